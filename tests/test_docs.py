@@ -1,7 +1,6 @@
 """The examples in the documents run."""
 
 import dataclasses
-import doctest
 import re
 from pathlib import Path
 
@@ -60,11 +59,6 @@ def test_the_table_of_trl_arguments_is_current():
     assert names["updated"](page) == page, "run `python docs/trl_arguments.py`"
     for field in dataclasses.fields(GRPOConfig):
         assert f"`{field.name}`" in names["table"](), field.name
-
-
-def test_docstring_examples():
-    result = doctest.testmod(trl_multiagent.environments.function_environment)
-    assert result.attempted > 0 and result.failed == 0
 
 
 def test_readme_example(run_example, tmp_path, capsys):
@@ -149,10 +143,7 @@ def test_environment_examples(tmp_path):
 def test_team_examples(run_example, tmp_path):
     forms, use = python_blocks(ROOT / "docs" / "teams.md")
     names = run_example(forms)
-    kinds = {
-        name: (names[name].has_adapters, names[name].has_shared_weights)
-        for name in ("full", "mixed", "shared", "lora")
-    }
+    kinds = {x: (names[x].has_adapters, names[x].has_shared_weights) for x in ("full", "mixed", "shared", "lora")}
     assert kinds == {"full": (False, False), "mixed": (False, False), "shared": (False, True), "lora": (True, False)}
 
     names["lora"].save_pretrained("outputs/job_7")
@@ -178,9 +169,7 @@ def test_code_reward_example(run_example, monkeypatch):
     (example,) = python_blocks(ROOT / "docs" / "reward.md")
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     problem = {"task_id": "T/1", "prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
-    monkeypatch.setattr(
-        "transformers.training_args.is_torch_bf16_gpu_available", lambda: True
-    )  # TRL's default is bf16
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: Dataset.from_list([problem] * 4))
     log = run_example(example)["trainer"].state.log_history
     assert log[0]["rewards/code_reward/mean"] >= 0.0

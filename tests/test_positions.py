@@ -98,9 +98,7 @@ def test_a_later_prompt_is_refused_when_it_is_there(tmp_path, gpt2):
     trainer = tiny_trainer(
         tmp_path, team_of(gpt2), Long(249, turn=2), train_dataset=ITEMS.select([10, 11]), num_turns=2
     )
-    with pytest.raises(
-        TooLongError, match=r"A prompt of 'main' has 2[5-9]. tokens .* shorten the prompt or its history"
-    ):
+    with pytest.raises(TooLongError, match=r"A prompt of 'main' has 2[5-9]. tokens .* shorten the prompt or its"):
         trainer.train()
     assert trainer.environment.scored == 8  # in the first turn
 
@@ -145,9 +143,7 @@ def test_madpo(tmp_path, gpt2, short_rope):
     long = rows.to_list()
     long[3]["main_rejected"] = "r" * 400
     long = Dataset.from_list(long)
-    with pytest.raises(
-        TooLongError, match=r"Row 3 of `train_dataset`: .*'main' have 4\d\d tokens.*`max_length` to 256"
-    ):
+    with pytest.raises(TooLongError, match=r"Row 3 of `train_dataset`: .*'main' have 4\d\d tokens.*`max_length`"):
         pair_trainer(tmp_path, team_of(gpt2), train_dataset=long)
     with pytest.raises(TooLongError, match="Row 3 of `eval_dataset`"):
         pair_trainer(tmp_path, team_of(gpt2), train_dataset=rows, eval_dataset=long, max_length=None)
@@ -210,9 +206,7 @@ def test_a_recipe_knows_it_before_a_model_is_loaded(tmp_path, gpt2):
             "magrpo.max_completion_length=256",
         ],
     )
-    message = (
-        rf"`agent_model.name: .*gpt2`: A completion may have 256 tokens, but the model of 'aux' has only {POSITIONS}"
-    )
+    message = r"`agent_model.name: .*gpt2`: A completion may have 256 tokens, but the model of 'aux' has"
     with pytest.raises(ValueError, match=message):
         check_team(recipe, ROLES)
 

@@ -7,23 +7,9 @@ from trl_multiagent.preferences.rows import check_preferences, make_row, roles_o
 
 
 ROLES = ("aux", "main")
-GOOD = make_row(
-    {"aux": "Help:", "main": "Do:"},
-    {"aux": "yes", "main": "done"},
-    {"aux": "", "main": "no"},
-    1.5,
-    0.5,
-    item_id="a/1",
-    chosen_correct=1.0,
-    rejected_correct=0.0,
-)
-CHAT = make_row(
-    {"aux": [{"role": "user", "content": "Help:"}], "main": "Do:"},
-    {"aux": "yes", "main": "done"},
-    {"aux": "", "main": "no"},
-    1.5,
-    0.5,
-)
+ANSWERS = ({"aux": "yes", "main": "done"}, {"aux": "", "main": "no"}, 1.5, 0.5)
+GOOD = make_row({"aux": "Help:", "main": "Do:"}, *ANSWERS, item_id="a/1", chosen_correct=1.0, rejected_correct=0.0)
+CHAT = make_row({"aux": [{"role": "user", "content": "Help:"}], "main": "Do:"}, *ANSWERS)
 
 
 def message(content, role="assistant"):
@@ -49,19 +35,15 @@ def test_good_rows_pass():
     ("bad", "good", "problem"),
     [
         ({"aux_prompt": ""}, GOOD, "'aux_prompt' is empty"),
-        ({"aux_prompt": None}, GOOD, "'aux_prompt' is None"),
-        ({"main_rejected": None}, GOOD, "'main_rejected' is None"),
         ({"aux_chosen": " ", "main_chosen": ""}, GOOD, "the chosen answer is empty"),
         ({"aux_rejected": "yes", "main_rejected": "done"}, GOOD, "are the same"),
         ({"chosen_reward": None}, GOOD, "'chosen_reward' is None"),
         ({"rejected_reward": float("nan")}, GOOD, "'rejected_reward' is nan"),
-        ({"rejected_reward": float("-inf")}, GOOD, "'rejected_reward' is -inf"),
         ({"rejected_reward": 1.5}, GOOD, "'chosen_reward' is 1.5, which is not more than 'rejected_reward', 1.5"),
         ({"aux_chosen": []}, CHAT, r"'aux_chosen' is \[\]"),
         ({"aux_prompt": message("Help:")}, CHAT, "'aux_prompt' ends with a message of the assistant"),
         ({"aux_rejected": message("no", "user")}, CHAT, "'aux_rejected' begins with a message of 'user'"),
         ({"aux_chosen": message(None)}, CHAT, "'aux_chosen' has the message .* 'content'"),
-        ({"aux_prompt": message("", "user")}, CHAT, "'aux_prompt' is empty"),
     ],
 )
 def test_a_malformed_row_is_named(bad, good, problem):

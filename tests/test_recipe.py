@@ -14,7 +14,6 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.limits import check_value
 from trl_multiagent.recipe import folders
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import build_recipe
@@ -22,11 +21,10 @@ from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.recipe.training import parse_recipe, set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import sandbox
-from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import RENAMED
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import merge, parse_value
-from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, algorithm_keys, keys_of, peft_keys
+from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, keys_of
 from trl_multiagent.team.load import LoadError
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
@@ -71,17 +69,13 @@ def error_of(parse, capsys):
     [
         ("true", True),
         ("False", False),
-        ("None", None),
-        ("3", 3),
         ("1e-5", 1e-5),
         ("[1.5,0.5]", [1.5, 0.5]),
         ("(1, 2)", [1, 2]),
         ("'quoted'", "quoted"),
         ("test[33:163]", "test[33:163]"),
-        ("", ""),
         ("[wandb,tensorboard]", ["wandb", "tensorboard"]),
         ("{main: 1e-5}", {"main": 1e-5}),
-        ("[16:]", "[16:]"),
         ("Answer: yes", "Answer: yes"),
         ("[a", "[a"),
         ("012", "012"),
@@ -104,10 +98,8 @@ def test_layers_win_in_order(parse):
 
 
 def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
-    recipe = parse(
-        {"dataset": {"name": "x=y"}}, "--override", "dataset.name=mbpp=2", "seed=5", "--override", "wandb.name=n"
-    )
-    assert recipe.dataset.name == "mbpp=2"
+    recipe = parse({}, "--override", "dataset.name=m=2", "seed=5", "--override", "wandb.name=n")
+    assert recipe.dataset.name == "m=2"
     assert recipe.training_args.seed == 5
     assert recipe.wandb.name == "n"
 
@@ -116,9 +108,7 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
     ("argv", "field", "value"),
     [
         (["--override", "grpo.learning_rate=3e-5"], "learning_rate", 3e-5),
-        (["--num_epochs", "10"], "num_train_epochs", 10),
         (["--num_turns", "2", "--turn_gradient_weights", "1.2", "0.8"], "turn_gradient_weights", [1.2, 0.8]),
-        (["--turn_gradient_weights", "1"], "turn_gradient_weights", [1]),
         (["--report_to", "tensorboard"], "report_to", ["tensorboard"]),
         (["--agent_learning_rates", '{"main": 1e-5}'], "agent_learning_rates", {"main": 1e-5}),
         (["--log_completions"], "log_completions", True),
@@ -133,9 +123,7 @@ def test_every_field_of_the_configuration_class_can_be_set(parse, argv, field, v
 
 
 def test_numbers_that_yaml_reads_as_text(parse):
-    recipe = parse(
-        "agent_model: {name: m}\ndataset: {name: d}\nmagrpo: {agent_learning_rate: 2e-5, save_strategy: no}"
-    )
+    recipe = parse("model_name: m\ndataset: {name: d}\nmagrpo: {agent_learning_rate: 2e-5, save_strategy: no}")
     assert recipe.training_args.learning_rate == 2e-5
     assert recipe.training_args.save_strategy == "no"
 
@@ -149,7 +137,6 @@ def test_numbers_that_yaml_reads_as_text(parse):
         ("magrpo", "termination_threshold", 0.5, "early_termination_threshold", 0.5),
         ("magrpo", "normalize_advantage", True, "advantage_normalization", True),
         ("magrpo", "joint_mode", "crossed", "joint_mode", "cross"),
-        ("magrpo", "seed", 11, "seed", 11),
         ("agent_model", "temperature", 0.7, "temperature", 0.7),
         ("agent_model", "top_p", 0.9, "top_p", 0.9),
         ("agent_model", "top_k", 50, "top_k", 50),
@@ -234,7 +221,6 @@ def test_the_reward_processor_can_be_switched_off(parse):
         ({"per_device_train_batch_size": 8}, 2),  # 4 rows an item
         ({"gradient_accumulation_steps": 2}, 4),  # of 8 rows
         ({"rollout_buffer_size": 4}, 4),
-        ({"rollout_buffer_size": 4, "num_turns": 2}, 1),  # a tree has 5 nodes
         ({"rollout_buffer_size": 4, "num_turns": 2, "handoff": "best"}, 2),
         ({"rollout_buffer_size": 34, "num_turns": 2, "joint_mode": "crossed"}, 2),  # 17 nodes
     ],
@@ -247,7 +233,6 @@ def test_items_of_an_optimizer_step(parse, section, items):
     ("section", "strategy", "steps"),
     [
         ({"eval_interval": 16, "items_per_device": 4}, "steps", 4),
-        ({"eval_interval": 2, "items_per_device": 4}, "steps", 1),
         ({"eval_interval": 0}, "no", None),
         ({}, "no", None),
         ({"eval_strategy": "steps", "eval_steps": 7}, "steps", 7),
@@ -334,11 +319,7 @@ def test_known_settings_without_effect_are_named_in_one_line(parse):
         ({"agent_model": {"nmae": "x"}}, [], ["`agent_model.nmae`", "did you mean `agent_model.name`?"]),
         ({"datasets": {"name": "x"}}, [], ["`datasets`", "did you mean `dataset`?"]),
         ({"magrpo": {"learning_rate": None}}, [], ["`magrpo.learning_rate`", "is null, it must be a valid number"]),
-        (
-            {"magrpo": {"turn_gradient_weights": [1, "a"]}},
-            [],
-            ["`magrpo.turn_gradient_weights` is 'a'", "a valid number"],
-        ),
+        ({"magrpo": {"turn_gradient_weights": [1, "a"]}}, [], ["`magrpo.turn_gradient_weights` is 'a'", "number"]),
         ({"magrpo": {"items_per_device": 2, "rollout_buffer_size": 2}}, [], ["rollout_buffer_size", "give one"]),
         ({"magrpo": {"eval_interval": 4, "eval_steps": 4}}, [], ["eval_interval", "eval_steps"]),
         ({"magrpo": {"beta": 0.2, "reference_kl_enabled": True}}, [], ["reference_kl_coef", "0.1", "0.2"]),
@@ -380,9 +361,7 @@ def test_options_of_the_history_have_three_spellings(parse, spelling, algorithm)
 
 
 def test_the_algorithm_s_own_option_of_the_history_wins(parse):
-    recipe = parse(
-        {"external": {"original_prompt": True}, "magrpo": {"external_original_prompt": False, "num_turns": 2}}
-    )
+    recipe = parse({"external": {"original_prompt": True}, "magrpo": {"original_prompt": False, "num_turns": 2}})
     assert recipe.training_args.original_prompt is False
     assert "external.original_prompt (`magrpo.original_prompt` is used)" in recipe.stderr
 
@@ -492,10 +471,7 @@ def test_resuming(parse, error_of, tmp_path, monkeypatch):
 
 def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
     monkeypatch.setenv("RUN_ID", "7")
-    sections = {
-        "agent_model": {"temperature": 0.6, "top_k": None},
-        "magrpo": {"rollout_buffer_size": 11, "num_turns": 2},
-    }
+    sections = {"agent_model": {"top_k": None}, "magrpo": {"rollout_buffer_size": 11, "num_turns": 2}}
     recipe = parse(sections, "--override", "magrpo.agent_learning_rate=3e-5", "--num_generations", "4")
     settings = check_settings("magrpo", TASK, yaml.safe_load(yaml.safe_dump(recipe.merged)))
     again = build_recipe(settings, make_training_args(settings))
@@ -529,13 +505,6 @@ def test_help(words, full, capsys):
         assert part in text, part
     assert ("--push_to_hub" in text) == ("--max_joint_actions" in text) == full == ("--help all" not in text)
     assert text.count("  --num_turns ") == 1
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_values_of_every_key_can_be_checked(algorithm):
-    for key in {**algorithm_keys(algorithm), **peft_keys()}.values():
-        with pytest.raises(ValueError, match="it must"):
-            check_value(object(), key.hint, key.limits)
 
 
 # The plan of --dry_run
@@ -586,11 +555,8 @@ def test_plan_without_the_data(parse, capsys):
 
 def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
     environment = parse({}).make_environment()
-    assert (
-        environment.reward.collaboration == "executed"
-        and environment.reward.adaptive_timeout
-        and environment.sandbox.min_tier == "seccomp"
-    )
+    reward, sandbox = environment.reward, environment.sandbox
+    assert (reward.collaboration, reward.adaptive_timeout, sandbox.min_tier) == ("executed", True, "seccomp")
     sections = {"reward": {"collaboration": "static"}, "sandbox": {"workers": 3, "memory_mb": 256, "check_timeout": 2}}
     recipe = parse({**sections, "output": {"base_dir": str(tmp_path)}})
     environment = recipe.make_environment()
@@ -629,16 +595,8 @@ def test_the_fields_of_trl_model_config_are_settings():
 
 
 def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
-    flags = [
-        "--model_name_or_path",
-        tiny_model,
-        "--use_peft",
-        "--lora_r",
-        "4",
-        "--lora_target_modules",
-        "q_proj",
-        "v_proj",
-    ]
+    flags = ["--model_name_or_path", tiny_model, "--use_peft", "--lora_r", "4"]
+    flags += ["--lora_target_modules", "q_proj", "v_proj"]
     recipe = parse({"agent_model": {"name": None}}, *flags, "--attn_implementation", "eager", "--dtype", "float32")
     expected = get_peft_config(ModelConfig(use_peft=True, lora_r=4, lora_target_modules=["q_proj", "v_proj"]))
     assert recipe.peft_config == expected and recipe.peft_config.lora_alpha == 32

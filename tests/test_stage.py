@@ -106,9 +106,7 @@ def test_one_program_at_a_time(tmp_path):
 
 def test_parts_that_are_missing_or_damaged_are_named(tmp_path):
     work(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"/3 is missing: with several processes, the folder must be on a file system"
-    ):
+    with pytest.raises(ValueError, match=r"/3 is missing: with several processes, the folder must be on a"):
         stage(tmp_path).read("3")
     (tmp_path / "1").write_text('{"part"')
     with pytest.raises(ValueError, match=r"/1 is damaged: .*\. Remove it, and start again\."):

@@ -31,9 +31,7 @@ def partly_adapted():
 
 
 def wrongly_named():
-    return AgentTeam(
-        {"x": get_peft_model(tiny_llama(), LoraConfig(target_modules="all-linear"))}, {"x": byte_tokenizer()}
-    )
+    return AgentTeam({"x": get_peft_model(tiny_llama(), LoraConfig(target_modules="all-linear"))}, {"x": None})
 
 
 def logits(team, role):
@@ -57,21 +55,6 @@ def test_a_model_for_each_agent(tiny_model, tmp_path):
     team = AgentTeam.from_pretrained([tiny_model, str(tmp_path)], roles=["aux", "main"], dtype="bfloat16")
     assert [agent.config.hidden_size for agent in team.agents.values()] == [32, 16]
     assert {agent.dtype for agent in team.agents.values()} == {torch.bfloat16}
-
-
-def test_a_saved_team_and_each_of_its_agents_can_be_loaded(tmp_path):
-    team = tiny_team()
-    team.save_pretrained(tmp_path)
-    assert [agent["role"] for agent in json.loads((tmp_path / "team.json").read_text())["agents"]] == ["aux", "main"]
-    loaded = AgentTeam.from_pretrained(str(tmp_path))
-    assert all(torch.equal(x, loaded.state_dict()[name]) for name, x in team.state_dict().items())
-    for role, agent in team.agents.items():
-        alone = AutoModelForCausalLM.from_pretrained(tmp_path / "agents" / role)
-        assert all(torch.equal(x, alone.state_dict()[name]) for name, x in agent.state_dict().items())
-        assert (
-            AutoTokenizer.from_pretrained(tmp_path / "agents" / role)("é")["input_ids"]
-            == byte_tokenizer()("é")["input_ids"]
-        )
 
 
 def test_arguments_for_tokenizers(tmp_path):
@@ -158,11 +141,7 @@ WRONG_ROLES = {
     ("Aux", "aux"): r"\['Aux', 'aux'\] contain one twice \(case does not count\)",
     (): "at least one agent",
     ("",): "'' must be a Python identifier",
-    ("a", 3): "3 must be a Python identifier",
-    ("a.b",): "'a.b' must be a Python identifier",
-    ("../a",): "must be a Python identifier",
     ("class",): "'class' must be a Python identifier and no keyword",
-    ("Shared",): "'Shared' is a name that the files of a team need",
     ("default",): "'default' is a name that the files of a team need",
 }
 
@@ -471,12 +450,9 @@ def test_collaborate_on_many_items():
         ({"max_completion_length": 8}, "Unknown argument `max_completion_length=8`: did you mean `max_new_tokens`\\?"),
         ({"xyz": None}, "Unknown argument `xyz=None`: use a field of"),
         ({"num_turns": 0}, "`num_turns` is 0, it must be a whole number of at least 1"),
-        ({"num_turns": -1}, "`num_turns` is -1"),
         ({"num_turns": 1.5}, "`num_turns` is 1.5"),
-        ({"num_turns": True}, "`num_turns` is True"),
         ({"temperature": -1}, "`temperature` is -1, it must be a number from 0"),
         ({"temperature": float("nan")}, "`temperature` is nan"),
-        ({"temperature": "0"}, "`temperature` is '0'"),
         ({"temperature": 0, "do_sample": True}, "which `do_sample=True` contradicts"),
         ({"top_p": 2}, "`top_p` is 2, it must be a number from 0 to 1"),
         ({"top_k": -1}, "`top_k` is -1"),
@@ -484,7 +460,6 @@ def test_collaborate_on_many_items():
         ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
         ({"return_dict_in_generate": True}, "`return_dict_in_generate` cannot be set here"),
         ({"item": [{"prompt": "Go."}, "Go."]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
-        ({"item": [["Go."]]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
         ({"item": ["Go."], "num_turns": 2}, "needs a whole item"),
     ],
 )
@@ -500,9 +475,7 @@ def test_collaborate_refuses(arguments, message):
 def test_an_error_leaves_the_team_in_its_mode():
     team = tiny_team()
     with pytest.raises(TaskError):
-        team.collaborate(
-            {"prompt": "Go."}, Dialogue({"aux": "", "main": ""}, lambda **columns: None), max_new_tokens=2
-        )
+        team.collaborate({"prompt": "x"}, Dialogue({"aux": "", "main": ""}, lambda **columns: None), max_new_tokens=2)
     assert team.training and team.active == "aux"
 
 

@@ -133,9 +133,7 @@ def test_files_hold_all_rows_and_are_bounded(tmp_path, file_format):
     ]
     assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == sorted(names)
     trace = read_trace(tmp_path / "trace")
-    expected = as_frame(
-        [row for step in range(5, 10) for process in (0, 1) for row in rows_of(step=step, process=process)]
-    )
+    expected = as_frame([row for step in range(5, 10) for k in (0, 1) for row in rows_of(step=step, process=k)])
     pd.testing.assert_frame_equal(trace, expected, check_dtype=False)
     suffix = {"parquet": "parquet", "jsonl": "json"}[file_format]
     loaded = load_dataset(suffix, data_dir=str(tmp_path / "trace"), cache_dir=str(tmp_path / "cache"), split="train")
@@ -191,13 +189,7 @@ def test_a_step_prints_a_few_trees_of_limited_size(width):
     assert text.replace("\n", "").startswith("Step 3 (train): 20 trees, 400 joint actions, reward ")
     assert 60 < len(text.splitlines()) < 250 and max(map(len, text.splitlines())) <= width
     assert sum(f"{name} tree" in text for name in ("best", "worst", "random")) == 3
-    assert [printed(rows_of(levels), width, number).count(" tree, item") for number in (0, 1, 2, 5, 99)] == [
-        0,
-        1,
-        2,
-        5,
-        20,
-    ]
+    assert [printed(rows_of(levels), width, n).count(" tree, item") for n in (0, 1, 2, 5, 99)] == [0, 1, 2, 5, 20]
 
 
 def test_the_best_and_the_worst_tree_and_branch():

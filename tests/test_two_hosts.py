@@ -62,16 +62,8 @@ def launch(hosts, folder):
     for k, host in enumerate(hosts):
         command = ["ip", "netns", "exec", host, sys.executable, "-m", "accelerate.commands.launch"]
         command += ["--config_file", "accelerate_configs/multi_node_ddp.yaml", "--num_processes", "2"]
-        command += [
-            "--mixed_precision",
-            "no",
-            "--dynamo_backend",
-            "no",
-            "--num_machines",
-            "2",
-            "--machine_rank",
-            f"{k}",
-        ]
+        command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+        command += ["--num_machines", "2", "--machine_rank", str(k)]
         command += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500", str(SCRIPT), str(folder)]
         # The names of the addresses are asked for, but nobody answers here
         network = {"GLOO_SOCKET_IFNAME": "cable", "RES_OPTIONS": "timeout:1 attempts:1"}
@@ -90,10 +82,7 @@ def test_two_hosts_do_what_one_does(forked, hosts, tmp_path):
         assert code == 0, stderr[-4000:]
     one = forked.run(SCRIPT, tmp_path / "one", processes=2)
     assert one.codes == [0, 0], one.stderr[-4000:]
-    seen = {
-        name: [json.loads((tmp_path / name / f"process{k}.json").read_text()) for k in range(2)]
-        for name in ("one", "two")
-    }
+    seen = {x: [json.loads((tmp_path / x / f"process{k}.json").read_text()) for k in range(2)] for x in ("one", "two")}
     assert [x["processes"] for x in seen["one"] + seen["two"]] == [2] * 4
     assert [x["on_this_host"] for x in seen["one"] + seen["two"]] == [2, 2, 1, 1]
     assert len({x["network"] for x in seen["two"]}) == 2

@@ -26,7 +26,7 @@ from trl_multiagent.trainers.base.vllm_generation import (
 
 pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
 
-from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_trainer
+from tiny import SAVED, byte_tokenizer, tiny_llama, tiny_trainer
 from vllm_double import LLM, VLLMServer, free_ports, install
 
 
@@ -100,30 +100,17 @@ class Replayed(MAGRPOTrainer):
         }
 
 
-TRAINING = {
-    "max_steps": 2,
-    "num_turns": 2,
-    "temperature": 0.8,
-    "optim": "sgd",
-    "learning_rate": 0.5,
-    "per_device_train_batch_size": 16,
-}
+TRAINING = {"max_steps": 2, "num_turns": 2, "temperature": 0.8, "optim": "sgd", "learning_rate": 0.5}
+TRAINING["per_device_train_batch_size"] = 16
 
 
 def train_with_servers(tmp_path, models, shift=0.0, team=None, **settings):
     with VLLMServer(models["aux"], shift=shift) as aux, VLLMServer(models["main"], shift=shift) as main:
         weights = Weights()
-        trainer = tiny_trainer(
-            tmp_path,
-            team or team_of(models),
-            trainer=Recorded,
-            callbacks=[weights],
-            use_vllm=True,
-            vllm_mode="server",
-            vllm_server_base_urls={"aux": aux.url, "main": main.url},
-            vllm_group_port=free_ports(2),
-            **{**TRAINING, **settings},
-        )
+        urls = {"vllm_server_base_urls": {"aux": aux.url, "main": main.url}, "vllm_group_port": free_ports(2)}
+        settings = {**TRAINING, "use_vllm": True, "vllm_mode": "server", **urls, **settings}
+        team = team or team_of(models)
+        trainer = tiny_trainer(tmp_path, team, trainer=Recorded, callbacks=[weights], **settings)
         trainer.train()
     return trainer, {"aux": aux, "main": main}, weights.snapshots
 
@@ -188,10 +175,12 @@ def test_the_update_equals_that_on_the_same_completions_without_vllm(served, tmp
         assert left["agents/aux/sampling_logp_difference"] < 1e-4
 
 
-def test_the_correction_multiplies_the_loss(tmp_path, models):
+@pytest.mark.parametrize("corrects", [True, False])
+def test_the_correction_multiplies_the_loss(tmp_path, models, corrects):
     """The servers report 1.25 times the probability of every token, so every token's loss is divided by it."""
     settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_mode": "token_truncate"}
     settings |= {"per_device_train_batch_size": 1, "max_completion_length": 32}  # rows of several lengths
+    settings["vllm_importance_sampling_correction"] = corrects
     trainer, _, (before,) = train_with_servers(tmp_path / "1", models, math.log(1.25), **settings)
     assert len({len(ids) for samples in trainer.samples for s in samples for ids in s.completion_ids}) > 1
     other = tiny_trainer(tmp_path / "2", team_of(models), trainer=Replayed, **{**TRAINING, **settings})
@@ -199,22 +188,10 @@ def test_the_correction_multiplies_the_loss(tmp_path, models):
     other.train()
     for name, x in trainer.team.state_dict().items():
         step, full_step = x - before[name], other.team.state_dict()[name] - before[name]
-        assert torch.allclose(step, full_step / 1.25, rtol=1e-3, atol=1e-6), name
+        assert torch.allclose(step, full_step / (1.25 if corrects else 1.0), rtol=1e-3, atol=1e-6), name
         assert full_step.abs().max() > 1e-5
-    assert trainer.state.log_history[0]["agents/aux/sampling_logp_difference"] == pytest.approx(
-        math.log(1.25), abs=1e-4
-    )
-
-
-def test_without_the_correction_the_update_ignores_the_servers_log_probabilities(tmp_path, models):
-    settings = {"max_steps": 1, "num_turns": 1, "vllm_importance_sampling_correction": False}
-    trainer, *_ = train_with_servers(tmp_path / "1", models, math.log(1.25), **settings)
-    assert "agents/aux/sampling_logp_difference" not in trainer.state.log_history[0]
-    other = tiny_trainer(tmp_path / "2", team_of(models), trainer=Replayed, **{**TRAINING, **settings})
-    other.samples = list(trainer.samples)
-    other.train()
-    for name, x in trainer.team.state_dict().items():
-        assert torch.allclose(x, other.team.state_dict()[name], rtol=1e-4, atol=1e-6), name
+    difference = trainer.state.log_history[0].get("agents/aux/sampling_logp_difference")
+    assert difference == (pytest.approx(math.log(1.25), abs=1e-4) if corrects else None)
 
 
 @pytest.mark.parametrize(
@@ -253,16 +230,8 @@ def test_an_overflowing_ratio_is_masked(tmp_path):
 
 def test_full_models_have_an_engine_each(tmp_path, models):
     weights = Weights()
-    trainer = tiny_trainer(
-        tmp_path,
-        team_of(models),
-        trainer=Recorded,
-        callbacks=[weights],
-        use_vllm=True,
-        vllm_gpu_memory_utilization=0.3,
-        vllm_max_model_length=512,
-        **TRAINING,
-    )
+    settings = {**TRAINING, "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 512, "use_vllm": True}
+    trainer = tiny_trainer(tmp_path, team_of(models), trainer=Recorded, callbacks=[weights], **settings)
     engines = dict(zip(("aux", "main"), LLM.instances, strict=True))
     trainer.train()
     for role, engine in engines.items():
@@ -447,24 +416,12 @@ def lost(self):
 def test_weights_that_do_not_arrive_in_an_engine_end_the_training(tmp_path, models, monkeypatch):
     sync = AgentGeneration.sync_weights
     monkeypatch.setattr(AgentGeneration, "sync_weights", lambda self: lost(self) if self.loaded_steps else sync(self))
-    settings = {
-        **TRAINING,
-        "num_turns": 1,
-        "max_steps": 8,
-        "learning_rate": 5.0,
-        "save_strategy": "steps",
-        "save_steps": 100,
-    }
+    settings = {**TRAINING, "num_turns": 1, "max_steps": 8, "learning_rate": 5.0, **SAVED, "save_steps": 100}
     trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **settings)
     with pytest.raises(UnavailableError) as error:
         trainer.train()
     step = trainer.state.global_step
-    words = [
-        f"Step {step + 1}: ",
-        "sampled for agent 'aux'",
-        " nats per token, and ",
-        "restart it with the agent's own model",
-    ]
+    words = [f"Step {step + 1}: ", "sampled for agent 'aux'", " nats per token, and ", "restart it with the agent's"]
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
     assert f"The checkpoint of this step is {tmp_path / f'checkpoint-{step}'}." in str(error.value) and step > 0
     assert all(entry["agents/aux/sampling_logp_difference"] <= 0.3 for entry in trainer.state.log_history)
@@ -616,15 +573,7 @@ def test_a_server_with_unprocessed_log_probabilities_is_refused(tmp_path, models
 
 
 def test_the_weights_of_the_best_model_are_sent_again(tmp_path, models):
-    trainer = tiny_trainer(
-        tmp_path,
-        team_of(models),
-        tiny_environment(),
-        use_vllm=True,
-        eval_dataset=None,
-        save_strategy="steps",
-        save_steps=1,
-    )
+    trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **SAVED)
     trainer.train()
     generation = trainer.generator.agents["aux"]
     generation.sample("aux", [[65]], 1, trainer.state.global_step)

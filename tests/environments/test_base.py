@@ -131,24 +131,17 @@ class Stop(BaseException):
 
 RETURNED = {
     "None": (lambda: None, "returned None; it must return a list of 2 numbers"),
-    "a number": (lambda: 1.0, "returned 1.0 (float); it must return a list of 2 numbers"),
     "too few": (lambda: [1.0], "returned 1 rewards for 2 joint actions"),
     "a generator": (lambda: (x for x in [1.0, 2.0]), "(generator); it must return a list"),
-    "text": (lambda: "ab", "returned 'ab' (str); it must return a list"),
-    "a dict": (lambda: {0: 1.0, 1: 2.0}, "(dict); it must return a list"),
     "a tensor of no dimension": (lambda: torch.tensor(1.0), "(Tensor); it must return a list"),
     "a matrix": (lambda: numpy.zeros((2, 3)), "(ndarray) for joint action 1 of 2"),
     "texts": (lambda: [1.0, "2.0"], "returned '2.0' (str) for joint action 2 of 2"),
-    "lists": (lambda: [[1.0, 2.0], [1.0, 2.0]], "returned [1.0, 2.0] (list) for joint action 1 of 2"),
     "nan": (lambda: [1.0, float("nan")], "returned nan for joint action 2 of 2"),
     "infinity": (lambda: numpy.array([-numpy.inf, 0.0]), "returned -inf for joint action 1 of 2"),
-    "a huge integer": (lambda: [10**400, 1], "(int) for joint action 1 of 2"),
 }
 RAISED = {
     "sys.exit()": (SystemExit(), "called sys.exit()."),
-    "sys.exit('bye')": (SystemExit("bye"), "called sys.exit('bye')."),
     "KeyError": (KeyError("no such column"), "raised KeyError: 'no such column'"),
-    "GeneratorExit": (GeneratorExit(), "raised GeneratorExit"),
     "CancelledError": (asyncio.CancelledError(), "raised CancelledError"),
     "another BaseException": (Stop("enough"), "raised Stop: enough"),
 }
@@ -257,9 +250,7 @@ def positional(completions, /, **columns):
     ("settings", "message"),
     [
         ({"reward_funcs": [matches, 3]}, r"`reward_funcs` contains 3 \(int\), which is not a function"),
-        ({"reward_funcs": {"a": matches}}, r"\(dict\), which is not a function"),
         ({"reward_funcs": None}, "contains None, which is not a function"),
-        ({"reward_funcs": role_reward("poet", None)}, "contains None, which is not a function"),
         ({"reward_funcs": Judge}, "the class `Judge`: pass an instance"),
         ({"reward_funcs": generator}, "`generator` contains `yield`"),
         ({"reward_funcs": role_reward("poet", async_generator)}, "`async_generator` contains `yield`"),
@@ -269,8 +260,6 @@ def positional(completions, /, **columns):
         ({"reward_funcs": "org/reward-model"}, "The reward model 'org/reward-model' cannot be loaded"),
         ({"reward_funcs": role_reward("actor", matches)}, r"the role 'actor', but the roles are \['poet', 'critic'\]"),
         ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward functions"),
-        ({"reward_weights": []}, "0 entries for 1 reward functions"),
-        ({"reward_weights": ["1"]}, "must be a list of finite numbers"),
         ({"reward_weights": [float("nan")]}, "must be a list of finite numbers"),
         ({"prompts": {"poet": None}}, "The prompt of `poet` is None"),
     ],
@@ -328,7 +317,6 @@ class Own(Environment):
         ),
         ([1.0, float("nan")], "`Own.score` returned the reward nan for joint action 2 of 2"),
         ([Outcome(None), Outcome(1.0)], "`Own.score` returned the reward None for joint action 1 of 2"),
-        ([Outcome(1.0), Outcome("good")], "`Own.score` returned the reward 'good' (str) for joint action 2 of 2"),
         ([Outcome(1.0, {"length": "long"}), Outcome(1.0)], "`Own.score` returned the metric 'length' with the value"),
         ([Outcome(1.0, None), Outcome(1.0)], "`Own.score` returned the metrics None"),
         (SystemExit(0), "`Own.score` called sys.exit(0)."),
@@ -342,27 +330,19 @@ def test_outcomes_that_cannot_be_used(answer, message):
 
 
 def test_outcomes_become_plain_numbers():
-    given = (Outcome(torch.tensor(1.5), {"length": numpy.int64(3), "ok": True}), Outcome(2))
+    given = (Outcome(torch.tensor(1.5), {"length": numpy.int64(3), "ok": True}), 2)
     outcomes = judge(Own(given), ITEMS, ACTIONS, [[], []])
     assert [outcome.reward for outcome in outcomes] == [1.5, 2.0] and outcomes[0].metrics == {"length": 3.0, "ok": 1.0}
     assert all(type(x) is float for x in [outcomes[1].reward, *outcomes[0].metrics.values()])
-
-
-def test_a_number_stands_for_an_outcome():
-    outcomes = judge(Own((1, torch.tensor(0.5))), ITEMS, ACTIONS, [[], []])
-    assert outcomes == [Outcome(1.0), Outcome(0.5)]
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (None, "`Own.prompts` returned None; it must return a dict with one prompt per role."),
-        (["a", "b"], "(list); it must return a dict with one prompt per role."),
         ({"poet": "p"}, "`Own.prompts` returned no prompt for critic; it gave poet."),
         ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or a list"),
-        ({"poet": "p", "critic": ["text"]}, "a prompt is text, or a list"),
         ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or a list"),
-        ({"poet": "p", "critic": {"role": "user", "content": "c"}}, "a prompt is text, or a list"),
         (SystemExit(3), "`Own.prompts` called sys.exit(3)."),
         (KeyError("topic"), "`Own.prompts` raised KeyError: 'topic'"),
     ],
@@ -377,18 +357,9 @@ def test_prompts_that_cannot_be_used(answer, message):
     ("changes", "history", "message"),
     [
         ({"prompts": {"poet": "{topic:d}"}}, [], "template of `poet` cannot be filled"),
-        ({"prompts": {"poet": "{"}}, [], "template of `poet` cannot be filled"),
-        (
-            {"prompts": {"poet": lambda item: item["topic"][99]}},
-            [],
-            "The prompt function `<lambda>` of 'poet' raised Ind",
-        ),
+        ({"prompts": {"poet": lambda item: item["topic"][99]}}, [], "prompt function `<lambda>` of 'poet' raised Ind"),
         ({"prompts": {"poet": lambda item: None}}, [], "The prompt function `<lambda>` of 'poet' returned None"),
-        (
-            {"transition": lambda item, history: {}},
-            [1],
-            "The transition `<lambda>` returned no prompt for poet, critic",
-        ),
+        ({"transition": lambda item, history: {}}, [1], "The transition `<lambda>` returned no prompt for poet"),
         ({"transition": Judge(1)}, [1], "The transition `Judge` raised TypeError"),
     ],
 )

@@ -93,9 +93,7 @@ def test_a_deadline(blocks):
             cancelled.set()
 
     env = environment(slow, reward_timeout=0.05)
-    with pytest.raises(
-        TaskError, match=r"`slow` did not finish within 0.05 seconds. If it needs longer, raise `reward_t"
-    ):
+    with pytest.raises(TaskError, match=r"`slow` did not finish within 0.05 seconds. If it needs longer, raise"):
         rewards(env)
     release.set()
     assert cancelled.wait(60)
@@ -178,10 +176,7 @@ def test_what_a_trainer_knows():
     ("logged", "message"),
     [
         (lambda log_metric, log_extra: log_metric("words", "two"), "logged the metric 'words' with the value 'two'"),
-        (
-            lambda log_metric, log_extra: log_extra("verdict", ["good"]),
-            "logged 1 values in the column 'verdict' for 2",
-        ),
+        (lambda log_metric, log_extra: log_extra("verdict", ["good"]), "logged 1 values in the column 'verdict' for"),
     ],
 )
 def test_what_cannot_be_logged(logged, message):

@@ -133,21 +133,27 @@ class FixedRLOO(RLOOTrainer):
         return self.completions_of(prompt_ids)
 
 
-def trl_update(tmp_path, trainer_class, config_class, trainer, before, dataset, **settings):
-    """The gradients and the log of TRL's own trainer, on the completions that an agent `solo` sampled."""
+def trl_trainer(tmp_path, trainer_class, config_class, trainer, before, dataset, callbacks=(), **settings):
+    """TRL's own trainer, trained on the completions that an agent `solo` sampled."""
     fixed = {**SHORT, "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "beta": 0.0}
-    gradients = Gradients()
     single = trainer_class(
         before.agents["solo"],
         lambda completions, **columns: count_reward([{"solo": text} for text in completions]),
         args=config_class(str(tmp_path / "trl"), **{**fixed, **settings}),
         train_dataset=dataset,
         processing_class=before.tokenizers["solo"],
-        callbacks=[gradients],
+        callbacks=[*callbacks],
     )
     samples = [node.samples["solo"] for node in trainer._levels[0]]
     single.given = {tuple(s.prompt_ids): s.completion_ids for s in samples}
     single.train()
+    return single
+
+
+def trl_update(*arguments, **settings):
+    """The gradients and the log of TRL's own trainer, see `trl_trainer`."""
+    gradients = Gradients()
+    single = trl_trainer(*arguments, callbacks=[gradients], **settings)
     return gradients.of, single.state.log_history[0]
 
 

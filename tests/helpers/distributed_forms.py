@@ -99,22 +99,12 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     trainer_class, config_class = ALGORITHMS.get(case, (MAGRPOTrainer, MAGRPOConfig))
     if case in ALGORITHMS:
         settings = {"num_generations": 4, "discount": 0.7, "critic_learning_rate": 0.1, **settings}
-    args = tiny_config(  # before the team, which ZeRO-3 loads in parts
-        output / case,
-        config_class,
-        items_per_device=items_per_device,
-        per_device_train_batch_size=20 if case in ACCUMULATED else 40,
-        num_turns=2,
-        early_termination_threshold=0.12,
-        max_steps=2,
-        optim="sgd",
-        learning_rate=0.3,
-        max_grad_norm=1.0,
-        per_device_eval_batch_size=2,
-        logging_first_step=True,
-        logging_steps=1 if case != "full" else 5,  # not the last step
-        **settings,
-    )
+    common = {"num_turns": 2, "early_termination_threshold": 0.12, "max_steps": 2, "optim": "sgd"}
+    common |= {"learning_rate": 0.3, "max_grad_norm": 1.0, "per_device_eval_batch_size": 2, "logging_first_step": True}
+    common["per_device_train_batch_size"] = 20 if case in ACCUMULATED else 40
+    common["logging_steps"] = 1 if case != "full" else 5  # not the last step
+    # Before the team, which ZeRO-3 loads in parts
+    args = tiny_config(output / case, config_class, items_per_device=items_per_device, **common, **settings)
     if form is None:
         torch.manual_seed(args.process_index)  # what a process drew before does not matter
         torch.rand(1 + args.process_index)
@@ -187,13 +177,8 @@ def update_on_preferences(teams: Path, output: Path, pairs_per_device: int, case
 
 
 def update_reward_model(teams: Path, output: Path, pairs_per_device: int) -> dict:
-    args = pair_config(
-        output / REWARD_MODEL,
-        JointRewardConfig,
-        per_device_train_batch_size=pairs_per_device,
-        optim="sgd",
-        learning_rate=0.3,
-    )
+    settings = {"per_device_train_batch_size": pairs_per_device, "optim": "sgd", "learning_rate": 0.3}
+    args = pair_config(output / REWARD_MODEL, JointRewardConfig, **settings)
     model = str(teams / "reward_model")
     trainer = JointRewardTrainer(model, args, pairs(), pairs(number=4), processing_class=byte_tokenizer())
     trainer.evaluate()  # which leaves no trace

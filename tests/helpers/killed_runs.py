@@ -46,50 +46,20 @@ SETTINGS = {
     # An epoch is 3 steps. Saves fall between logs, in the middle of epochs and at their ends
     "plain": {"logging_steps": 3, "save_steps": 2, "save_total_limit": 1, "lr_scheduler_type": "linear"},
     "tree": {
-        "num_turns": 2,
-        "num_generations": 2,
-        "early_termination_threshold": 0.12,
-        "beta": 0.05,
-        "sync_ref_model": True,
-        "ref_model_sync_steps": 2,
-        "eval_strategy": "epoch",
-        "eval_dataset": tiny_items(3),
-        "eval_on_start": True,
-        "logging_strategy": "epoch",
-        "save_steps": 3,
-        "log_completions": True,
-        "num_completions_to_print": 1,
-        "trace_steps": 2,
+        **{"num_turns": 2, "num_generations": 2, "early_termination_threshold": 0.12},
+        **{"beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 2},
+        **{"eval_strategy": "epoch", "eval_dataset": tiny_items(3), "eval_on_start": True, "save_steps": 3},
+        **{"logging_strategy": "epoch", "log_completions": True, "num_completions_to_print": 1, "trace_steps": 2},
     },
     "chain": {
-        "num_turns": 2,
-        "handoff": "random",
-        "environment": MoodyEnvironment(),
-        "logging_steps": 5,
-        "save_steps": 4,
-        "eval_strategy": "steps",
-        "eval_steps": 4,
-        "eval_dataset": tiny_items(3),
-        "load_best_model_at_end": True,
-        "metric_for_best_model": "reward",
-        "save_total_limit": 2,
+        **{"num_turns": 2, "handoff": "random", "environment": MoodyEnvironment(), "logging_steps": 5},
+        **{"eval_strategy": "steps", "eval_steps": 4, "eval_dataset": tiny_items(3), "save_steps": 4},
+        **{"load_best_model_at_end": True, "metric_for_best_model": "reward", "save_total_limit": 2},
     },
-    "lora": {
-        "team": "lora",
-        "beta": 0.05,
-        "gradient_checkpointing": True,
-        "logging_steps": 3,
-        "save_steps": 2,
-    },
+    "lora": {"team": "lora", "beta": 0.05, "gradient_checkpointing": True, "logging_steps": 3, "save_steps": 2},
     "two_processes": {
-        "max_steps": 5,
-        "train_dataset": tiny_items(12),
-        "beta": 0.05,
-        "sync_ref_model": True,
-        "ref_model_sync_steps": 1,
-        "logging_steps": 3,
-        "save_steps": 2,
-        "save_total_limit": 1,
+        **{"max_steps": 5, "train_dataset": tiny_items(12), "beta": 0.05, "sync_ref_model": True},
+        **{"ref_model_sync_steps": 1, "logging_steps": 3, "save_steps": 2, "save_total_limit": 1},
     },
 }
 
@@ -101,12 +71,7 @@ def train(folder, settings, resume=False, kill=None, killed_rank=0, number=signa
         number (`int`, *optional*): The signal that it sends itself then.
         result (`str`, *optional*): File for what the run ended with.
     """
-    common = {
-        "max_steps": 8,
-        "train_dataset": tiny_items(6),
-        "save_strategy": "steps",
-        "learning_rate": 0.01,
-    }
+    common = {"max_steps": 8, "train_dataset": tiny_items(6), "save_strategy": "steps", "learning_rate": 0.01}
     arguments = {**common, **SETTINGS[settings]}
     team = team_of(arguments.pop("team", "full"), num_hidden_layers=1)
     trainer = tiny_trainer(folder, team, **arguments)

@@ -1,29 +1,16 @@
 """Tiny models and environments that the tests share."""
 
 import torch
+import transformers
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OlmoeConfig,
-    OlmoeForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
@@ -44,29 +31,20 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     return fast
 
 
+SIZE = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZE |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None}
+
+
 def tiny_classifier(**changes) -> LlamaForSequenceClassification:
     torch.manual_seed(0)
-    size = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_labels": 1}
-    size |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None, "initializer_range": 0.1}
-    return LlamaForSequenceClassification(LlamaConfig(**size, num_attention_heads=2, **changes))
+    size = {**SIZE, "intermediate_size": 64, "initializer_range": 0.1, "num_labels": 1}
+    return LlamaForSequenceClassification(LlamaConfig(**size, **changes))
 
 
 def tiny_llama(seed: int = 0, **changes) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    config = {
-        "vocab_size": 258,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.1,
-        "eos_token_id": 256,
-        "pad_token_id": 257,
-        "bos_token_id": None,
-        "tie_word_embeddings": True,
-    }
+    config = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+    config |= {"initializer_range": 0.1, "tie_word_embeddings": True}
     return LlamaForCausalLM(LlamaConfig(**{**config, **changes}))
 
 
@@ -76,23 +54,24 @@ ARCHITECTURES = ["gpt2", "mistral with a sliding window", "gemma3"]
 def other_model(architecture: str) -> PreTrainedModel:
     """Random models with learned positions, and with caches that keep a window only."""
     torch.manual_seed(0)
-    size = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    size |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None, "initializer_range": 0.3}
+    size = {**SIZE, "initializer_range": 0.3}
     gqa = {"num_key_value_heads": 1, "intermediate_size": 64, "head_dim": 16, "sliding_window": 4}
     if architecture == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size))
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size)
+        )
     elif architecture == "gemma3":
         layers = ["sliding_attention", "full_attention"]
-        return Gemma3ForCausalLM(Gemma3TextConfig(layer_types=layers, **size, **gqa))
+        return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(layer_types=layers, **size, **gqa))
     else:
-        return MistralForCausalLM(MistralConfig(**size, **gqa))
+        return transformers.MistralForCausalLM(transformers.MistralConfig(**size, **gqa))
 
 
 EXPERTS = {
-    "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig),
-    "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig),
-    "mixtral": (MixtralForCausalLM, MixtralConfig),
-    "olmoe": (OlmoeForCausalLM, OlmoeConfig),
+    "qwen2_moe": (transformers.Qwen2MoeForCausalLM, transformers.Qwen2MoeConfig),
+    "qwen3_moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig),
+    "mixtral": (transformers.MixtralForCausalLM, transformers.MixtralConfig),
+    "olmoe": (transformers.OlmoeForCausalLM, transformers.OlmoeConfig),
 }
 
 
@@ -100,9 +79,7 @@ def tiny_experts(architecture: str, **changes) -> PreTrainedModel:
     """Random mixtures of four experts, whose router loss has some weight."""
     torch.manual_seed(0)
     model_class, config_class = EXPERTS[architecture]
-    size = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    size |= {"num_key_value_heads": 2, "intermediate_size": 32, "initializer_range": 0.3}
-    size |= {"eos_token_id": 256, "pad_token_id": 257, "bos_token_id": None}
+    size = {**SIZE, "num_key_value_heads": 2, "intermediate_size": 32, "initializer_range": 0.3}
     experts = {"num_experts_per_tok": 2, "router_aux_loss_coef": 0.5}
     experts |= {"num_local_experts": 4} if architecture == "mixtral" else {"num_experts": 4}
     if architecture.startswith("qwen"):
@@ -137,14 +114,8 @@ def team_of(form: str, roles=("aux", "main"), **changes) -> AgentTeam:
         for k, role in enumerate(roles):
             base = bases[k % len(bases)]
             torch.manual_seed(100 + k)
-            config = LoraConfig(
-                r=4,
-                lora_alpha=16,
-                target_modules="all-linear",
-                init_lora_weights=False,
-                modules_to_save=copied,
-                use_dora=form == "dora",
-            )
+            config = {"target_modules": "all-linear", "modules_to_save": copied, "use_dora": form == "dora"}
+            config = LoraConfig(r=4, lora_alpha=16, init_lora_weights=False, **config)
             if k < len(bases):
                 bases[k] = base = get_peft_model(base, config, adapter_name=role)
             else:
@@ -183,19 +154,12 @@ def tiny_items(number: int = 12) -> Dataset:
 
 
 # Arguments for short runs on the CPU that write nothing
-SHORT = {
-    "max_steps": 1,
-    "learning_rate": 1e-3,
-    "lr_scheduler_type": "constant",
-    "max_grad_norm": 0.0,
-    "bf16": False,
-    "use_cpu": True,
-    "gradient_checkpointing": False,
-    "report_to": "none",
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "disable_tqdm": True,
-}
+SHORT = {"max_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+SHORT |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
+SHORT |= {"report_to": "none", "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
+# Arguments that save a checkpoint and evaluate after every step
+SAVED = {"save_strategy": "steps", "save_steps": 1}
+EVALUATED = {"eval_strategy": "steps", "eval_steps": 1}
 
 
 def tiny_config(output_dir, config=MAGRPOConfig, **arguments) -> MAGRPOConfig:

@@ -18,7 +18,7 @@ from accelerate.utils import DistributedType
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer
 
-from tiny import count_reward, feedback, team_of, tiny_environment, tiny_items, tiny_trainer
+from tiny import EVALUATED, count_reward, feedback, team_of, tiny_environment, tiny_items, tiny_trainer
 
 
 FOLDER = Path(sys.argv[1])
@@ -53,16 +53,9 @@ def short(role):
 def differing(reward, **arguments):
     roles = ("aux", "main")
     environment = FunctionEnvironment({role: short(role) for role in roles}, reward, transition=feedback)
-    run = trainer(
-        environment=environment,
-        eval_dataset=tiny_items(5),
-        eval_strategy="steps",
-        eval_steps=1,
-        early_termination_threshold=500.0,
-        generation_token_budget=200,
-        max_steps=2,
-        **arguments,
-    )
+    settings = {"eval_dataset": tiny_items(5), **EVALUATED, "max_steps": 2}
+    settings |= {"early_termination_threshold": 500.0, "generation_token_budget": 200}
+    run = trainer(environment=environment, **settings, **arguments)
     run.train()
     episodes = run.collaborate([dict(item) for item in tiny_items(3)] if RANK == 0 else [])
     return {

@@ -31,21 +31,10 @@ class Deterministic(MAGRPOTrainer):
 
 
 def update(output: str, items_per_device: int, micro_batch: int, beta: float):
-    trainer = tiny_trainer(
-        f"{output}/{beta}",
-        trainer=Deterministic,
-        train_dataset=tiny_items(12),
-        items_per_device=items_per_device,
-        per_device_train_batch_size=micro_batch,
-        num_turns=2,
-        early_termination_threshold=0.12,
-        beta=beta,
-        max_steps=3,
-        optim="sgd",
-        learning_rate=0.5,
-        log_completions=True,
-        num_completions_to_print=1,
-    )
+    settings = {"items_per_device": items_per_device, "per_device_train_batch_size": micro_batch, "beta": beta}
+    settings |= {"num_turns": 2, "early_termination_threshold": 0.12, "max_steps": 3, "optim": "sgd"}
+    settings |= {"learning_rate": 0.5, "log_completions": True, "num_completions_to_print": 1}
+    trainer = tiny_trainer(f"{output}/{beta}", trainer=Deterministic, train_dataset=tiny_items(12), **settings)
     trainer.train()
     if trainer.accelerator.is_main_process:
         assert trainer.accelerator.num_processes == 1 or not trainer.model_wrapped.find_unused_parameters

@@ -35,19 +35,10 @@ def play(mode: str, folder: str, output: str, where: dict) -> dict:
     def reward(completions, **columns):  # the trees of the first process end after one turn
         return [x + 100.0 * (rank == 0) for x in count_reward(completions)]
 
-    trainer = tiny_trainer(
-        output,
-        AgentTeam({"solo": model}, {"solo": byte_tokenizer()}),
-        tiny_environment(("solo",), reward),
-        train_dataset=tiny_items(8),
-        items_per_device=1,
-        num_turns=2,
-        early_termination_threshold=50.0,
-        max_steps=2,
-        use_vllm=True,
-        vllm_mode=mode,
-        **where,
-    )
+    team = AgentTeam({"solo": model}, {"solo": byte_tokenizer()})
+    settings = {"items_per_device": 1, "num_turns": 2, "early_termination_threshold": 50.0, "max_steps": 2}
+    settings |= {"train_dataset": tiny_items(8), "use_vllm": True, "vllm_mode": mode, **where}
+    trainer = tiny_trainer(output, team, tiny_environment(("solo",), reward), **settings)
     trainer.train()
     result = {"nodes": [len(nodes) for nodes in trainer._levels], "prompts": [], "own_completions": True}
 

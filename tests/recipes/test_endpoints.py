@@ -126,8 +126,6 @@ def test_other_processes_end_without_a_traceback_if_only_the_expert_is_gone(othe
         ({"expert_api_key": KEY}, "`external.expert_api_key` cannot be used"),
         ({"expert_base_url": f"http://{KEY}@h/v1"}, "`external.expert_base_url` must not have a user"),
         ({"expert_on_failure": "panic"}, "`external.expert_on_failure`"),
-        ({"expert_concurrency": 0}, "`external.expert_concurrency`"),
-        ({"expert_timeout": -1}, "`external.expert_timeout`"),
         ({"expert_api": "local", "expert_base_url": "null"}, "`external.expert_api_key_env` is for an endpoint"),
     ],
 )
@@ -185,12 +183,8 @@ def test_the_example_of_the_documents(train, monkeypatch):
 
 def collect(tiny_model, shared_data, url, *argv, code=None):
     arguments = [
-        *(
-            "collect",
-            "--override",
-            f"agent_model.name={tiny_model}",
-            f"dataset.name={shared_data / 'humaneval.jsonl'}",
-        ),
+        *("collect", "--override", f"agent_model.name={tiny_model}"),
+        f"dataset.name={shared_data / 'humaneval.jsonl'}",
         *("dataset.train_split=test[:3]", "--preference_num_candidates", "2", "--max_completion_length", "40"),
         *("--comparator_policy", "api", "--comparator_api_model", "m", "--comparator_api_url", f"{url}/v1"),
         *("--comparator_api_key_env", "EXPERT_KEY", "--items_per_chunk", "1", "--preference_dataset", "data"),
@@ -220,9 +214,7 @@ def test_preferences_against_an_endpoint(tiny_model, shared_data, capsys):
         server.answer = lambda request, number: answer(request, 0)
         number = len(server.requests)
         collect(tiny_model, shared_data, server.url)
-        assert (
-            12 <= len(server.requests) <= number + 4
-        )  # two of three chunks, and what came of the last one, were there
+        assert 12 <= len(server.requests) <= number + 4  # the first two chunks were there
         collect(tiny_model, shared_data, server.url)  # complete
         assert len(server.requests) <= number + 4
     rows = load_from_disk("data")
@@ -257,12 +249,10 @@ def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shar
     ("argv", "problem"),
     [
         (["--comparator_api_model", "null"], "needs `comparator_api_model`"),
-        (["--comparator_api_url", "null"], "set `comparator_api_url`"),
         (["--comparator_api_format", "generic"], "'generic', which `comparator_policy: api` does not support"),
         (["--override", f"madpo.comparator_api_key={KEY}"], "`madpo.comparator_api_key` cannot be used"),
         (["--override", f"madpo.comparator_api_headers={{X-Key: {KEY}}}"], "`madpo.comparator_api_headers` cannot"),
         (["--comparator_api_key_env", KEY], "`comparator_api_key_env` must be the name of an environment variable"),
-        (["--comparator_api_timeout", "0"], "comparator_api_timeout` is 0"),
         (["--comparator_api_key_env", "NO_SUCH_KEY"], "the environment variable NO_SUCH_KEY"),
     ],
 )
@@ -277,6 +267,4 @@ def test_the_plan_of_a_collection_contacts_nobody(tiny_model, shared_data, capsy
     monkeypatch.setattr(socket.socket, "connect", lambda *args: pytest.fail("contacted"))
     collect(tiny_model, shared_data, "http://127.0.0.1:9", "--dry_run")
     out = capsys.readouterr().out
-    assert (
-        "api, 2 candidates per item" in out and "12 requests with about" in out and "480 answer tokens at most" in out
-    )
+    assert "api, 2 candidates" in out and "12 requests with about" in out and "480 answer tokens at most" in out

@@ -37,11 +37,7 @@ def following(item, history):
 number = 3
 """
 SECTIONS = {
-    "prompts": {
-        "poet": "A line about {topic}: ",
-        "critic": "A word on {topic}: ",
-        "judge": "Was it {topic}? ",
-    },
+    "prompts": {"poet": "A line about {topic}: ", "critic": "A word on {topic}: ", "judge": "Was it {topic}? "},
     "reward_funcs": ["{module}.short", "{module}:judge"],
     "dataset": {"name": "topics.jsonl"},
 }
@@ -128,8 +124,6 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
 )
 def test_wrong_tasks_are_one_line(module, tmp_path, capsys, task, parts):
     (tmp_path / "broken.py").write_text("1 / 0")
-    (tmp_path / "leaving.py").write_text("import sys; sys.exit(0)")
-    (tmp_path / "torn.py").write_text("def f(:")
     (tmp_path / "clash.py").write_text(
         "from dataclasses import dataclass\nfrom trl_multiagent import Task\n"
         "def make(**settings): return Task(lambda s: None, lambda s: None, settings=settings)\n"
@@ -209,9 +203,7 @@ def test_a_script_has_its_task_already(module, capsys):
 def test_three_roles_and_an_async_judge_train_from_one_file(config, forked, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from trl_multiagent.cli import main\nmain()\n")
-    path = config(
-        {"transition": "{module}.following", "magrpo": {"output_dir": "run", "num_turns": 2, "num_generations": 2}}
-    )
+    path = config({"transition": "{module}.following", "magrpo": {"output_dir": "run", "num_turns": 2}})
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     assert "turn_2/rewards/judge" in done.stdout and "rewards/short" in done.stdout
@@ -237,21 +229,17 @@ def test_forms_of_the_functions(config, module, capsys):
     ("changes", "parts"),
     [
         ({"reward_funcs": ["{module}.shrt"]}, ["`functions.reward_funcs`", "has no 'shrt'"]),
-        ({"reward_funcs": ["no_such_module.f"]}, ["`functions.reward_funcs`", "No module named"]),
         ({"reward_funcs": ["short"]}, ["`functions.reward_funcs` names 'short'", "package.module:name"]),
         (
             {"reward_funcs": ["{module}.number"]},
             ["`functions.reward_funcs` names '{module}.number', which is 3 (int), not a function"],
         ),
-        ({"reward_funcs": []}, ["`functions.reward_funcs` is missing"]),
         ({"reward_funcs": None}, ["`functions.reward_funcs` is missing"]),
         ({"reward_weights": [1]}, ["`reward_weights` has 1 entries for 2 reward functions"]),
-        ({"transition": "{module}.number"}, ["`functions.transition`", "not a function"]),
         ({"prompts": None}, ["`functions.prompts` is missing"]),
         ({"prompts": {"a b": "x"}}, ["'a b' must be a Python identifier"]),
         ({"prompts": {"a": [{"role": "user"}]}}, ["`functions.prompts.a`", "messages"]),
         ({"dataset": {"name": "nowhere.jsonl"}}, ["`dataset.name` is 'nowhere.jsonl'", "no such file"]),
-        ({"dataset": {}}, ["`dataset.name` is missing"]),
         ({"external": {"mode": "plain"}}, ["`external` is not a known setting"]),
         ({"magrpo": {"frozen_agents": 3}}, ["`magrpo.frozen_agents`"]),
     ],
@@ -267,7 +255,6 @@ def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
         ("{subject}", "The prompt template of `poet` needs the column 'subject'; the items have topic."),
         ([{"role": "user", "content": "{subject}"}], "The prompt template of `poet` needs the column 'subject'"),
         ("A brace { alone", "The prompt template of `poet` cannot be filled"),
-        ("{topic.x} {}", "Write {column} for a column's value, and {{ or }} for a brace."),
     ],
 )
 def test_a_wrong_template_is_one_line(config, module, capsys, prompt, message):
@@ -275,12 +262,6 @@ def test_a_wrong_template_is_one_line(config, module, capsys, prompt, message):
         cli.main(["run", "magrpo", "--config", config({"prompts": {"poet": prompt}}), "--dry_run"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
     assert exit_info.value.code == 2 and message in line
-
-
-def test_a_template_without_its_column_is_found_before_models_are_loaded(config, capsys):
-    path = config({"prompts": {"poet": "{subject}", "critic": "x"}})
-    with pytest.raises(ValueError, match="The prompt template of `poet` needs the column 'subject'"):
-        parse_recipe("magrpo", cli.TASKS, ["--config", path]).load_datasets()
 
 
 def test_the_number_of_agents_is_that_of_the_roles(config, capsys):
@@ -348,9 +329,7 @@ def test_init_where_nothing_can_be_written(tmp_path, capsys):
 def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, forked, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("from trl_multiagent.cli import main\nmain()\n")
-    path = config(
-        {"output": {"save_path": "team"}, "peft": {"r": 4}, "magrpo": {"output_dir": "run", "num_generations": 2}}
-    )
+    path = config({"output": {"save_path": "team"}, "peft": {"r": 4}, "magrpo": {"output_dir": "run"}})
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, "--max_steps", "1", cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     names = {path.name for path in (tmp_path / "team").iterdir()}
@@ -366,15 +345,8 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     argv = ["iac", "--task", f"{module}:EVALUATED", "--model_name", tiny_model, *SMALL[2:], "--max_steps", "4"]
     argv += ["--items_per_device", "2", "--save_strategy", "steps", "--save_steps", "1", "--learning_rate", "0.01"]
     argv += ["--eval_strategy", "steps", "--eval_steps", "1", "--load_best_model_at_end", "--disable_tqdm"]
-    argv += [
-        "--metric_for_best_model",
-        "reward",
-        "--report_to",
-        "none",
-        "--override",
-        "dataset.eval_split=test",
-        "--output_dir",
-    ]
+    argv += ["--metric_for_best_model", "reward", "--report_to", "none"]
+    argv += ["--override", "dataset.eval_split=test", "--output_dir"]
     Path(f"{module}.py").write_text(
         Path(f"{module}.py").read_text() + "\ndef bytes_of(completions, **columns):\n"
         "    return [sum(c['poet'].encode() + c['critic'].encode()) % 7 for c in completions]\n"
@@ -384,10 +356,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     transformers_logging.enable_progress_bar()
     with locked(Path("whole"), ""), pytest.raises(SystemExit):
         cli.main(["run", *argv, "whole"])
-    assert (
-        "Another program is writing to whole: wait until it has ended, or choose another RUN_ID"
-        in capsys.readouterr().err
-    )
+    assert "Another program is writing to whole: wait until it has ended" in capsys.readouterr().err
     cli.main(["run", *argv, "whole"])
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err

@@ -199,39 +199,24 @@ SAME_HASH = [(2**61 - 1) * n for n in range(50_000)]
 REFUSED = {
     "a text for a fraction": {"Fraction": ["1e99999999"]},
     "a fraction of huge integers": {"Fraction": [HUGE, {"int": [hex((1 << 4_000_000) - 1)]}]},
-    "a fraction of floats": {"Fraction": [0.5, 2.0]},
     "a decimal with a huge exponent": {"Decimal": ["1e99999999"]},
     "a decimal of too many digits": {"Decimal": ["9" * 1_000_000]},
-    "a decimal that is a number": {"Decimal": [1]},
     "a decimal of three parts": {"Decimal": [[0, [1], 99999999]]},
     "an integer of too many digits": {"int": ["f" * 3_000_000]},
     "an integer that is one": {"int": [3]},
-    "a float of a text": {"float": ["1e5"]},
     "a complex number of a text": {"complex": ["1+2j"]},
-    "a complex number of huge integers": {"complex": [HUGE, HUGE]},
     "a range of huge integers": {"range": [0, HUGE, 1]},
-    "a range of floats": {"range": [0.0, 1.0, 1.0]},
     "a range without steps": {"range": [0, 1, 0]},
     "days of huge integers": {"timedelta": [HUGE, HUGE, HUGE]},
-    "days of floats": {"timedelta": [1e300, 0, 0]},
-    "a date of bytes": {"date": [{"bytes": ["07e80101"]}]},
     "a date out of range": {"date": [2024, 2, 30]},
     "a moment with a zone that is none": {"datetime": [{"object": []}, 0, 2024, 1, 1, 0, 0, 0, 0]},
-    "a moment of bytes": {"datetime": [{"bytes": ["07e8010100000000000000"[:20]]}]},
-    "a zone of a text": {"timezone": ["x"]},
-    "bytes of a list": {"bytes": [[1, 2]]},
     "bytes of a number": {"bytes": [10**9]},
-    "a byte array of a number": {"bytearray": [10**9]},
     "a string of a number": {"str": [10**70]},
     "a set of keys with one hash": {"set": SAME_HASH},
     "a dictionary of keys with one hash": {"dict": [part for key in SAME_HASH for part in (key, 0)]},
-    "a counter of keys with one hash": {"Counter": [part for key in SAME_HASH for part in (key, 0)]},
-    "keys with one hash": {"dict_keys": SAME_HASH},
     "an odd number of keys and values": {"dict": [1, 2, 3]},
-    "unhashable keys": {"dict": [[1], 2]},
     "a factory that is none": {"defaultdict": [3, 1, 2]},
     "a type of no known name": {"type": ["Popen"]},
-    "a function of a text": {"function": ["7"]},
     "two types at once": {"list": [], "set": []},
     "parts that are no list": {"list": {"list": []}},
 }
@@ -255,46 +240,13 @@ def test_messages_with_long_numbers_or_many_levels_are_refused(text):
 
 
 VALUES = [
-    *(
-        0,
-        -1,
-        10**70,
-        -(10**80),
-        1 << 3_000_000,
-        True,
-        None,
-        0.1,
-        math.inf,
-        2.5 - 1j,
-        "text",
-        b"bytes",
-        bytearray(b"bytes"),
-    ),
-    *(
-        [1, [2]],
-        (1, (2,)),
-        {1, 2},
-        frozenset([1]),
-        {1: {2: 3}},
-        collections.deque([1]),
-        collections.Counter("aab"),
-        range(9, 1, -2),
-    ),
-    *(
-        collections.OrderedDict(a=1),
-        collections.defaultdict(list, {1: [2]}),
-        Decimal("-1.50"),
-        Decimal("1E-999"),
-        Decimal("-Infinity"),
-    ),
-    *(
-        Fraction(-1, 3),
-        Fraction(math.factorial(2000), math.factorial(1900) + 1),
-        date(2024, 2, 29),
-        timedelta(-1, 2, 3),
-    ),
+    *(0, -(10**80), 1 << 3_000_000, True, None, 0.1, math.inf, 2.5 - 1j, "text", b"bytes", bytearray(b"bytes")),
+    *([1, [2]], (1, (2,)), {1, 2}, frozenset([1]), {1: {2: 3}}, [set(range(1000))], range(9, 1, -2)),
+    *(collections.deque([1]), collections.Counter("aab"), collections.OrderedDict(a=1)),
+    *(collections.defaultdict(list, {1: [2]}), Decimal("-1.50"), Decimal("1E-999"), Decimal("-Infinity")),
+    *(Fraction(-1, 3), Fraction(math.factorial(2000), math.factorial(1900) + 1), date(2024, 2, 29)),
     *(datetime(2024, 1, 2, 3, 4, 5, 6, timezone.utc, fold=1), time(1, 2, tzinfo=timezone(timedelta(hours=1), "CET"))),
-    *(timezone.utc, timezone(timedelta(hours=-3)), int, ValueError, type(None), [set(range(1000))]),
+    *(timedelta(-1, 2, 3), timezone.utc, timezone(timedelta(hours=-3)), int, ValueError, type(None)),
 ]
 
 
@@ -340,14 +292,8 @@ def test_numbers_of_calls_that_are_no_integers_break_the_protocol(sandbox):
         names["pack"] = lambda answer: pack(answer | x)
         return 1
     """
-    for forged in (
-        {"calls": [0.5]},
-        {"calls": [[1]]},
-        {"changed": [[[0], 1]]},
-        {"changed": [[-1, 1]]},
-        {"changed": 1},
-    ):
-        verdict = judge(sandbox, source, f"assert f({forged}) == 1", watch=("f",))
+    for lie in ({"calls": [0.5]}, {"calls": [[1]]}, {"changed": [[[0], 1]]}, {"changed": [[-1, 1]]}, {"changed": 1}):
+        verdict = judge(sandbox, source, f"assert f({lie}) == 1", watch=("f",))
         assert statuses(verdict) == ["error"] and "broke the protocol" in verdict.suspicious
 
 
@@ -427,38 +373,6 @@ def test_an_exception_whose_text_cannot_be_made_is_named(sandbox):
     source = setup + "\ndef f(x):\n    if x: raise Short(x)\n    return x"
     verdict = judge(sandbox, source, checks, setup=setup)
     assert [(check.status, check.error) for check in verdict.checks] == [("error", "Short"), ("passed", "")]
-
-
-def test_values_of_more_kinds(sandbox):
-    source = "def f(x): return x"
-    checks = """
-    import datetime, decimal, fractions
-    noon = datetime.datetime(2020, 2, 29, 12, tzinfo=datetime.timezone.utc)
-    assert f(noon) == noon and f(noon).tzinfo is datetime.timezone.utc
-    assert f([datetime.timedelta(1, 2, 3), datetime.date(2020, 1, 1)]) == [datetime.timedelta(1, 2, 3), datetime.date(2020, 1, 1)]
-    assert f((2 - 3j, range(9, 1, -2))) == (2 - 3j, range(9, 1, -2))
-    assert f({decimal.Decimal("1.50"): fractions.Fraction(-2, 6)}) == {decimal.Decimal("1.5"): fractions.Fraction(-1, 3)}
-    assert f(type(None)) is type(None) and f(decimal.Decimal) is decimal.Decimal
-    assert f.__name__ == "f"
-    """
-    assert statuses(judge(sandbox, source, checks)) == ["passed"] * 6
-
-
-def test_subclasses_arrive_as_what_they_extend(sandbox):
-    source = """
-    class Text(str): pass
-    class Real(float): pass
-    class Whole(int): pass
-    class Many(list): pass
-    def f(kind): return {"str": Text("a"), "float": Real(2.5), "int": Whole(4), "list": Many([Text("b")])}[kind]
-    """
-    checks = """
-    assert f("str") == "a" and type(f("str")) is str
-    assert f("float") == 2.5 and type(f("float")) is float
-    assert f("int") == 4 and type(f("int")) is int
-    assert f("list") == ["b"] and type(f("list")) is list
-    """
-    assert statuses(judge(sandbox, source, checks)) == ["passed"] * 4
 
 
 def test_large_and_deep_values():

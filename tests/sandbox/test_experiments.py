@@ -26,11 +26,6 @@ TEAMS = {
         "OK = aux() == 1\ndef f(xs):\n    return 10 * sum(xs) if OK else None\n",
         ("alone", "another", "echo", "nothing"),
     ),
-    "a gate on a constant that is remembered": (
-        "import functools\n@functools.cache\ndef aux():\n    return 1\n",
-        "def f(xs):\n    return 10 * sum(xs) if aux() == 1 else None\n",
-        ("alone", "first", "another", "echo", "nothing"),
-    ),
     "a fallback where aux says nothing": (
         SUM,
         "def f(xs):\n    value = aux(xs)\n    return 10 * (sum(xs) if value is None else value)\n",
@@ -40,21 +35,6 @@ TEAMS = {
         "def aux(xs):\n    return 10 * sum(xs)\n",
         "def f(xs):\n    value = int(aux(xs)) + 0\n    return value\n",
         ("constant", "another", "echo", "nothing"),
-    ),
-    "a main that unpacks": (
-        "def aux(xs):\n    return [10 * sum(xs)]\n",
-        "def f(xs):\n    return aux(xs)[0]\n",
-        ("alone", "constant", "another", "echo", "nothing"),
-    ),
-    "a main that reads the one value of a generator": (
-        "def aux(xs):\n    yield 10 * sum(xs)\n",
-        "def f(xs):\n    return next(aux(xs))\n",
-        ("alone", "constant", "another", "echo", "nothing"),
-    ),
-    "a main that asks with other arguments and passes on": (
-        "def aux(n, xs):\n    return n * sum(xs)\n",
-        "def f(xs):\n    return aux(10, xs)\n",
-        ("alone", "constant", "another", "echo", "nothing"),
     ),
     "both write everything": (
         "def aux(xs):\n    return 10 * sum(xs)\n",
@@ -97,11 +77,6 @@ TEAMS = {
         "import functools\ndef f(xs):\n    return functools.reduce(aux, xs, 0)\n",
         EXPERIMENTS,
     ),
-    "a helper of one element, in a recursion": (
-        "def aux(total, x):\n    return total + 10 * x\n",
-        "def f(xs, total=0):\n    return f(xs[1:], aux(total, xs[0])) if xs else total\n",
-        EXPERIMENTS,
-    ),
     "a helper that works in place": (
         "def aux(xs):\n    xs[:] = [10 * x for x in xs]\n",
         "def f(xs):\n    aux(xs)\n    return sum(xs)\n",
@@ -111,26 +86,12 @@ TEAMS = {
 # Ways to write a helper: watching and changing it works for all of them
 HELPERS = {
     "lambda": ("aux = lambda xs: sum(xs)\n", TEN_TIMES),
-    "annotated lambda": ("aux: object = lambda xs: sum(xs)\n", TEN_TIMES),
-    "alias": ("def total(xs):\n    return sum(xs)\naux = total\n", TEN_TIMES),
     "partial": ("import functools\naux = functools.partial(sum)\n", TEN_TIMES),
-    "in a branch": ("if True:\n    def aux(xs):\n        return sum(xs)\n", TEN_TIMES),
     "recursive": ("def aux(xs):\n    return xs[0] + aux(xs[1:]) if xs else 0\n", TEN_TIMES),
     "generator": ("def aux(xs):\n    for x in xs:\n        yield x\n", "def f(xs):\n    return 10 * sum(aux(xs))\n"),
-    "generator of a generator": ("def aux(xs):\n    yield from xs\n", "def f(xs):\n    return 10 * sum(aux(xs))\n"),
-    "generator expression": (
-        "def aux(xs):\n    return (10 * x for x in xs)\n",
-        "def f(xs):\n    return sum(aux(xs))\n",
-    ),
     "coroutine": (
         "import asyncio\nasync def aux(xs):\n    return sum(xs)\n",
         "def f(xs):\n    return 10 * asyncio.run(aux(xs))\n",
-    ),
-    "memo without wraps": (
-        "def memo(function):\n    known = {}\n    def call(*args):\n        if args not in known:\n"
-        "            known[args] = function(*args)\n        return known[args]\n    return call\n"
-        "@memo\ndef aux(*xs):\n    return sum(xs)\n",
-        "def f(xs):\n    return 10 * aux(*xs)\n",
     ),
     "class as a decorator": (
         "class Memo:\n    def __init__(self, function):\n        self.function = function\n"
@@ -340,15 +301,6 @@ def test_only_needed_checks_decide(sandbox):
     assert run(sandbox, source, experiments=("nothing",), needed=(0, 1)).effective == ("nothing",)
 
 
-def test_a_program_that_loops_on_other_values_loses_a_check(sandbox):
-    source = (
-        SUM + "def f(xs):\n    value = aux(xs)\n    while value != sum(xs):\n        pass\n    return 10 * value\n"
-    )
-    program = Program(source, "f", CHECKS, watch=("aux",), needed=(0,), experiments=("another",), check_timeout=0.2)
-    (verdict,) = sandbox.run([program])
-    assert verdict.effective == ("another",)
-
-
 def test_sets_of_text_have_the_same_order_in_every_sandbox():
     source = "def f():\n    return [*{str(k) for k in range(40)}]\n"
     checks = "".join(f"assert f()[{place}] == '{k}'\n" for place in range(3) for k in range(40))
@@ -360,7 +312,5 @@ def test_sets_of_text_have_the_same_order_in_every_sandbox():
 
 
 def test_unknown_experiments_are_refused():
-    with pytest.raises(
-        ValueError, match="`experiments` has 'ecko', which is none of constant, another, swapped, echo"
-    ):
+    with pytest.raises(ValueError, match="`experiments` has 'ecko', which is none of constant, another, swapped"):
         Program(source=SUM, entry_point="aux", checks=CHECKS, experiments=("echo", "ecko"))

@@ -314,19 +314,6 @@ def test_a_forked_copy_of_the_trainer_has_helpers_of_its_own():
         assert [process.pid for slot in sandbox._slots for process in slot.processes] == own
 
 
-def test_two_ranks_share_the_cores():
-    script = """
-    import os
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
-    with Sandbox() as sandbox:
-        programs = [Program(f"def f(x): return x + {n} - {n}", "f", "assert f(1) == 1") for n in range(100)]
-        print(sum(verdict.passed for verdict in sandbox.run(programs)), sandbox.workers)
-    """
-    ranks = [start(script) for _ in range(2)]
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert [rank.communicate(timeout=300)[0] for rank in ranks] == [f"100 {share}\n"] * 2
-
-
 def test_ranks_of_accelerate_launch(forked, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

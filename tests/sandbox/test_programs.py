@@ -18,22 +18,9 @@ HONEST = {
         "class Bad(ValueError): pass\ndef f(x): raise Bad('no')",
         "try:\n    f(1)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no'",
     ),
-    "a key error's key": (
-        "def f(x): return {}[x]",
-        "try:\n    f('a')\n    assert False\nexcept KeyError as error:\n    assert error.args == ('a',)",
-    ),
     "changed keyword arguments and queues": (
         "def f(xs): xs.append(1)",
         "from collections import deque\na, b = [], deque()\nf(xs=a)\nf(b)\nassert a == [1]\nassert b == deque([1])",
-    ),
-    "a default argument that grows": (
-        "def f(x, seen=[]):\n    seen.append(x)\n    return seen",
-        "assert f(1) == [1]\nassert f(2) == [1, 2]",
-    ),
-    "standard types of its own module": (
-        "from collections import Counter, OrderedDict\ndef f(s): return Counter(s), OrderedDict(a=1), {1: 2}.keys()",
-        "counter, ordered, keys = f('aab')\nassert counter.most_common(1) == [('a', 2)]\n"
-        "assert list(ordered.items()) == [('a', 1)]\nassert len(keys) == 1 and keys == {1}",
     ),
     "subclasses of plain types": (
         "import enum, typing\nclass N(enum.IntEnum):\n    X = 3\nclass S(str, enum.Enum):\n    X = 'r'\n"
@@ -63,10 +50,6 @@ HONEST = {
         "import asyncio\nfrom concurrent.futures import ThreadPoolExecutor\nasync def g(): return await asyncio.to_thread(abs, -1)\n"
         "def f():\n    with ThreadPoolExecutor(2) as pool: return [asyncio.run(g()), *pool.map(abs, [-2])]",
         "assert f() == [1, 2]",
-    ),
-    "codecs and hashes": (
-        "import codecs, hashlib\ndef f(s): return codecs.encode(s, 'rot_13') + hashlib.md5(b'').hexdigest()[:2]",
-        "assert f('a') == 'nd4'",
     ),
     "source with a coding line, tabs and returns": (
         "# -*- coding: latin-1 -*-\r\ndef f():\r\n\tπ = 'é'\r\n\treturn π\r\n",

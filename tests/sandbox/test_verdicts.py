@@ -1,7 +1,5 @@
 """What a verdict says about honest programs, wrong ones, and checks of every shape."""
 
-import json
-import re
 import textwrap
 from dataclasses import replace
 
@@ -69,11 +67,6 @@ def test_checks_run_whole(sandbox):
     assert verdict.checks[1].source == "assert candidate([2, 1]) == [1, 2]"
 
 
-def test_a_loop_passes_only_if_every_round_does(sandbox):
-    checks = "for x in range(4):\n    assert candidate(x) == x\nfor x in []:\n    assert candidate(x)"
-    assert statuses(judge(sandbox, "def f(x): return min(x, 2)", checks)) == ["failed", "not_run"]
-
-
 def test_setup_code_is_the_problems_not_the_programs(sandbox):
     verdict = judge(
         sandbox,
@@ -85,11 +78,7 @@ def test_setup_code_is_the_problems_not_the_programs(sandbox):
 
 
 def test_a_failure_between_the_asserts_leaves_the_rest_not_run(sandbox):
-    verdict = judge(
-        sandbox,
-        "def f(x): raise KeyError('gone')",
-        "assert not 0 == 1\nresult = candidate(1)\nassert result == 1",
-    )
+    verdict = judge(sandbox, "def f(x): raise KeyError", "assert not 0 == 1\ny = candidate(1)\nassert y == 1")
     assert statuses(verdict) == ["passed", "not_run"]
     assert "KeyError" in verdict.checks[1].error
 
@@ -119,47 +108,6 @@ def test_expected_exceptions_and_guards(sandbox):
     careful = "def f(x):\n    if x < 0: raise ValueError('negative')"
     assert statuses(judge(sandbox, careful, checks)) == ["passed", "passed"]
     assert statuses(judge(sandbox, "def f(x): return 0", checks)) == ["failed", "not_run"]
-
-
-def test_values_cross_as_exact_types(sandbox):
-    verdict = judge(
-        sandbox,
-        """
-        from collections import Counter, OrderedDict, deque, namedtuple
-        from decimal import Decimal
-        from fractions import Fraction
-        import datetime
-        Point = namedtuple("Point", "x y")
-        def f(k): return k() if callable(k) else {
-            1: (1, "a", None, True, 2.5), 2: {1, 2}, 3: {(1, 2): [b"x"]}, 4: frozenset([1]), 5: 2 + 3j, 6: 10**5000,
-            7: Counter("aab"), 8: Point(1, 2), 9: deque([1]), 10: Decimal("1.10"), 11: Fraction(1, 3),
-            12: datetime.date(2020, 2, 29), 13: float("inf"), 14: int, 15: range(3), 16: "é\\u4e2d\\ud800",
-        }[k]
-        """,
-        """
-        from collections import deque
-        from decimal import Decimal
-        from fractions import Fraction
-        import datetime
-        assert candidate(1) == (1, "a", None, True, 2.5)
-        assert candidate(2) == {1, 2}
-        assert candidate(3) == {(1, 2): [b"x"]}
-        assert type(candidate(4)) is frozenset
-        assert candidate(5) == 2 + 3j
-        assert candidate(6) == 10**5000
-        assert candidate(7) == {"a": 2, "b": 1} and candidate(7).most_common(1) == [("a", 2)]
-        assert candidate(8) == (1, 2)
-        assert candidate(9) == deque([1])
-        assert str(candidate(10)) == "1.10"
-        assert candidate(11) * 3 == 1
-        assert candidate(12) == datetime.date(2020, 2, 29)
-        assert candidate(13) == float("inf")
-        assert candidate(14) is int
-        assert list(candidate(15)) == [0, 1, 2]
-        assert candidate(16) == "é\\u4e2d\\ud800"
-        """,
-    )
-    assert statuses(verdict) == ["passed"] * 16
 
 
 def test_functions_iterators_and_changed_arguments(sandbox):
@@ -274,26 +222,3 @@ def test_the_same_program_gets_the_same_verdict(sandbox):
     for _ in range(2):
         sandbox.close()
         assert sandbox.run([program])[0].checks == first.checks
-
-
-def test_canonical_solutions_pass(sandbox, shared_data):
-    programs = []
-    for line in (shared_data / "humaneval.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        start = re.search(rf"^def {row['entry_point']}\b", row["prompt"], re.MULTILINE).start()
-        source = row["prompt"] + row["canonical_solution"]
-        programs.append(Program(source, row["entry_point"], row["test"], setup=row["prompt"][:start]))
-    verdicts = sandbox.run(programs)
-    assert sum(verdict.passed == verdict.total > 0 for verdict in verdicts) == 164
-
-
-def test_mbpp_solutions_pass(sandbox, shared_data):
-    programs = []
-    for line in (shared_data / "mbpp_sanitized.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        names = re.findall(r"^def (\w+)", row["code"], re.MULTILINE)
-        entry_point = next(name for name in reversed(names) if re.search(rf"\b{name}\b", row["test_list"][0]))
-        checks = "\n".join([*row["test_imports"], *row["test_list"]])
-        programs.append(Program(row["code"], entry_point, checks))
-    verdicts = sandbox.run(programs)
-    assert sum(verdict.passed == verdict.total > 0 for verdict in verdicts) >= 425

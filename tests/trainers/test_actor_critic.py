@@ -33,7 +33,6 @@ from tiny import (
 
 
 TRAINERS = {"iac": (IACTrainer, IACConfig), "maac": (MAACTrainer, MAACConfig)}
-FORMS = ["model", "adapter", "head", "head, detached"]
 
 
 def critic_trainer(tmp_path, algorithm="iac", form="model", team=None, **settings):
@@ -221,9 +220,8 @@ def test_a_quantized_base(tmp_path, bits, algorithm, form):
 
 
 def test_episodes_that_end_early(tmp_path):
-    trainer = critic_trainer(
-        tmp_path, num_turns=2, num_generations=2, items_per_device=6, early_termination_threshold=0.12
-    )
+    settings = {"num_turns": 2, "items_per_device": 6, "per_device_train_batch_size": 5}
+    trainer = critic_trainer(tmp_path, num_generations=2, early_termination_threshold=0.12, **settings)
     check_by_hand(trainer, 2)
     ended = [node.ended_early for node in trainer._levels[0]]
     assert True in ended and False in ended
@@ -233,26 +231,6 @@ def test_one_agent_is_the_plain_actor_critic(tmp_path):
     team = tiny_team(("solo",))
     gradients = check_by_hand(critic_trainer(tmp_path, team=team, items_per_device=4), 1)
     assert {name.split(".")[0] for name in gradients} == {"models", "critics"}
-
-
-@pytest.mark.parametrize("algorithm", TRAINERS)
-def test_the_update_does_not_depend_on_micro_batches(tmp_path, algorithm):
-    found = []
-    for size in (64, 5, 2):
-        gradients = Gradients()
-        trainer = critic_trainer(
-            tmp_path,
-            algorithm,
-            items_per_device=3,
-            per_device_train_batch_size=size,
-            num_turns=2,
-            num_generations=2,
-            early_termination_threshold=0.12,
-            callbacks=[gradients],
-        )
-        trainer.train()
-        found.append(gradients.of)
-    assert distance(found[1], found[0]) < 1e-5 and distance(found[2], found[0]) < 1e-5
 
 
 def test_actors_and_critics_of_their_own_do_not_touch_each_other(tmp_path):
@@ -363,10 +341,7 @@ def test_value_clipping(tmp_path):
 
 @pytest.mark.parametrize(
     ("algorithm", "form", "team"),
-    [
-        ("iac", "model", "full"),
-        ("maac", "adapter", "lora"),
-    ],
+    [("iac", "model", "full"), ("maac", "adapter", "lora")],
 )
 def test_a_run_resumes_bit_for_bit(tmp_path, algorithm, form, team):
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_turns": 2, "beta": 0.1}
@@ -453,10 +428,7 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
         ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
         ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),
         ({"critic_value_head_hidden_dim": 0}, "`critic_value_head_hidden_dim` is 0"),
-        (
-            {"critic_type": "q", "handoff": "best", "num_turns": 2, "num_generations": 2},
-            "does not continue",
-        ),
+        ({"critic_type": "q", "handoff": "best", "num_turns": 2, "num_generations": 2}, "does not continue"),
     ],
 )
 def test_settings_that_cannot_work(tmp_path, settings, message):
@@ -675,20 +647,9 @@ class StepsByHand(TrainerCallback):
 def test_all_steps_of_a_training_are_those_of_plain_pytorch(tmp_path):
     team, rate = tiny_team(), 1e-3
     steps = StepsByHand(team.agents, rate)
-    steps.trainer = tiny_trainer(
-        tmp_path,
-        team,
-        trainer=IACTrainer,
-        config=IACConfig,
-        callbacks=[steps],
-        items_per_device=4,
-        per_device_train_batch_size=2,
-        max_steps=4,
-        learning_rate=rate,
-        weight_decay=0.0,
-        max_grad_norm=0.0,
-        lr_scheduler_type="constant",
-    )
+    settings = {"items_per_device": 4, "per_device_train_batch_size": 2, "max_steps": 4, "weight_decay": 0.0}
+    settings |= {"trainer": IACTrainer, "config": IACConfig, "learning_rate": rate}
+    steps.trainer = tiny_trainer(tmp_path, team, callbacks=[steps], **settings)
     steps.trainer.train()
     assert len(steps.distances) == 4 * 2 * len(list(team.agents["aux"].parameters()))
     assert max(steps.distances) < 1e-5

@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl_multiagent import MAGRPOConfig, Outcome
 from trl_multiagent.trainers.base.alarms import WINDOW, Alarms, is_cliff
 
-from tiny import tiny_environment, tiny_items, tiny_trainer
+from tiny import EVALUATED, SAVED, tiny_environment, tiny_items, tiny_trainer
 
 
 HEALTHY = {
@@ -27,11 +27,8 @@ def run(folder, logs, **settings):
     alarms = Alarms(
         ("aux", "main"), **{"has_siblings": True, "watched_metrics": {"aux_used": "aux is idle"}, **settings}
     )
-    args, state, control = (
-        SimpleNamespace(output_dir=str(folder)),
-        TrainerState(is_world_process_zero=True),
-        TrainerControl(),
-    )
+    args, state = SimpleNamespace(output_dir=str(folder)), TrainerState(is_world_process_zero=True)
+    control = TrainerControl()
     alarms.on_train_begin(args, state, control)
     for step, log in enumerate(logs, start=1):
         state.global_step = step
@@ -94,14 +91,7 @@ def test_a_healthy_team_and_one_without_these_metrics_raise_none(tmp_path):
 
 @pytest.mark.parametrize(
     ("rewards", "expected"),
-    [
-        ([3.0], False),
-        ([3.0, 2.2], False),
-        ([3.0, 2.0], True),
-        ([1.0, 3.0, 2.5], False),
-        ([-1.0, -1.2], False),
-        ([-1.0, -1.4], True),
-    ],
+    [([3.0], False), ([3.0, 2.2], False), ([3.0, 2.0], True), ([-1.0, -1.2], False), ([-1.0, -1.4], True)],
 )
 def test_cliff(rewards, expected):
     assert is_cliff(rewards, 0.3) is expected
@@ -131,7 +121,7 @@ def test_rollback_needs_checkpoints(tmp_path):
 
 @pytest.mark.parametrize("metric", ["eval_easy_reward", "hard_return"])
 def test_rollback_follows_the_metric_of_one_evaluation_set(tmp_path, metric):
-    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    settings = {**EVALUATED, **SAVED, "max_steps": 1}
     sets = {"easy": tiny_items(1), "hard": tiny_items(2)}
     settings |= {"on_cliff": "rollback", "metric_for_best_model": metric, "eval_dataset": sets}
     trainer = tiny_trainer(tmp_path, **settings)
@@ -151,18 +141,8 @@ def test_rollback_ends_with_the_weights_of_the_best_checkpoint(tmp_path):
             rewards_now[0] = next(rewards, 0.0)
 
     saved = {}
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=environment,
-        eval_dataset=tiny_items(2),
-        callbacks=[Next()],
-        max_steps=6,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        on_cliff="rollback",
-    )
+    settings = {"max_steps": 6, **EVALUATED, **SAVED, "on_cliff": "rollback", "eval_dataset": tiny_items(2)}
+    trainer = tiny_trainer(tmp_path, environment=environment, callbacks=[Next()], **settings)
     trainer.train()
     assert trainer.state.global_step == 3
     for name, x in trainer.team.state_dict().items():

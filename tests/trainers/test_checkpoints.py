@@ -29,6 +29,8 @@ from trl_multiagent.trainers.base.run_settings import check_steps
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import (
+    EVALUATED,
+    SAVED,
     byte_tokenizer,
     count_reward,
     feedback,
@@ -286,15 +288,9 @@ class OwnEnvironment(FunctionEnvironment):
     [
         ({"num_generations": 8}, ["num_generations: 4 in the checkpoint, 8 in this run"]),
         ({"joint_mode": "cross", "seed": 7}, ["joint_mode: 'align' in", "'cross' in this run", "seed: 42 in"]),
-        ({"num_turns": 2}, ["num_turns: 1 in the checkpoint, 2", "turn_gradient_weights: [1.0] in"]),
-        ({"items_per_device": 3}, ["items_per_device: 2 in the checkpoint, 3"]),
         ({"learning_rate": 0.5, "optim": "sgd"}, ["learning_rate: 0.001 in the checkpoint, 0.5", "optim: 'adamw"]),
-        (
-            {"trainer": MARLOOTrainer, "config": MARLOOConfig},
-            ["trainer: 'MAGRPO' in the checkpoint, 'MARLOO' in", ": "],
-        ),
+        ({"trainer": MARLOOTrainer, "config": MARLOOConfig}, ["trainer: 'MAGRPO' in the checkpoint, 'MARLOO'", ": "]),
         ({"team": tiny_team(("a", "b"))}, ["roles: ['aux', 'main'] in the checkpoint, ['a', 'b']"]),
-        ({"team": tiny_team(("aux", "main", "third"))}, ["roles: "]),
         (
             {"team": other_team(hidden_size=16)},
             ["agent aux: 'llama, 28896 parameters, 28896 trained'", "agent main: ", "not trained"],
@@ -302,27 +298,14 @@ class OwnEnvironment(FunctionEnvironment):
         ({"team": other_team(initializer_range=0.2)}, ["weights that are not trained: "]),  # another reference policy
         ({"team": team_of("lora")}, ["agent main: ", "weights that are not trained: "]),
         ({"train_dataset": tiny_items(11)}, ["train_dataset: '12 items with x", "'11 items with x"]),
-        (
-            {"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})},
-            ["train_dataset: '12 items with x"],
-        ),
-        (
-            {"environment": OtherEnvironment({"aux": "", "main": ""}, count_reward)},
-            ["FunctionEnvironment", "OtherEnvironment"],
-        ),
+        ({"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})}, ["train_dataset: '12 items"]),
+        ({"environment": OtherEnvironment({"aux": "", "main": ""}, count_reward)}, ["Function", "OtherEnvironment"]),
         (
             {"environment": functions(prompts={"aux": "{x}", "main": lambda item: "What?"})},
             ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': 'function <lambda>'}"],
         ),
         ({"environment": functions(reward_funcs=other_reward)}, ["environment reward_funcs: ['count_reward'] in"]),
-        (
-            {"environment": functions(reward_weights=[2.0])},
-            ["environment reward_weights: [1.0] in the checkpoint, [2.0]"],
-        ),
-        (
-            {"environment": functions(transition=None)},
-            ["environment transition: 'feedback' in the checkpoint, None in"],
-        ),
+        ({"environment": functions(reward_weights=[2.0])}, ["environment reward_weights: [1.0] in the checkpoint"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
@@ -345,9 +328,7 @@ def test_settings_of_a_custom_environment_are_compared(tmp_path, saved, here):
 
 
 def test_settings_of_an_environment_must_be_plain_values(tmp_path):
-    with pytest.raises(
-        TaskError, match=r"`OwnEnvironment\.resume_settings` returned .* must be a dict of plain values"
-    ):
+    with pytest.raises(TaskError, match=r"`OwnEnvironment\.resume_settings` returned .* must be a dict of plain"):
         tiny_trainer(tmp_path, environment=OwnEnvironment(object())).train()
 
 
@@ -371,13 +352,10 @@ def test_allowed_changes_take_effect_and_are_recorded(tmp_path):
 
     record = json.loads((tmp_path / "resume_changes.json").read_text())
     assert record == read_checkpoint(tmp_path / "checkpoint-6")["changes"]
-    assert [(Path(entry["checkpoint"]).name, entry["step"]) for entry in record] == [
-        ("checkpoint-2", 2),
-        ("checkpoint-4", 4),
-    ]
-    assert record[0]["changes"].keys() == {
-        *("learning_rate", "weight_decay", "num_generations", "environment reward_weights")
-    }
+    assert [Path(entry["checkpoint"]).name for entry in record] == ["checkpoint-2", "checkpoint-4"]
+    assert [entry["step"] for entry in record] == [2, 4]
+    changed = {"learning_rate", "weight_decay", "num_generations", "environment reward_weights"}
+    assert record[0]["changes"].keys() == changed
     assert record[1]["changes"] == {"seed": {"before": 42, "after": 1}}
     last.create_model_card()
     card = (tmp_path / "README.md").read_text()
@@ -404,10 +382,7 @@ def test_unchangeable_settings_are_refused(checkpoint, tmp_path, changes, name):
     ("length", "words"),
     [
         ({"max_steps": 1}, "has taken 1 optimizer steps, and `max_steps` is 1: there is nothing left"),
-        (
-            {"max_steps": -1, "num_train_epochs": 0.1},
-            "`num_train_epochs` is 0.1, which makes 1: there is nothing left",
-        ),
+        ({"max_steps": -1, "num_train_epochs": 0.1}, "`num_train_epochs` is 0.1, which makes 1: there is nothing"),
     ],
 )
 def test_a_checkpoint_that_has_taken_all_steps_is_refused(checkpoint, tmp_path, length, words):
@@ -423,9 +398,7 @@ def test_a_run_that_ended_while_it_pushed_is_told_how_to_push(tmp_path):
 
 @pytest.mark.parametrize("epochs", [0.5, 1.0, 1.4])
 def test_steps_are_counted_like_the_trainer_counts_them(tmp_path, epochs):
-    trainer = tiny_trainer(
-        tmp_path, train_dataset=tiny_items(7), max_steps=-1, num_train_epochs=epochs, learning_rate=0.0
-    )
+    trainer = tiny_trainer(tmp_path, train_dataset=tiny_items(7), max_steps=-1, num_train_epochs=epochs)
     trainer.train()
     check_steps("folder", trainer.state.max_steps - 1, 7, trainer.args)
     with pytest.raises(ValueError, match="nothing left"):
@@ -482,27 +455,16 @@ def test_the_digest_covers_every_row(checkpoint, tmp_path):
     rows = [str(k) for k in range(1000)]
     tiny_trainer(tmp_path / "run", train_dataset=Dataset.from_dict({"x": rows}), save_strategy="steps").train()
     rows[501] = "other"
-    message = refusal(
-        tmp_path / "run" / "checkpoint-1", tmp_path, train_dataset=Dataset.from_dict({"x": rows}), beta=0.0
-    )
+    changed = Dataset.from_dict({"x": rows})
+    message = refusal(tmp_path / "run/checkpoint-1", tmp_path, train_dataset=changed, beta=0.0)
     assert message.count(" in the checkpoint, ") == 1 and "rows of train_dataset: '" in message
 
 
 def test_other_settings_may_change(checkpoint, tmp_path):
     """Length of the run, memory, logging, saving and evaluation. The resumed run uses its own values."""
-    trainer = tiny_trainer(
-        tmp_path,
-        beta=0.01,
-        max_steps=4,
-        per_device_train_batch_size=2,
-        logging_steps=2,
-        save_strategy="steps",
-        save_steps=3,
-        eval_strategy="steps",
-        eval_steps=2,
-        eval_dataset=tiny_items(2),
-        gradient_checkpointing=True,
-    )
+    settings = {"max_steps": 4, "per_device_train_batch_size": 2, "logging_steps": 2, "gradient_checkpointing": True}
+    settings |= {**SAVED, "save_steps": 3, **EVALUATED, "eval_steps": 2, "eval_dataset": tiny_items(2)}
+    trainer = tiny_trainer(tmp_path, beta=0.01, **settings)
     trainer.train(resume_from_checkpoint=str(checkpoint))
     assert [e["step"] for e in trainer.state.log_history if "loss" in e] == [1, 2, 4]
     assert [e["step"] for e in trainer.state.log_history if "eval_reward" in e] == [2, 4]
@@ -526,18 +488,10 @@ def damaged(checkpoint, tmp_path, damage):
         (lambda folder: (folder / "optimizer.pt").unlink(), ["is not complete", "optimizer.pt"]),
         (lambda folder: (folder / "agents/aux/model.safetensors").write_bytes(b"0" * 99), ["agents/aux/model.safete"]),
         (lambda folder: (folder / "team_process_0.json").unlink(), ["is not complete", "team_process_0.json"]),
-        (
-            lambda folder: (folder / "team_process_1.json").touch(),
-            ["files of another checkpoint", "team_process_1.json"],
-        ),
-        (lambda folder: (folder / "rng_state_1.pth").touch(), ["files of another checkpoint", "rng_state_1.pth"]),
+        (lambda folder: (folder / "team_process_1.json").touch(), ["files of another", "team_process_1.json"]),
         (lambda folder: (folder / STATE_FILE).unlink(), ["no complete checkpoint", STATE_FILE]),
         (lambda folder: (folder / STATE_FILE).write_text('{"format_'), ["is damaged", STATE_FILE]),
-        (
-            lambda folder: (folder / STATE_FILE).write_text('{"format_version": 99}'),
-            ["format version 99", "version 1"],
-        ),
-        (lambda folder: (folder / STATE_FILE).write_text("[]"), ["format version None"]),
+        (lambda folder: (folder / STATE_FILE).write_text('{"format_version": 99}'), ["version 99", "version 1"]),
         (
             lambda folder: (folder / STATE_FILE).write_text(
                 (folder / STATE_FILE).read_text().replace("0.001", "0.002")
@@ -663,20 +617,9 @@ def test_the_best_checkpoint_is_named_and_kept(tmp_path):
             reward[0] = next(rewards)
             return super().evaluate(*args, **kwargs)
 
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=environment,
-        trainer=Evaluated,
-        max_steps=3,
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=1,
-        eval_strategy="steps",
-        eval_steps=1,
-        eval_dataset=tiny_items(1),
-        load_best_model_at_end=True,
-        metric_for_best_model="reward",
-    )
+    settings = {"max_steps": 3, **SAVED, "save_total_limit": 1, **EVALUATED, "eval_dataset": tiny_items(1)}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "reward"}
+    trainer = tiny_trainer(tmp_path, environment=environment, trainer=Evaluated, **settings)
     kept = []
     save = trainer._save_checkpoint
 

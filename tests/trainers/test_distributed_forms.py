@@ -5,8 +5,10 @@ import importlib.util
 import json
 from pathlib import Path
 
+import distributed_forms
 import pytest
 import torch
+from distributed_forms import BFLOAT16, PREFERENCES, REWARD_MODEL
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
@@ -16,37 +18,8 @@ from tiny import FORMS, byte_tokenizer, team_of, tiny_experts, tiny_llama
 
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "distributed_forms.py"
-CASES = [
-    "full",
-    "full, recomputed",
-    "heterogeneous",
-    "shared",
-    "lora",
-    "lora, recomputed",
-    "lora on two bases",
-    "lora and whole modules",
-    "frozen partner",
-    "frozen adapter",
-    "fresh adapters",
-    "experts",
-    "critics",
-    "adapters as critics",
-    "value heads",
-    "central critic on a frozen copy",
-    "preferences",
-    "preferences, frozen adapter",
-    "preferences, stored references",
-    "preferences for a reward model",
-]
-FORM_OF_CASE = {
-    "full, recomputed": "full",
-    "lora, recomputed": "lora",
-    "frozen partner": "full",
-    "frozen adapter": "lora",
-    "preferences": "full",
-    "preferences, frozen adapter": "lora",
-    "preferences, stored references": "heterogeneous",
-}
+CASES = [*distributed_forms.CASES, *PREFERENCES, REWARD_MODEL]
+FORM_OF_CASE = {case: form for case, (form, _) in [*distributed_forms.CASES.items(), *PREFERENCES.items()]}
 OFFLOAD = "ZeRO-3 with offload"
 LAUNCHES = {
     "DDP": None,
@@ -65,11 +38,8 @@ CASES_OF = {
     "ZeRO-3": [case for case in CASES if case == "full" or case not in OFFLOADED],
     OFFLOAD: OFFLOADED,
 }
-BFLOAT16 = ["bfloat16", "lora in bfloat16"]
-TWO_LAYERS = [
-    "heterogeneous",
-    "lora on two bases",
-]  # the time that ZeRO-3 takes is proportional to the number of modules
+# The time that ZeRO-3 takes is proportional to the number of modules
+TWO_LAYERS = ["heterogeneous", "lora on two bases"]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +76,7 @@ def distributed(forked, teams, tmp_path_factory):
 
     @functools.cache
     def run(name):
-        cases = CASES_OF[name] + (BFLOAT16 if name in ("DDP", "ZeRO-2", "ZeRO-3") else [])
+        cases = CASES_OF[name] + ([*BFLOAT16] if name in ("DDP", "ZeRO-2", "ZeRO-3") else [])
         return launch(name, cases, forked, teams, tmp_path_factory.mktemp("distributed"))
 
     return run
@@ -118,14 +88,10 @@ def launch(name, cases, forked, teams, output):
     if zero is not None:
         if importlib.util.find_spec("deepspeed") is None:
             pytest.skip("deepspeed is not installed")
-        settings = {
-            "zero_optimization": zero | {"stage3_gather_16bit_weights_on_model_save": True},
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": "auto",
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        }
+        automatic = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+        settings = dict.fromkeys(automatic, "auto")
+        settings |= {"zero_optimization": zero | {"stage3_gather_16bit_weights_on_model_save": True}}
+        settings |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
         config = output / "deepspeed.json"
         config.write_text(json.dumps(settings))
     finished = forked.run(SCRIPT, teams, output, 2, *cases, processes=2, zero=config)
@@ -173,16 +139,12 @@ def test_the_update_in_bfloat16_is_that_of_one_process(name, case, single, distr
     assert (found != 0).float().mean() > 0.99
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        case
-        for case in CASES
-        if case != "fresh adapters" and not any(word in case for word in ("critic", "heads", "model"))
-    ],
-)
+OTHERS = ("fresh adapters", "critic", "heads", "model")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not any(word in case for word in OTHERS)])
 def test_one_process_trains_what_is_to_be_trained(case, single, teams):
-    before, after = weights(teams / FORM_OF_CASE.get(case, case)), weights(single / case)
+    before, after = weights(teams / FORM_OF_CASE[case]), weights(single / case)
     assert before.keys() == after.keys()
     for key, x in before.items():
         frozen = "frozen" in case and key.startswith("agents/aux/")

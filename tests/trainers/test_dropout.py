@@ -5,17 +5,8 @@ import logging
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    MixtralConfig,
-    MixtralForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
 
 from trl_multiagent import AgentTeam
 
@@ -30,33 +21,24 @@ SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 def noisy_models():
     """Models whose forward is random in training mode, each for another reason."""
     torch.manual_seed(0)
+    # Modules
+    gpt2 = transformers.GPT2Config(n_positions=256, initializer_range=0.3, **SIZE, **TOKENS)
+    # Functions in the checkpointed layer itself, and layers that are skipped
+    noise = {"dropout": 0.3, "layerdrop": 0.5, "init_std": 0.3}
+    opt = transformers.OPTConfig(ffn_dim=64, word_embed_proj_dim=32, **noise, **SIZE, **TOKENS)
+    # A function in the layer's children
+    noise = {"hidden_dropout": 0.3, "attention_dropout": 0.3}
+    bloom = transformers.BloomConfig(n_layer=2, n_head=2, hidden_size=32, **noise, **TOKENS)
+    # Noise in the router
+    noise = {"router_jitter_noise": 0.5, "router_aux_loss_coef": 0.0, "attention_dropout": 0.2}
+    experts = {"intermediate_size": 64, "num_key_value_heads": 2, "num_local_experts": 4, "initializer_range": 0.3}
+    mixtral = transformers.MixtralConfig(**noise, **experts, **SIZE, **TOKENS)
     return {
-        # Modules
-        "gpt2": GPT2LMHeadModel(GPT2Config(n_positions=256, initializer_range=0.3, **SIZE, **TOKENS)),
-        # A function in the attention, with a rate from the configuration
-        "llama": tiny_llama(attention_dropout=0.4),
-        # Functions in the checkpointed layer itself, and layers that are skipped
-        "opt": OPTForCausalLM(
-            OPTConfig(ffn_dim=64, word_embed_proj_dim=32, dropout=0.3, layerdrop=0.5, init_std=0.3, **SIZE, **TOKENS)
-        ),
-        # A function in the layer's children
-        "bloom": BloomForCausalLM(
-            BloomConfig(hidden_dropout=0.3, attention_dropout=0.3, n_layer=2, n_head=2, hidden_size=32, **TOKENS)
-        ),
-        # Noise in the router
-        "mixtral": MixtralForCausalLM(
-            MixtralConfig(
-                router_jitter_noise=0.5,
-                router_aux_loss_coef=0.0,
-                attention_dropout=0.2,
-                intermediate_size=64,
-                num_key_value_heads=2,
-                num_local_experts=4,
-                initializer_range=0.3,
-                **SIZE,
-                **TOKENS,
-            )
-        ),
+        "gpt2": transformers.GPT2LMHeadModel(gpt2),
+        "llama": tiny_llama(attention_dropout=0.4),  # a function in the attention, with a rate from the configuration
+        "opt": transformers.OPTForCausalLM(opt),
+        "bloom": transformers.BloomForCausalLM(bloom),
+        "mixtral": transformers.MixtralForCausalLM(mixtral),
     }
 
 

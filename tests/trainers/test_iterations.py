@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from trl_multiagent import FunctionEnvironment, IACConfig, IACTrainer
 
-from by_hand import FixedGRPO, distance, log_probability
+from by_hand import FixedGRPO, distance, log_probability, trl_trainer
 from tiny import count_reward, team_of, tiny_environment, tiny_experts, tiny_items, tiny_team, tiny_trainer
 
 
@@ -57,21 +57,10 @@ def by_hand(levels, old, team, low, high, importance_ratio):
 @pytest.mark.parametrize("form", ["full", "lora"])
 def test_the_second_step_is_that_of_plain_pytorch(tmp_path, form, importance_ratio):
     steps = Steps()
-    trainer = tiny_trainer(
-        tmp_path,
-        team_of(form),
-        callbacks=[steps],
-        num_iterations=2,
-        max_steps=2,
-        optim="sgd",
-        learning_rate=0.02,
-        epsilon=0.1,
-        epsilon_high=0.15,
-        num_turns=2,
-        num_generations=3,
-        per_device_train_batch_size=5,
-        importance_ratio=importance_ratio,
-    )
+    settings = {"num_iterations": 2, "max_steps": 2, "optim": "sgd", "learning_rate": 0.02, "num_turns": 2}
+    settings |= {"epsilon": 0.1, "epsilon_high": 0.15, "num_generations": 3, "per_device_train_batch_size": 5}
+    settings["importance_ratio"] = importance_ratio
+    trainer = tiny_trainer(tmp_path, team_of(form), callbacks=[steps], **settings)
     trainer.train()
     assert trainer.env_step == sum(len(node.rewards) for nodes in trainer._levels for node in nodes)
     old = steps.teams[0]
@@ -93,33 +82,8 @@ def test_one_agent_equals_trl(tmp_path):
     before = copy.deepcopy(team)
     trainer = tiny_trainer(tmp_path, team, environment, train_dataset=dataset, **settings)
     trainer.train()
-    single = FixedGRPO(
-        before.agents["solo"],
-        lambda completions, **columns: count_reward([{"solo": text} for text in completions]),
-        args=GRPOConfig(
-            str(tmp_path / "trl"),
-            per_device_train_batch_size=8,
-            num_generations=4,
-            max_completion_length=8,
-            max_grad_norm=0.0,
-            lr_scheduler_type="constant",
-            bf16=False,
-            use_cpu=True,
-            gradient_checkpointing=False,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            beta=0.0,
-            loss_type="luspo",
-            scale_rewards="none",
-            **settings,
-        ),
-        train_dataset=dataset,
-        processing_class=before.tokenizers["solo"],
-    )
-    samples = [node.samples["solo"] for node in trainer._levels[0]]
-    single.given = {tuple(s.prompt_ids): s.completion_ids for s in samples}
-    single.train()
+    losses = {"loss_type": "luspo", "scale_rewards": "none"}
+    single = trl_trainer(tmp_path, FixedGRPO, GRPOConfig, trainer, before, dataset, **losses, **settings)
     start = tiny_team(("solo",)).agents["solo"].state_dict()
     ours = {name: x - start[name] for name, x in team.agents["solo"].state_dict().items()}
     theirs = {name: x - start[name] for name, x in single.model.state_dict().items()}
@@ -128,16 +92,8 @@ def test_one_agent_equals_trl(tmp_path):
 
 def test_critics_take_every_step_on_the_same_targets(tmp_path):
     steps = Steps()
-    trainer = tiny_trainer(
-        tmp_path,
-        trainer=IACTrainer,
-        config=IACConfig,
-        callbacks=[steps],
-        num_iterations=3,
-        max_steps=3,
-        critic_learning_rate=0.1,
-        value_clip_range=0.2,
-    )
+    settings = {"num_iterations": 3, "max_steps": 3, "critic_learning_rate": 0.1, "value_clip_range": 0.2}
+    trainer = tiny_trainer(tmp_path, trainer=IACTrainer, config=IACConfig, callbacks=[steps], **settings)
     trainer.train()
     losses = [log["critics/aux/value_loss"] for log in trainer.state.log_history[:3]]
     assert len(set(losses)) == 3

@@ -191,15 +191,6 @@ def test_a_frozen_partner_is_a_constant(tmp_path, reference_free):
         assert log["rewards/margins"] == pytest.approx(log["agents/main/rewards/margins"], abs=1e-5)
 
 
-def test_the_sft_term_is_a_sum_over_agents(tmp_path):
-    team = tiny_team()
-    expected = sum(
-        -torch.cat([answer_logps(team, role, row, "chosen") for row in pairs(number=6)]).mean() for role in team.roles
-    )
-    _, log = one_update(tmp_path, copy.deepcopy(team), loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.5])
-    assert log["loss"] == pytest.approx(torch.log(torch.tensor(2.0)).item() + 0.5 * expected.item(), rel=1e-5)
-
-
 def test_metrics_and_loss_are_means_over_pairs_and_tokens(tmp_path):
     """Evaluations of five pairs in batches of 1, 2, 3 and 5, and a training step in micro-batches of 3 and 2, against sums by hand."""
     initial, rows = tiny_team(), pairs(number=5)

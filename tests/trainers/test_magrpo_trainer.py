@@ -1,6 +1,5 @@
 """What a trainer must do around the update: sampling, evaluation, logging, checkpoints, TRL's own features."""
 
-import copy
 import json
 import math
 import sys
@@ -9,16 +8,12 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import RichProgressCallback
 
 from trl_multiagent import (
     AgentTeam,
     FunctionEnvironment,
     MAGRPOConfig,
-    MAGRPOTrainer,
-    MAREINFORCEConfig,
-    MAREINFORCETrainer,
     MAReMaxConfig,
     MAReMaxTrainer,
     MARLOOConfig,
@@ -29,7 +24,8 @@ from trl_multiagent.environments import TaskError
 from trl_multiagent.recipe.training import show_progress
 from trl_multiagent.trainers.base.trace_files import read_trace
 
-from tiny import byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
+from by_hand import one_update
+from tiny import EVALUATED, SAVED, byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
 CHAT_TEMPLATE = (
@@ -81,17 +77,9 @@ def test_learns(tmp_path):
             sum(c in "abcdefgh" for c in x["aux"]) * sum(c in "ABCDEFGH" for c in x["main"]) / 16 for x in completions
         ]
 
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=tiny_environment(reward=reward),
-        items_per_device=12,
-        num_generations=6,
-        max_completion_length=4,
-        max_steps=30,
-        learning_rate=2e-2,
-        per_device_train_batch_size=72,
-        max_grad_norm=1.0,
-    )
+    settings = {"items_per_device": 12, "num_generations": 6, "max_completion_length": 4, "max_steps": 30}
+    settings |= {"learning_rate": 2e-2, "per_device_train_batch_size": 72, "max_grad_norm": 1.0}
+    trainer = tiny_trainer(tmp_path, environment=tiny_environment(reward=reward), **settings)
     trainer.train()
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     assert sum(rewards[:5]) / 5 < 0.1
@@ -113,6 +101,7 @@ def test_metrics(tmp_path):
         assert second[f"turn_{turn}/reward_mean"] == pytest.approx(sum(of_turn) / len(of_turn))
         assert second[f"turn_{turn}/expected_return"] == pytest.approx(sum(returns) / len(returns))
         assert second[f"turn_{turn}/early_terminated"] == 0.0
+        assert second[f"turn_{turn}/rewards/count_reward"] == pytest.approx(second[f"turn_{turn}/reward_mean"])
     assert 0 <= second["frac_reward_zero_std"] < 1
     assert (first["env_step"], second["env_step"]) == (40, 80)
     for role in ("aux", "main"):
@@ -134,13 +123,6 @@ def test_metrics(tmp_path):
     assert not [name for name in second if "clip_ratio/" in name]
 
 
-def test_environment_metrics_are_logged_by_turn(tmp_path):
-    trainer = tiny_trainer(tmp_path, num_turns=2)
-    trainer.train()
-    log = trainer.state.log_history[0]
-    assert log["turn_2/rewards/count_reward"] == pytest.approx(log["turn_2/reward_mean"])
-
-
 def test_numbers_about_scoring_are_logged_once_per_step_and_evaluation(tmp_path):
     class Counting(FunctionEnvironment):
         scored = 0
@@ -154,14 +136,8 @@ def test_numbers_about_scoring_are_logged_once_per_step_and_evaluation(tmp_path)
             return {"sandbox/scored": scored}
 
     environment = Counting({"aux": "{x}", "main": "{x}"}, count_reward)
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=environment,
-        eval_dataset=tiny_items(3),
-        max_steps=2,
-        logging_steps=2,
-        per_device_eval_batch_size=3,
-    )
+    settings = {"max_steps": 2, "logging_steps": 2, "per_device_eval_batch_size": 3}
+    trainer = tiny_trainer(tmp_path, environment=environment, eval_dataset=tiny_items(3), **settings)
     trainer.train()
     args = trainer.args
     assert trainer.state.log_history[0]["reward/sandbox/scored"] == args.items_per_device * args.num_generations
@@ -181,49 +157,16 @@ def test_evaluation_plays_sampled_episodes(tmp_path):
     scored = []
     score = environment.score
     environment.score = lambda *args: scored.append(len(args[0])) or score(*args)
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=environment,
-        eval_dataset=tiny_items(4),
-        num_turns=2,
-        num_generations_eval=3,
-        per_device_eval_batch_size=6,
-        early_termination_threshold=-1.0,  # would end every branch in training
-    )
+    settings = {"eval_dataset": tiny_items(4), "num_turns": 2, "num_generations_eval": 3}
+    settings |= {"per_device_eval_batch_size": 6, "early_termination_threshold": -1.0}  # ends every branch in training
+    trainer = tiny_trainer(tmp_path, environment=environment, **settings)
     metrics = trainer.evaluate()
     assert scored == [6, 6, 6, 6]  # 4 items x 3 episodes in batches of 6, two turns each
-    assert metrics["eval_turn_1/expected_return"] == pytest.approx(
-        metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]
-    )
-    assert metrics["eval_reward"] == pytest.approx(
-        (metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]) / 2
-    )
+    rewards = metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]
+    assert metrics["eval_turn_1/expected_return"] == pytest.approx(rewards)
+    assert metrics["eval_reward"] == pytest.approx(rewards / 2)
     assert "eval_loss" not in metrics
     assert trainer.env_step == 0
-
-
-def test_evaluation_during_training_and_the_best_checkpoint(tmp_path):
-    trainer = tiny_trainer(
-        tmp_path,
-        eval_dataset=tiny_items(4),
-        max_steps=4,
-        eval_strategy="steps",
-        eval_steps=2,
-        save_strategy="steps",
-        save_steps=2,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_reward",
-        greater_is_better=True,
-        learning_rate=0.05,
-    )
-    trainer.train()
-    evaluations = {
-        entry["step"]: entry["eval_reward"] for entry in trainer.state.log_history if "eval_reward" in entry
-    }
-    best = max(evaluations, key=evaluations.get)
-    assert trainer.state.best_model_checkpoint.endswith(f"checkpoint-{best}")
-    saved = AgentTeam.from_pretrained(trainer.state.best_model_checkpoint).state_dict()
-    assert all(torch.equal(x, saved[name]) for name, x in trainer.team.state_dict().items())
 
 
 def test_collaborate(tmp_path):
@@ -251,16 +194,14 @@ def test_history_as_text_is_the_agent_s_own(tmp_path):
             assert trainer.team.tokenizers[role].decode(node.samples[role].prompt_ids) == expected
 
 
-@pytest.mark.parametrize("use_chat_template", [None, True, False])
-def test_history_as_chat_where_there_is_a_template(tmp_path, use_chat_template):
-    trainer = tiny_trainer(
-        tmp_path, tiny_team(chat_template=CHAT_TEMPLATE), num_turns=2, use_chat_template=use_chat_template
-    )
+@pytest.mark.parametrize("given", [None, True, False])
+def test_history_as_chat_where_there_is_a_template(tmp_path, given):
+    trainer = tiny_trainer(tmp_path, tiny_team(chat_template=CHAT_TEMPLATE), num_turns=2, use_chat_template=given)
     trainer.train()
     node = trainer._levels[1][0]
     (past,) = node.history
     prompt = trainer.team.tokenizers["main"].decode(node.samples["main"].prompt_ids)
-    if use_chat_template is False:
+    if given is False:
         assert prompt == f"{past.prompts['main']}{past.joint_action['main']}\n\n{node.prompts['main']}"
     else:
         assert prompt == (
@@ -305,18 +246,9 @@ def test_chat_prompts_of_the_environment(tmp_path):
         tiny_trainer(tmp_path, tiny_team(("solo",)), environment).train()
 
 
-@pytest.mark.parametrize(
-    ("trainer", "config"),
-    [
-        (MAGRPOTrainer, MAGRPOConfig),
-        (MARLOOTrainer, MARLOOConfig),
-        (MAReMaxTrainer, MAReMaxConfig),
-        (MAREINFORCETrainer, MAREINFORCEConfig),
-    ],
-)
-def test_the_trace_has_the_advantages_that_are_trained(tmp_path, trainer, config):
+def test_the_trace_has_the_advantages_that_are_trained(tmp_path):
     settings = {"trace_steps": 1, "log_completions": True, "num_turns": 2, "joint_mode": "cross", "num_agents": 2}
-    made = tiny_trainer(tmp_path, trainer=trainer, config=config, num_generations=2, **settings)
+    made = tiny_trainer(tmp_path, trainer=MAReMaxTrainer, config=MAReMaxConfig, num_generations=2, **settings)
     made.train()
     trace = read_trace(tmp_path / "trace")
     assert len(trace) == made.env_step and set(trace["step"]) == {1}
@@ -370,21 +302,9 @@ def test_reward_functions_get_what_the_trainer_knows(tmp_path):
 
 def test_two_evaluation_sets_keep_two_names(tmp_path):
     sets = {"easy": tiny_items(2), "hard": tiny_items(4)}
-    trainer = tiny_trainer(
-        tmp_path,
-        eval_dataset=sets,
-        num_turns=2,
-        max_steps=2,
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="eval_hard_return",
-        greater_is_better=True,
-        log_completions=True,
-        trace_steps=1,
-    )
+    settings = {"num_turns": 2, "max_steps": 2, "log_completions": True, "trace_steps": 1, **SAVED, **EVALUATED}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_hard_return"}
+    trainer = tiny_trainer(tmp_path, eval_dataset=sets, greater_is_better=True, **settings)
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "eval_hard_return" in entry]
     assert len(logs) == 2 and trainer.state.best_metric == max(entry["eval_hard_return"] for entry in logs)
@@ -430,13 +350,6 @@ def test_agents_learn_at_their_own_rates(tmp_path):
     assert trainer.state.log_history[1]["learning_rate"] in (0.0, 0.005)
 
 
-def test_learning_rate_schedule(tmp_path):
-    trainer = tiny_trainer(tmp_path, max_steps=4, lr_scheduler_type="linear", learning_rate=0.4)
-    trainer.train()
-    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
-    assert rates == pytest.approx([0.4, 0.3, 0.2, 0.1])
-
-
 def test_gradient_clipping(tmp_path):
     """With plain SGD the step is the clipped gradient."""
     team = tiny_team()
@@ -446,56 +359,9 @@ def test_gradient_clipping(tmp_path):
     assert torch.nn.utils.get_total_norm(step).item() == pytest.approx(0.05, rel=1e-3)
 
 
-class KeepGradients(TrainerCallback):
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-def gradients_with(tmp_path, **settings):
-    callback = KeepGradients()
-    trainer = tiny_trainer(tmp_path, callbacks=[callback], **settings)
-    trainer.train()
-    return callback.gradients, trainer
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_gradient_checkpointing_changes_nothing(tmp_path, use_reentrant):
-    plain, _ = gradients_with(tmp_path)
-    checkpointed, trainer = gradients_with(
-        tmp_path, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": use_reentrant}
-    )
-    assert trainer.team.is_gradient_checkpointing
-    assert all(torch.allclose(plain[name], checkpointed[name], atol=1e-7) for name in plain)
-
-
-def test_mixed_precision(tmp_path):
-    """bf16 autocast: nearly the same gradients on 32-bit weights."""
-    seen = []
-
-    class Dtypes(TrainerCallback):
-        def on_train_begin(self, args, state, control, model=None, **kwargs):
-            layer = model.agents["main"].model.layers[0].mlp.up_proj
-            layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-
-    keep = KeepGradients()
-    trainer = tiny_trainer(tmp_path, bf16=True, callbacks=[keep, Dtypes()])
-    trainer.train()
-    assert set(seen) == {torch.bfloat16}  # in generation as in the update
-    assert {x.dtype for x in trainer.team.parameters()} == {torch.float32}
-    assert {gradient.dtype for gradient in keep.gradients.values()} == {torch.float32}
-    assert all(gradient.isfinite().all() for gradient in keep.gradients.values())
-
-
 def test_reference_team_can_follow_the_policy(tmp_path):
-    trainer = tiny_trainer(
-        tmp_path,
-        beta=0.1,
-        sync_ref_model=True,
-        ref_model_sync_steps=2,
-        ref_model_mixup_alpha=1.0,
-        max_steps=2,
-        learning_rate=0.01,
-    )
+    settings = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 1.0}
+    trainer = tiny_trainer(tmp_path, beta=0.1, max_steps=2, learning_rate=0.01, **settings)
     initial = weights(trainer.team)
     trainer.train()
     assert all(torch.equal(x, trainer.ref_model.state_dict()[name]) for name, x in trainer.team.state_dict().items())
@@ -524,19 +390,6 @@ def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, monkeypatch, capsys, is_
     if is_terminal:
         lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
         assert [line.get("reward") for line in lines] == [entry.get("reward") for entry in trainer.state.log_history]
-
-
-def test_checkpoint_layout(tmp_path):
-    trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, save_total_limit=2)
-    trainer.train()
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
-    folder = tmp_path / "checkpoint-3"
-    assert {"team.json", "optimizer.pt", "trainer_state.json", "README.md"} <= {
-        path.name for path in folder.iterdir()
-    } | {path.name for path in tmp_path.iterdir()}
-    for role, agent in trainer.team.agents.items():
-        alone = AutoModelForCausalLM.from_pretrained(folder / "agents" / role)
-        assert all(torch.equal(x, alone.state_dict()[name]) for name, x in agent.state_dict().items())
 
 
 def test_a_non_finite_reward_ends_the_run(tmp_path):
@@ -587,10 +440,7 @@ def test_the_number_of_outcomes_must_match_the_joint_actions(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))},
-            r"roles \['a', 'b'\], the environment",
-        ),
+        ({"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))}, r"roles \['a', 'b'\], the"),
         ({"num_agents": 3}, "`num_agents` is 3"),
         ({"agent_learning_rates": {"critic": 0.1}}, "critic"),
         ({"items_per_device": 13}, "12 items, fewer than the 13"),
@@ -645,10 +495,7 @@ def test_config_sizes():
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
         ({"num_iterations": 0}, "`num_iterations` is 0, it must be greater than 0"),
         ({"importance_ratio": "team"}, "`importance_ratio` is 'team', it must be 'agent' or 'joint'"),
-        (
-            {"importance_ratio": "joint", "joint_mode": "cross"},
-            "`importance_ratio='joint'` needs `joint_mode='align'`",
-        ),
+        ({"importance_ratio": "joint", "joint_mode": "cross"}, "`importance_ratio='joint'` needs `joint_mode='align'"),
         (
             {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}
             | {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "reward"},
@@ -680,13 +527,6 @@ def test_the_default_configuration_is_that_of_the_algorithm(tmp_path, monkeypatc
     assert trainer.args.output_dir == "main-MARLOO"
 
 
-def test_the_reference_shares_no_weights_with_the_team(tmp_path):
-    trainer = tiny_trainer(tmp_path, beta=0.1)
-    ours = {x.data_ptr() for x in trainer.team.parameters()}
-    assert not ours & {x.data_ptr() for x in trainer.ref_model.parameters()}
-    assert not any(x.requires_grad for x in trainer.ref_model.parameters())
-
-
 def test_tokenizer_without_a_padding_token(tmp_path):
     team = tiny_team()
     tokenizers = {role: byte_tokenizer() for role in team.roles}
@@ -694,6 +534,6 @@ def test_tokenizer_without_a_padding_token(tmp_path):
         tokenizer.pad_token = None
     team = AgentTeam(dict(team.agents), tokenizers)
     assert tokenizers["aux"].pad_token == "<eos>"
-    gradients, _ = gradients_with(tmp_path, team=team)
-    reference, _ = gradients_with(tmp_path, team=copy.deepcopy(tiny_team()))
+    gradients, *_ = one_update(tmp_path, team)
+    reference, *_ = one_update(tmp_path, tiny_team())
     assert all(torch.allclose(gradients[name], reference[name], atol=1e-6) for name in gradients)

@@ -14,7 +14,7 @@ from trl_multiagent import IACTrainer, MADPOTrainer, MAGRPOTrainer
 from trl_multiagent.trainers.base.team_config import TeamConfig
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 
-from tiny import byte_tokenizer, team_of, tiny_llama, tiny_team
+from tiny import SHORT, byte_tokenizer, team_of, tiny_llama, tiny_team
 
 
 @dataclass
@@ -82,15 +82,7 @@ def preferences(roles, number=12):
 
 
 def config(folder, cls=TeamDPOConfig, **changes):
-    settings = {
-        "max_steps": 4,
-        "per_device_train_batch_size": 2,
-        "learning_rate": 1e-3,
-        "bf16": False,
-        "use_cpu": True,
-    }
-    settings |= {"report_to": "none", "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True}
-    settings |= {"gradient_checkpointing": False, "lr_scheduler_type": "constant", "remove_unused_columns": False}
+    settings = {**SHORT, "max_steps": 4, "per_device_train_batch_size": 2, "remove_unused_columns": False}
     return cls(output_dir=str(folder), **{**settings, **changes})
 
 

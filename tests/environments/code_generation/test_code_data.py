@@ -122,9 +122,7 @@ def test_the_type_is_inferred_or_checked(tmp_path):
     path = write(tmp_path / "problems.jsonl", [row(1)])
     with pytest.raises(ValueError, match="cannot be inferred from its name: give it"):
         load_code_dataset(path)
-    with pytest.raises(
-        ValueError, match="Unknown dataset type 'apps': expected one of humaneval, coophumaneval, mbpp"
-    ):
+    with pytest.raises(ValueError, match="Unknown dataset type 'apps': expected one of humaneval, coophumaneval"):
         load_code_dataset(path, type="apps")
     for type in ("humaneval", "coophumaneval", "mbpp"):
         assert len(load_code_dataset(path, type=type)) == 1
@@ -144,23 +142,16 @@ def test_a_missing_file_is_an_error():
     ("changes", "message"),
     [
         ({"prompt": None}, "field `prompt` is missing"),
-        ({"test": ...}, "field `test` is missing"),
         ({"task_id": 7}, "field `task_id` must be text, not an integer"),
-        ({"test": ["assert True"]}, "field `test` must be text, not a list"),
         ({"entry_point": "  "}, "field `entry_point` is empty"),
         ({"task_id": "Toy/0"}, "field `task_id` is 'Toy/0', as in row 1"),
         ({"prompt": "def add_1(x:\n"}, "field `prompt` is malformed: it is not Python source"),
         ({"prompt": "def other(x):\n    pass\n"}, "field `prompt` .* does not define the entry point `add_1`"),
-        ({"prompt": "'''def add_1(x): return'''\n"}, "field `prompt` .* does not define the entry point `add_1`"),
         ({"prompt": "class A:\n    def add_1(x):\n        pass\n"}, "does not define the entry point"),
         ({"test": "def check(candidate)\n"}, "field `test` is not Python source"),
         ({"test": "def check(candidate):\n    assert '\ud800'\n"}, "field 'test' has half of a surrogate pair"),
         ({"test": "assert add_1(1) == 2"}, "field `test` does not define `check"),
-        ({"test": "def check():\n    assert 1 == 2"}, "field `test` .* must take one argument"),
-        (
-            {"test": "def check(candidate):\n    candidate(1)\n    assert True"},
-            "field `test` has no assert that can fail",
-        ),
+        ({"test": "def check(candidate):\n    candidate(1)\n    assert True"}, "has no assert that can fail"),
         ({"canonical_solution": None}, "field `canonical_solution` is missing"),
     ],
 )
@@ -179,18 +170,11 @@ def test_a_malformed_row_names_file_row_and_field(tmp_path, changes, message):
     [
         ({"code": ...}, "field `code` is missing"),
         ({"task_id": "2"}, "field `task_id` must be an integer, not text"),
-        ({"task_id": True}, "field `task_id` must be an integer, not true or false"),
         ({"test_list": "assert add(1) == 2"}, "field `test_list` must be a list, not text"),
         ({"test_list": []}, "field `test_list` is empty"),
         ({"test_list": ["add(1) == 2"]}, "field `test_list`, .* is not one assert"),
-        ({"test_list": [3]}, "field `test_list` must hold text"),
-        ({"test_list": ["assert add(1"]}, "field `test_list`, .* is not Python source"),
         ({"test_imports": [3]}, "field `test_imports` must hold text"),
-        (
-            {"test_list": ["assert sub(1) == 2"]},
-            "field `code` defines no function that every entry of `test_list` calls",
-        ),
-        ({"code": "def add(x:"}, "field `code` is not Python source"),
+        ({"test_list": ["assert sub(1) == 2"]}, "field `code` defines no function that every entry"),
     ],
 )
 def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path, changes, message):
@@ -207,8 +191,6 @@ def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path, changes, messag
         ("humaneval.jsonl", "[1]\n", "humaneval.jsonl, row 1 must be an object .*, not a list"),
         ("humaneval.jsonl", "\n", "humaneval.jsonl has no rows"),
         ("humaneval.json", "{}", "humaneval.json must hold a list of rows, not an object"),
-        ("humaneval.json", "[", "humaneval.json is not JSON"),
-        ("humaneval.json", "[]", "humaneval.json has no rows"),
     ],
 )
 def test_a_malformed_file_is_an_error(tmp_path, name, text, message):
@@ -221,28 +203,16 @@ CHECK = "def check(candidate):\n    "
 IMPOSSIBLE_TESTS = {
     "asynchronous": ("async def check(candidate):\n    assert candidate(1) == 2", "as a coroutine"),
     "in a branch": ("if True:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
-    "in a class": ("class A:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
-    "overwritten": (CHECK + "assert candidate(1) == 2\ncheck = None", "assigns something else to the name"),
-    "imported over": (
-        CHECK + "assert candidate(1) == 2\nfrom math import pi as check",
-        "assigns something else to the name",
-    ),
+    "imported over": (CHECK + "assert candidate(1) == 2\nfrom math import pi as check", "assigns something else to"),
     "generator": (CHECK + "yield 1\n    assert candidate(1) == 2", "as a generator"),
     "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "must take one argument"),
-    "keyword": ("def check(*, candidate):\n    assert candidate(1) == 2", "must take one argument"),
-    "second keyword": ("def check(candidate, *, n):\n    assert candidate(1) == 2", "must take one argument"),
-    "default": ("def check(candidate, n=1):\n    assert candidate(1) == n", "must take one argument"),
     "starred": ("def check(*candidate):\n    assert candidate[0](1) == 2", "must take one argument"),
-    "double starred": ("def check(**candidate):\n    assert candidate", "must take one argument"),
     "compiler's error": (CHECK + "assert candidate(1) == 2\nreturn 1", "is not Python source: 'return' outside"),
     "undefined function": (CHECK + "assert candidate(1) == expected(1)", "the name `expected`, which is neither"),
-    "undefined at the top": ("CASES = load()\n" + CHECK + "assert candidate(1) == 2", "the name `load`"),
-    "module not imported": (CHECK + "assert candidate(1) == math.floor(2.5)", "the name `math`"),
     "undefined in a helper": ("def same(a):\n    return a == b\n" + CHECK + "assert same(candidate(1))", "name `b`"),
     "missing module": ("import no_such_module_here\n" + CHECK + "assert candidate(1) == 2", "is not installed"),
     "relative import": ("from . import cases\n" + CHECK + "assert candidate(1) == 2", "relative import"),
     "candidate unused": (CHECK + "assert 1 + 1 == 2", "no assert that depends on the candidate"),
-    "answer unused": (CHECK + "x = 1\n    candidate(1)\n    assert x == 1", "no assert that depends on the candidate"),
     "answer dropped": (CHECK + "y = candidate(1)\n    x = 2\n    assert x == 2", "depends on the candidate"),
 }
 
@@ -257,31 +227,19 @@ def test_a_test_that_can_judge_no_answer_is_refused(tmp_path, test, message):
 USABLE_TESTS = {
     "prompt's names": CHECK + "assert candidate(1) == half(4) == math.floor(2.5)",
     "own name": CHECK + "assert add_1(1) == 2",
-    "another parameter": "def check(solution, /):\n    assert solution(1) == 2",
     "at module level": "assert candidate(1) == 2\ndef check(candidate):\n    pass",
-    "variable": CHECK + "y = candidate(1)\n    z = [y]\n    assert z[0] == 2",
     "changed argument": CHECK + "xs = [1]\n    candidate(xs)\n    assert xs == [1, 2]",
     "guard": CHECK + "try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass",
-    "flag": CHECK
-    + "ok = False\n    try:\n        candidate(None)\n    except TypeError:\n        ok = True\n    assert ok",
     "loop": CHECK + "for x, y in [(1, 2)]:\n        assert candidate(x) == y",
     "helper": "def same(a, b):\n    assert a == b\n" + CHECK + "same(candidate(1), 2)",
-    "helper by name": CHECK + "def run(x):\n        assert candidate(x) == x + 1\n    list(map(run, [1]))",
-    "class": "class T:\n    def run(self, f):\n        assert f(1) == 2\n" + CHECK + "T().run(candidate)",
-    "comprehension": CHECK + "assert all(candidate(x) == x + 1 for x in range(3))",
-    "lambda": CHECK + "run = lambda x: candidate(x)\n    assert run(1) == 2",
     "global": "SEEN = []\ndef note(x):\n    SEEN.append(x)\n" + CHECK + "note(candidate(1))\n    assert SEEN == [2]",
-    "star import": "from math import *\n" + CHECK + "assert candidate(1) == floor(2.5)",
     "optional module": "try:\n    import no_such_module_here\nexcept ImportError:\n    pass\n"
     + CHECK
     + "assert candidate(1) == 2",
     "endless loop with an exit": CHECK
     + "while True:\n        if candidate(1):\n            break\n    assert candidate(1) == 2",
     "one branch returns": CHECK + "if candidate(1) == 0:\n        return\n    assert candidate(1) == 2",
-    "the others return": CHECK + "if candidate(1) == 2:\n        return\n    assert False",
     "two checks": CHECK + "pass\n" + CHECK + "assert candidate(1) == 2",
-    "match": CHECK
-    + "match candidate(1):\n        case 2:\n            pass\n        case _:\n            assert False",
 }
 
 
@@ -293,10 +251,7 @@ def test_an_unusual_test_that_can_judge_answers_is_accepted(tmp_path, test):
 
 
 def test_names_and_modules_that_are_missing_are_found_in_every_field(tmp_path):
-    for code, problem in (
-        ("X = no_such()\n", "the name `no_such`"),
-        ("import no_such_module_here\n", "is not installed"),
-    ):
+    for code, problem in (("X = no()\n", "the name `no`"), ("import no_such_module_here\n", "is not installed")):
         path = write(tmp_path / "humaneval.jsonl", [row(1, prompt=code + row(1)["prompt"])])
         with pytest.raises(ValueError, match=f"row 1: field `prompt` .*{problem}"):
             load_code_dataset(path)

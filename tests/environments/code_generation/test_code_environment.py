@@ -54,22 +54,6 @@ def feedback(outcome, mode, sandbox_slice="all", num_agents=2):
 # First prompts
 
 
-def test_the_first_prompts_pose_the_problem_to_both_roles():
-    prompts = environment().prompts(ITEM, [])
-    assert list(prompts) == ["aux", "main"]
-    assert all(ITEM["prompt"].strip() in prompt and prompt.endswith("\n") for prompt in prompts.values())
-    signature = "def solve(xs: list[int], key=(1, ')'), *rest) -> int:\n"
-    assert signature in prompts["main"].replace(ITEM["prompt"].strip(), "")
-    assert "def aux(" in prompts["aux"] and "def aux(" not in prompts["main"]
-
-
-def test_a_single_agent_hears_nothing_of_aux():
-    env = environment(num_agents=1)
-    assert env.roles == ("main",)
-    prompts = env.prompts(ITEM, [])
-    assert list(prompts) == ["main"] and "aux" not in prompts["main"] and "partner" not in prompts["main"]
-
-
 def test_a_function_without_parameters():
     item = {**ITEM, "prompt": 'def now():\n    """Time."""\n', "entry_point": "now"}
     assert "\ndef now():\n    ..." in environment().prompts(item, [])["main"]
@@ -120,9 +104,7 @@ def test_plain_tells_nothing():
         (result(PASSED, FAILED), "all", False),
         (result(PASSED, FAILED), 1, True),
         (result(PASSED, FAILED), -1, False),
-        (result(PASSED, Check("not_run", "assert 1")), "all", False),
         (result(aux="def aux(x):\n    return x x"), "all", False),
-        (result(main=""), "all", False),
     ],
 )
 def test_passed_is_one_of_two_signals(outcome, sandbox_slice, passed):
@@ -136,19 +118,9 @@ def test_passed_is_one_of_two_signals(outcome, sandbox_slice, passed):
     ("outcome", "aux_lines", "main_lines"),
     [
         (
-            result(PASSED, FAILED),
-            ["Implementation: OK", "Syntax: correct", "Tests: 1 of 2 passed"],
-            ["Implementation: OK", "Syntax: correct", "Tests: 1 of 2 passed", "Use of `aux`: called, and its result is used"],
-        ),
-        (
             result(PASSED, aux="x = 1", main="def solve(xs):\n    return 1"),
             ["Implementation: not found", "Syntax: correct", "Tests: all passed"],
             ["Implementation: OK", "Syntax: correct", "Tests: all passed", "Use of `aux`: not called"],
-        ),
-        (
-            result(FAILED, main="def solve(xs):\n    aux(xs)\n    return 1"),
-            ["Implementation: OK", "Syntax: correct", "Tests: none passed"],
-            ["Implementation: OK", "Syntax: correct", "Tests: none passed", "Use of `aux`: called, but its result is not used"],
         ),
         (
             result(main="def other(xs):\n    return 1"),
@@ -168,25 +140,8 @@ def test_level_passed_says_how_each_level_went(outcome, aux_lines, main_lines):
         assert [line[2:] for line in prompts[role].split("\n") if line.startswith("- ")] == lines
 
 
-def test_level_feedback_says_why():
-    prompts = feedback(result(PASSED, FAILED, RAISED), "level_feedback")
-    aux, main = prompts["aux"].split("\n"), prompts["main"].split("\n")
-    own, partner = "- Your function `aux`: FOUND", "- Your partner's function `solve`: FOUND"
-    assert aux.index(own) < aux.index(partner)
-    assert main.index("- Your function `solve`: FOUND") < main.index("- Your partner's function `aux`: FOUND")
-    for lines in (aux, main):
-        assert "- Syntax: OK" in lines and "- Tests: 1/3 passed" in lines
-        assert "  - assert candidate([2]) == 2: the assertion is false" in lines
-        assert "  - assert candidate([3]) == 3: ZeroDivisionError: division by zero" in lines
-        assert not any("candidate([1])" in line for line in lines)
-    assert "- Use of `aux`: called, and its result is used" in main
-    assert not any("Use of `aux`" in line for line in aux)
-
-
 def test_level_feedback_names_what_is_missing_or_wrong():
-    prompts = feedback(
-        result(aux="def aux(x):\n    y = x x\n", main="def solve(xs):\n    print(xs)"), "level_feedback"
-    )
+    prompts = feedback(result(aux="def aux(x):\n    y = x x", main="def solve(xs):\n    print(xs)"), "level_feedback")
     assert "- Your function `aux`: MISSING, `aux` does not return a value" in prompts["aux"]
     assert "- Your partner's function `solve`: MISSING, `solve` does not return a value" in prompts["aux"]
     assert "- Syntax: ERROR, code for `aux`, line 2, column " in prompts["main"]
@@ -293,17 +248,9 @@ def test_a_second_turn_is_built_from_the_run_that_scored_the_first():
     ("settings", "message"),
     [
         ({"num_agents": 3}, "takes 1 or 2 agents, not 3"),
-        ({"num_agents": 0}, "takes 1 or 2 agents, not 0"),
-        (
-            {"mode": "expert_edits"},
-            "The mode 'expert_edits' needs `expert`",
-        ),
-        (
-            {"mode": "bandit"},
-            "Unknown mode 'bandit': choose level_feedback, level_passed, passed, plain, expert_edits",
-        ),
+        ({"mode": "expert_edits"}, "The mode 'expert_edits' needs `expert`"),
+        ({"mode": "bandit"}, "Unknown mode 'bandit': choose level_feedback, level_passed, passed, plain"),
         ({"sandbox_slice": "some"}, "`sandbox_slice` must be a whole number, 'all' or None, not 'some'"),
-        ({"sandbox_slice": 1.5}, "not 1.5"),
         ({"sandbox_slice": True}, "not True"),
         ({"hidden_tests": -1}, "`hidden_tests` is -1, it must be a whole number of at least 0"),
     ],
@@ -346,9 +293,7 @@ def test_feedback_depends_on_no_hidden_test(mode, sandbox_slice, hidden_tests):
 
 
 def test_a_test_that_occurs_twice_is_hidden_twice():
-    checks = [
-        Check("failed", source) for source in ("assert candidate(1)", "assert candidate(2)", "assert candidate(1)")
-    ]
+    checks = [Check("failed", source) for source in ("candidate(1)", "candidate(2)", "candidate(1)")]
     assert [check.source for check in shown_checks(checks, 1)] == ["assert candidate(2)"]
     env = environment(sandbox_slice="all", hidden_tests=1)
     assert "candidate(1)" not in env.prompts(ITEM, [turn(result(*checks))])["main"]
@@ -447,22 +392,14 @@ def test_the_texts_of_templates_are_saved(tmp_path, text):
     [
         ("aux", "nowhere/aux.txt", "`prompt_files.aux` is 'nowhere/aux.txt', but there is no such file"),
         ("aux", ".", "cannot be read"),
-        ("aux", "a\0b", "cannot be read"),
         ("aux", "{latin}", "cannot be read as UTF-8 text"),
         ("aux", "{empty}", "is empty"),
         ("aux", "{{problem}}", "has the field {problem}, which is not known. Fields are {prompt}, {entry_point},"),
         ("main", "{{feedback}}", "has the field {feedback}"),
-        ("feedback", "{{test}}", "has the field {test}"),
-        ("main", "{{}}", "has the field {}"),
-        ("main", "{{0}}", "has the field {0}"),
         ("main", "{{prompt.upper}}", "has the field {prompt.upper}"),
-        ("main", "{{prompt!r}}", "has the field {prompt!r}"),
-        ("main", "{{prompt:>9}}", "has the field {prompt:>9}"),
         ("main", "{{prompt", "is not a template"),
-        ("main", "x = {{'a': 1}} {{prompt}}", "has the field {'a': 1}"),
         ("aux", "no_such_module:f", "importing no_such_module"),
         ("aux", "{module}:nothing", "has no 'nothing'"),
-        ("aux", "{module}:ITEM", "not a function"),
         ("aux", "{module}:own_feedback", "must be a function of 1 argument: item"),
         ("aux", "{module}:slow_aux", "which is `async`"),
         ("feedback", "{module}:own_aux", "must be a function of 3 arguments: item, feedback, history"),

@@ -146,28 +146,17 @@ def test_a_scripts_own_part_is_left_out():
 
 READS = "def f(x):\n    return TABLE[x]\n"
 TABLE = "TABLE = []\n"
-ADD = TABLE + "def add(n):\n    TABLE.append(n)\n"
 BUILD = TABLE + "def build():\n    for n in range(9):\n        TABLE.append(n)\n"
 ALL_NEEDED = {
     "call": BUILD + "build()\n" + READS,
-    "call after": BUILD + READS + "build()\n",
     "through another function": BUILD + "def go():\n    build()\ngo()\n" + READS,
-    "by another name": BUILD + "b = build\nb()\n" + READS,
-    "by a partial": "import functools\n" + BUILD + "b = functools.partial(build)\nb()\n" + READS,
-    "value kept": BUILD + "_ = build()\n" + READS,
     "in a branch": BUILD + "if not TABLE:\n    build()\n" + READS,
-    "in a loop": ADD + "for n in range(9):\n    add(n)\n" + READS,
-    "by map": ADD + "list(map(add, range(9)))\n" + READS,
-    "in a comprehension": ADD + "[add(n) for n in range(9)]\n" + READS,
     "lambda": TABLE + "add = lambda n: TABLE.append(n)\nadd(1)\n" + READS,
-    "global": "def init():\n    global TABLE\n    TABLE = [1]\ninit()\n" + READS,
     "declared global": "n = 0\ndef f(x):\n    global n\n    n += 1\n    return n\n",
     "global around a local name": "n = 5\ndef f(x):\n    n = x\n    def g():\n        global n\n        return n\n    return g() + n\n",
     "argument": TABLE + "def fill(t):\n    t.append(1)\nfill(TABLE)\n" + READS,
-    "library": "import heapq\nTABLE = [3, 1]\nheapq.heapify(TABLE)\n" + READS,
     "imported function": "from heapq import heapify\nTABLE = [3, 1]\nheapify(TABLE)\n" + READS,
     "method": TABLE + "class S:\n    def load(self):\n        TABLE.append(1)\ns = S()\ns.load()\n" + READS,
-    "object": TABLE + "class S:\n    def __init__(self):\n        TABLE.append(1)\nS()\n" + READS,
     "subclass": TABLE
     + "class B:\n    def __init_subclass__(cls):\n        TABLE.append(1)\nclass C(B):\n    pass\n"
     + READS,
@@ -179,10 +168,8 @@ ALL_NEEDED = {
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
     "setting": "import sys\nsys.setrecursionlimit(10000)\ndef f(x):\n    return x\n",
-    "module's state": "from decimal import Decimal, getcontext\ngetcontext().prec = 5\ndef f(x):\n    return Decimal(x)\n",
     "function called on the way": "def size():\n    return N\nN = 3\nTABLE = [0] * size()\n" + READS,
     "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
-    "star": "from math import *\ndef f(x):\n    return sqrt(x)\n",
 }
 
 
@@ -194,14 +181,8 @@ def test_calls_that_a_function_needs_are_kept_and_are_its_own(text):
 
 SCRIPTS = {
     "example": "f(3)",
-    "example with a value": "y = f(3)",
     "several examples": "results = []\nfor c in [1]:\n    results.append(f(c))\nprint(results)",
-    "local name": "x = int(input())\nprint(f(x))",
-    "standard input": "n = int(sys.stdin.readline())\nfor _ in range(n):\n    print(f(int(sys.stdin.readline())))",
     "input loop": "while True:\n    s = input()\n    print(f(s))",
-    "exit": "sys.exit(f(3))",
-    "output": "sys.stdout.write(str(f(3)))",
-    "helper's example": "helper(3)\nprint(helper(4))",
     "memory": "print(f(9))\nz = f(8)\nassert f(7)",
     "argument": "data = [3, 1]\nf(data)\nprint(data)",
     "file": "with open('in.txt') as g:\n    print(f(g.read()))",
@@ -225,17 +206,11 @@ def test_a_function_for_the_script_is_not_called():
 
 INVISIBLE = {
     "byte-order mark": "\ufeff{code}",
-    "two marks": "\ufeff\ufeff{code}",
     "mark in a fence": "```python\n\ufeff{code}```\n",
-    "mark after prose": "Here it is:\n\ufeff{code}",
-    "zero-width space": "\u200b{code}\u200b",
     "word joiner": "\u2060{code}",
-    "form feed": "\f{code}",
-    "vertical tab": "\v{code}",
     "right-to-left mark": "\u200f{code}",
     "null": "{code}\0",
     "non-breaking indentation": "{nbsp}",
-    "ideographic indentation": "{wide}",
     "non-breaking spaces with prose": "Sure:\n```python\n{nbsp}```\nDone (really.",
     "line separators": "{lines}",
 }
@@ -244,8 +219,8 @@ INVISIBLE = {
 @pytest.mark.parametrize("wrapping", INVISIBLE.values(), ids=INVISIBLE)
 def test_invisible_characters_do_not_cost_the_function(wrapping):
     answer = "def f(x):\n    y = x + 1\n    return y\n"
-    wide, nbsp = (answer.replace(" ", space) for space in ("\u3000", "\u00a0"))
-    text = wrapping.format(code=answer, nbsp=nbsp, wide=wide, lines=answer.replace("\n", "\u2028"))
+    nbsp = answer.replace(" ", "\u00a0")
+    text = wrapping.format(code=answer, nbsp=nbsp, lines=answer.replace("\n", "\u2028"))
     own = text.replace("f(x)", "aux(x)")
     result = analyze(PROMPT, "f", own, text)
     assert not result.aux_problem and not result.main_problem and not result.syntax_problem
@@ -305,18 +280,13 @@ FUNCTION = "def f(x):\n    return x + 1\n"
 @pytest.mark.parametrize(
     "text",
     [
-        FUNCTION,
-        "\n\n" + FUNCTION.strip(),
         FUNCTION.replace("\n", "\r\n"),
-        "    def f(x):\n        return x\n",
         " def f(x):\n    return x\n",
         "def f(x):  # why\n    # how\n    return x  # so\n    # end\n",
         'def f(x):\n    """Doc\n\nstring."""\n    return x\n',
         "@staticmethod\n# why\ndef f(x):\n    return 'é'\n",
-        "def f(x): return x;\n",
         "f = lambda x: x\n",
         "import math\nN = 3\ndef h(x):\n    return math.floor(x)\ndef f(x):\n    return h(x) + N\n",
-        "from __future__ import annotations\ndef f(x: Unknown):\n    return x\n",
         "def f(x):\n    y y = 1\n    return x\n",
     ],
 )
@@ -328,35 +298,19 @@ def test_a_completion_that_is_the_function_and_what_it_needs(text):
 @pytest.mark.parametrize(
     ("text", "most"),
     [
-        ("Here is the function that you asked for:\n" + FUNCTION, 0.5),
         (f"```python\n{FUNCTION}```\n", 0.7),
         (FUNCTION * 10, 0.1),
-        (f"```\n{FUNCTION}```\nor\n" * 10, 0.1),
-        (FUNCTION + "def g(x):\n    return x\n" * 10, 0.15),
         (FUNCTION + "".join(f"def g{n}(x):\n    return g{n - 1}(x)\n" for n in range(10)), 0.15),
         (FUNCTION + "def g(x):\n    return (x\n", 0.6),
-        ("if True:\n    def f(x):\n        return 2\n" * 10, 0.1),
         ("try:\n    def f(x):\n        return 2\nexcept E:\n    pass\n" * 10, 0.1),
-        ("def f(x):\n    return 1\n" * 10 + "f = lambda x: x\n", 0.1),
         (FUNCTION + "f.a = 1\n" * 10, 0.4),
         (FUNCTION + "f = f\n" * 10, 0.5),
         (FUNCTION + "# junk\n" * 10, 0.3),
-        (FUNCTION + '"""junk"""\n' * 10, 0.3),
         (FUNCTION + "f(1)\nprint(f(2))\nassert f(3)\ny = f(4)\n" * 5, 0.2),
-        ("import math\n" * 10 + FUNCTION, 0.2),
         ("import math\n" * 10 + FUNCTION.replace("x + 1", "math.floor(x)"), 0.3),
-        ("import sys\n" + "sys.setrecursionlimit(9)\n" * 10 + FUNCTION, 0.2),
-        (
-            "M = {}\ndef h(x):\n    M[x] = 1\n    return M\ndef f(x):\n    return h(x)\n"
-            + "".join(f"print(h({n}))\n" for n in range(10)),
-            0.4,
-        ),
-        ("N = 1\n" * 10 + "def f(x):\n    return N\n", 0.5),
         ("def f(x):\n    y y = 1\n    return x\n" + "def g(x):\n    return x\n" * 9, 0.2),
-        ("def g(x):\n    return x\n", 0.0),
         ("def f(x):\n    pass\n", 0.0),
         ("def f(x):\n    return 1\n" + "#" * MAX_CHARS, 0.0),
-        ("", 0.0),
     ],
 )
 def test_what_is_not_the_function_lowers_its_share(text, most):
@@ -369,123 +323,64 @@ def test_what_is_not_the_function_lowers_its_share(text, most):
 
 
 @pytest.mark.parametrize(
-    ("aux", "problem"),
+    "text",
     [
-        ("def aux(x):\n    return x", ""),
-        ("def aux(x):\n    if x:\n        return 1", ""),
-        ("async def aux(x):\n    return x", ""),
-        ("def aux(x):\n    return None", "does not return a value"),
-        ("def aux(x):\n    print(x)", "does not return a value"),
-        ("def aux(x):\n    return", "does not return a value"),
-        ("def aux(x):\n    # return x\n    '''return x'''\n    y = 'return x'", "does not return a value"),
-        ("def aux(x):\n    def g():\n        return 1\n    g()", "does not return a value"),
-        ("def aux(x):\n    class A:\n        def g(self):\n            return 1", "does not return a value"),
-        ("def aux(x):\n    return 1\ndef aux(x):\n    pass", "does not return a value"),
-        ("def aux(x):\n    pass\ndef aux(x):\n    return 1", ""),
-        ("def helper(x):\n    return x", "no function `aux`"),
-        ("def aux_2(x):\n    return x", "no function `aux`"),
-        ("def g():\n    def aux(x):\n        return x\n    return 1", "no function `aux`"),
-        ("class A:\n    def aux(self):\n        return 1", "no function `aux`"),
-        ("# def aux(x): return x", "no function `aux`"),
-        ("'''\ndef aux(x):\n    return x\n'''", "no function `aux`"),
-        ("", "no function `aux`"),
-        ("I cannot help with that.", "no function `aux`"),
+        "def aux(x):\n    if x:\n        return 1",
+        "async def aux(x):\n    return x",
+        "def aux(x):\n    pass\ndef aux(x):\n    return 1",
+        "aux = lambda x: x",
+        "if (aux := lambda x: x):\n    pass",
+        "from functools import partial\naux = partial(pow, 2)",
+        "def g(x):\n    return 1\nh = g\naux = h",
+        "def make():\n    return lambda x: x\naux = make()",
+        "class A:\n    def __call__(self, x):\n        return 1\naux = A()",
+        "def deco(g):\n    return g\n@deco\ndef aux(x):\n    return 1",
+        "try:\n    import numpy\n    def aux(x):\n        return 2\nexcept ImportError:\n    aux = None",
+        "def aux(x):\n    yield from x",
+        "def aux(x):\n    return None if x else 1",
+        # without a value, but with an effect
+        "def aux(xs):\n    xs.sort()",
+        "def aux(xs):\n    xs[0], xs[1] = xs[1], xs[0]",
+        "def aux(xs):\n    ys = xs\n    ys.append(1)\n    return None",
+        "def aux(xs):\n    def go(i):\n        xs[i] = 0\n    go(0)",
+        "def swap(a, i):\n    a[i] = 1\ndef sort(a):\n    swap(a, 0)\ndef aux(a):\n    sort(a)",
+        "import random\ndef aux(a):\n    random.shuffle(a)",
+        "N = 0\ndef aux(x):\n    global N\n    N += 1",
     ],
 )
-def test_definitions_are_read_from_the_tree(aux, problem):
-    found = analyze(PROMPT, "f", aux, "def f(xs):\n    return 1").aux_problem
-    assert problem in found and bool(problem) == bool(found)
-
-
-ARE_DEFINITIONS = [
-    "aux = lambda x: x",
-    "aux: object = lambda x: x",
-    "aux, k = lambda x: x, 3",
-    "aux = b = lambda x: x",
-    "if (aux := lambda x: x):\n    pass",
-    "import functools\naux = functools.partial(pow, 2)",
-    "from functools import partial\naux = partial(pow, 2)",
-    "def g(x):\n    return 1\nh = g\naux = h",
-    "def g(x):\n    x.append(1)\naux = g",
-    "import functools\ndef g(x):\n    return 1\naux = functools.lru_cache(None)(g)",
-    "def make():\n    return lambda x: x\naux = make()",
-    "aux = staticmethod(lambda x: x)",
-    "class A:\n    def __call__(self, x):\n        return 1\naux = A()",
-    "class A:\n    def run(self, x):\n        return 1\naux = A().run",
-    "def deco(g):\n    return g\n@deco\ndef aux(x):\n    return 1",
-    "if True:\n    def aux(x):\n        return 1",
-    "try:\n    import numpy\n    def aux(x):\n        return 2\nexcept ImportError:\n    aux = None",
-    "def aux(x):\n    yield 1",
-    "def aux(x):\n    yield from x",
-    "async def aux(x):\n    yield 1",
-    "def aux(x):\n    return x or None",
-    "def aux(x):\n    return None if x else 1",
-    # without a value, but with an effect
-    "def aux(xs):\n    xs.sort()",
-    "def aux(xs):\n    xs[:] = sorted(xs)",
-    "def aux(xs):\n    xs[0], xs[1] = xs[1], xs[0]",
-    "def aux(xs):\n    del xs[0]",
-    "def aux(xs):\n    xs += [1]",
-    "def aux(xs):\n    ys = xs\n    ys.append(1)\n    return None",
-    "def aux(xs):\n    for row in xs:\n        row[0] = 1",
-    "def aux(xs):\n    def go(i):\n        xs[i] = 0\n    go(0)",
-    "def aux(node):\n    while node.next:\n        node = node.next\n    node.next = 1",
-    "def aux(self):\n    self.x = 1",
-    "def aux(x):\n    setattr(x, 'a', 1)",
-    "def swap(a, i):\n    a[i] = 1\ndef sort(a):\n    swap(a, 0)\ndef aux(a):\n    sort(a)",
-    "import random\ndef aux(a):\n    random.shuffle(a)",
-    "from heapq import heapify\ndef aux(a):\n    heapify(a)",
-    "N = 0\ndef aux(x):\n    global N\n    N += 1",
-    "T = []\ndef aux(x):\n    T.append(x)",
-    "T = []\ndef note(x):\n    T.append(x)\ndef aux(x):\n    note(1)",
-]
-
-
-@pytest.mark.parametrize("text", ARE_DEFINITIONS)
 def test_a_function_with_a_result_is_a_definition_of_aux_and_of_the_entry_point(text):
     assert not analyze(PROMPT, "f", text, "def f(xs):\n    return 1").aux_problem
     assert not analyze(PROMPT, "f", None, text.replace("aux", "f")).main_problem
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "problem"),
     [
-        "def aux(x):\n    return (None)",
-        "def aux(x):\n    if x:\n        return None\n    return",
-        "aux = lambda x: None",
-        "aux = 5",
-        "aux: object",
-        "aux = []",
-        "aux = int('5')",
-        "aux = len",
-        "aux = aux",
-        "a = b\nb = a\naux = a",
-        "from math import gcd as aux",
-        "import math\naux = math.gcd",
-        "class aux:\n    def __call__(self):\n        return 1",
-        "class A:\n    pass\naux = A()",
-        "def g(x):\n    pass\naux = g",
-        "def aux(x):\n    return 1\naux = None",
-        "def aux(x):\n    return 1\ndel aux",
-        "for aux in [1]:\n    pass",
+        ("def aux(x):\n    # return x\n    '''return x'''\n    y = 'return x'", "does not return a value"),
+        ("def aux(x):\n    if x:\n        return None\n    return", "does not return a value"),
+        ("def aux(x):\n    def g():\n        return 1\n    g()", "does not return a value"),
+        ("def aux(x):\n    return 1\ndef aux(x):\n    pass", "does not return a value"),
+        ("def g(x):\n    pass\naux = g", ""),
+        ("def g():\n    def aux(x):\n        return x\n    return 1", "no function `aux`"),
+        ("class A:\n    def aux(self):\n        return 1", "no function `aux`"),
+        ("'''\ndef aux(x):\n    return x\n'''", "no function `aux`"),
+        ("I cannot help with that.", "no function `aux`"),
+        ("aux = 5", ""),
+        ("aux = len", ""),
+        ("a = b\nb = a\naux = a", ""),
+        ("from math import gcd as aux", ""),
+        ("def aux(x):\n    return 1\ndel aux", ""),
         # neither a value nor an effect
-        "def aux(x):\n    y = []\n    y.append(1)",
-        "def aux(x):\n    y = list(x)\n    y.sort()",
-        "def aux(x):\n    x = list(x)\n    x.sort()",
-        "def aux(x):\n    x = x[:]\n    x[0] = 1",
-        "def aux(n):\n    n += 1",
-        "def aux(x):\n    x.strip()",
-        "import math\ndef aux(x):\n    math.floor(x)",
-        "import sys\ndef aux(x):\n    sys.stdout.write(x)",
-        "def aux(x):\n    raise ValueError",
-        "def aux(x):\n    d = {}\n    for c in x:\n        d[c] = 1",
-        "def g(x):\n    return 1\ndef aux(x):\n    g(x)",
-        "def aux(x):\n    class B:\n        def g(self):\n            self.v = 1",
-        "def aux(x):\n    g = lambda: (yield 1)",
+        ("def aux(x):\n    x = list(x)\n    x.sort()", ""),
+        ("def aux(n):\n    n += 1", ""),
+        ("import math\ndef aux(x):\n    math.floor(x)", ""),
+        ("def aux(x):\n    raise ValueError", ""),
+        ("def g(x):\n    return 1\ndef aux(x):\n    g(x)", ""),
     ],
 )
-def test_what_has_no_result_is_no_definition(text):
-    assert analyze(PROMPT, "f", text, "def f(xs):\n    return 1").aux_problem
+def test_what_has_no_result_is_no_definition(text, problem):
+    found = analyze(PROMPT, "f", text, "def f(xs):\n    return 1").aux_problem
+    assert found and problem in found
     result = analyze(PROMPT, "f", None, text.replace("aux", "f"))
     assert result.main_problem and result.main_function_share == 0.0
 
@@ -494,14 +389,10 @@ def test_what_has_no_result_is_no_definition(text):
     ("main", "defined"),
     [
         ("def f(xs):\n    return [x for x xs]", True),
-        ("def f(xs):\n    yield xs xs", True),
-        ("def f(xs):\n    ys ys = 1\n    return ys", True),
         ("def f(xs):\n    if xs\n        return 1\n    return 2", True),
         ("def f(xs):\n    ys ys = 1\n    # return ys", False),
-        ("def f(xs):\n    ys ys = 'return ys'", False),
         ("def f(xs):\n    def g():\n        return 1\n    ys ys = 1", False),
         ("def f(xs:\n    return 1", False),
-        ("def f(xs)\n    return 1", False),
     ],
 )
 def test_a_slip_inside_a_function_costs_the_syntax_but_not_the_definition(main, defined):
@@ -523,66 +414,23 @@ def test_the_syntax_problem_names_part_line_and_column():
 @pytest.mark.parametrize(
     "main",
     [
-        "def f(xs):\n    return aux(xs) + 1",
         "def f(xs):\n    return [aux(x) for x in xs]",
-        "def f(xs):\n    g = lambda x: aux(x)\n    return g(xs) + 1",
         "def f(xs):\n    def g(x):\n        return aux(x)\n    return g(xs) + 1",
         "def h(x):\n    return aux(x)\ndef f(xs):\n    return list(map(h, xs))",
         "class A:\n    def go(self, x):\n        return aux(x)\ndef f(xs):\n    return A().go(xs)",
-        "def f(xs):\n    '''Calls aux.'''\n    for x in xs:\n        while aux(x):\n            return 1",
         "def f(xs):\n    return 0\ndef f(xs):\n    return aux(xs) + 1",
+        "def f(xs):\n    xs.sort(key=aux)\n    return xs",
+        "def f(xs):\n    if (g := aux):\n        return g(xs) + 1",
+        "def f(xs):\n    return {'a': aux}['a'](xs) + 1",
+        "def f(xs):\n    global aux\n    return aux(xs) + 1",
+        "OPS = []\nOPS.append(aux)\ndef f(xs):\n    return OPS[0](xs) + 1",
+        "def f(xs, aux=aux):\n    return aux(xs) + 1",
+        "def d(g):\n    def w(x):\n        return aux(g(x))\n    return w\n@d\ndef f(xs):\n    return 1",
+        "import functools\nf = functools.partial(sorted, key=aux)",
+        "class S:\n    op = aux\ndef f(xs):\n    return S.op(xs) + 1",
     ],
 )
-def test_a_call_names_aux(main):
-    result = facts(main)
-    assert result.names_aux and not result.thin_wrapper
-
-
-USES = [
-    "return list(map(aux, xs))",
-    "return list(filter(aux, xs))",
-    "return sorted(xs, key=aux)",
-    "xs.sort(key=aux)\n    return xs",
-    "import functools\n    return functools.reduce(aux, xs)",
-    "from functools import partial\n    g = partial(aux, 1)\n    return g() + 1",
-    "g = aux\n    return g(xs) + 1",
-    "g, h = aux, len\n    return h(g(xs))",
-    "if (g := aux):\n        return g(xs) + 1",
-    "return aux.__call__(xs) + 1",
-    "return [g(x) for g in (aux,) for x in xs]",
-    "for g in [aux]:\n        y = g(xs)\n    return y",
-    "return {'a': aux}['a'](xs) + 1",
-    "return dict(a=aux)['a'](xs) + 1",
-    "apply = lambda g, x: g(x)\n    return apply(aux, xs) + 1",
-    "return (lambda h=aux: h(xs))() + 1",
-    "def g(h=aux):\n        return h(xs)\n    return g() + 1",
-    "@aux\n    def g(x):\n        return x\n    return g(xs)",
-    "class A:\n        h = staticmethod(aux)\n    return A.h(xs) + 1",
-    "class A:\n        def go(self, x):\n            self.h = aux\n            return self.h(x)\n    return A().go(xs)",
-    "return (aux if xs else len)(xs) + 1",
-    "return (lambda: aux)()(xs) + 1",
-    "def g():\n        return aux, 1\n    return g()[0](xs) + 1",
-    "global aux\n    return aux(xs) + 1",
-    "return [aux for aux in aux(xs)]",
-    "for x in xs:\n        yield aux(x)",
-]
-USES_AROUND = [
-    "OPS = {'a': aux}\ndef f(xs):\n    return OPS['a'](xs) + 1",
-    "OPS = []\nOPS.append(aux)\ndef f(xs):\n    return OPS[0](xs) + 1",
-    "g = aux\ndef f(xs):\n    return g(xs) + 1",
-    "def f(xs, h=aux):\n    return h(xs) + 1",
-    "def f(xs, aux=aux):\n    return aux(xs) + 1",
-    "@aux\ndef f(xs):\n    return 1",
-    "def d(g):\n    def w(x):\n        return aux(g(x))\n    return w\n@d\ndef f(xs):\n    return 1",
-    "f = lambda xs: aux(xs) + 1",
-    "import functools\nf = functools.partial(sorted, key=aux)",
-    "def h(g, x):\n    return g(x)\ndef f(xs):\n    return h(aux, xs)",
-    "class S:\n    op = aux\ndef f(xs):\n    return S.op(xs) + 1",
-]
-
-
-@pytest.mark.parametrize("main", [f"def f(xs):\n    {body}" for body in USES] + USES_AROUND)
-def test_what_hands_aux_on_names_it(main):
+def test_what_calls_aux_or_hands_it_on_names_it(main):
     result = facts(main)
     assert result.names_aux and not result.thin_wrapper
 
@@ -590,22 +438,14 @@ def test_what_hands_aux_on_names_it(main):
 @pytest.mark.parametrize(
     "main",
     [
-        "def f(xs):\n    # aux(xs)\n    return 1",
-        "def f(xs):\n    '''aux(xs)'''\n    y = 'aux(xs)'\n    return y",
+        "def f(xs):\n    '''aux(xs)'''\n    y = 'aux(xs)'  # aux(xs)\n    return y",
         "def f(xs):\n    return xs.aux(1)",
-        "def f(xs):\n    return auxiliary(xs)",
         "def f(xs, aux=len):\n    return aux(xs) + 1",
-        "def f(xs):\n    aux = len\n    return aux(xs) + 1",
         "def f(xs):\n    def aux(y):\n        return y\n    return aux(xs) + 1",
-        "def f(xs):\n    from math import floor as aux\n    return aux(xs) + 1",
         "def f(xs):\n    return [aux(1) for aux in xs]",
-        "def f(xs):\n    return (lambda aux: aux(1))(xs)",
-        "def f(aux):\n    def g():\n        return aux(1)\n    return g() + 1",
         "def aux(x):\n    return 5\ndef f(xs):\n    return aux(xs) + 1",
-        "aux = len\ndef f(xs):\n    return aux(xs) + 1",
         "def unused(x):\n    return aux(x)\ndef f(xs):\n    return 1",
         "def f(xs):\n    return aux(xs) + 1\ndef f(xs):\n    return 1",
-        "def g(xs):\n    return 1\ndef f(xs):\n    return aux(xs) + 1\nf = g",
         "def f(xs):\n    global aux\n    aux = len\n    return aux(xs) + 1",
         "def f(xs):\n    return 1\ny = aux(1)",
     ],
@@ -629,77 +469,43 @@ def test_an_entry_point_from_aux_does_not_count_and_does_not_harm():
 
 
 @pytest.mark.parametrize(
-    ("body", "thin"),
+    ("main", "thin"),
     [
-        ("return aux(xs)", True),
-        ("'''Docstring.'''\n    # comment\n    return aux(sorted(xs))", True),
-        ("y = aux(xs)\n    return y", True),
-        ("y: list = aux(xs)\n    z = y\n    return z", True),
-        ("import math\n    pass\n    return aux(xs)", True),
-        ("return aux(xs)\n    y = 1", True),
-        ("return (y := aux(xs))", True),
-        ("g = aux\n    return g(xs)", True),
-        ("(g := aux)\n    y = g(xs)\n    return y", True),
-        ("return aux.__call__(xs)", True),
-        ("return (lambda x: aux(x))(xs)", True),
-        ("g = lambda x: aux(x)\n    return g(xs)", True),
-        ("def g(x):\n        return aux(x)\n    return g(xs)", True),
-        ("from functools import partial\n    return partial(aux, xs)()", True),
-        ("return list(map(aux, [xs]))[0]", True),
-        ("return next(map(aux, [xs]))", True),
-        ("yield from aux(xs)", True),
-        ("return list(map(aux, xs))", False),
-        ("return list(map(aux, xs))[0]", True),
-        ("return map(aux, [xs])", False),
-        ("return sorted(xs, key=aux)[0]", False),
-        ("g = lambda x: aux(x) + 1\n    return g(xs)", False),
-        ("g = aux\n    g = len\n    return g(aux(xs))", False),
-        ("for y in aux(xs):\n        yield y + 1", False),
-        ("return aux(xs) + 1", False),
-        ("return [aux(xs)]", False),
-        ("y = aux(xs)\n    return y[0]", False),
-        ("y = aux(xs)\n    return xs", False),
-        ("xs = sorted(xs)\n    return aux(xs)", False),
-        ("if not xs:\n        return 0\n    return aux(xs)", False),
+        ("def f(xs):\n    '''Docstring.'''\n    # comment\n    return aux(sorted(xs))", True),
+        ("def f(xs):\n    y: list = aux(xs)\n    z = y\n    return z", True),
+        ("def f(xs):\n    (g := aux)\n    y = g(xs)\n    return y", True),
+        ("def f(xs):\n    return aux.__call__(xs)", True),
+        ("def f(xs):\n    def g(x):\n        return aux(x)\n    return g(xs)", True),
+        ("def f(xs):\n    from functools import partial\n    return partial(aux, xs)()", True),
+        ("def f(xs):\n    return list(map(aux, [xs]))[0]", True),
+        ("def f(xs):\n    yield from aux(xs)", True),
+        ("f = lambda xs: aux(xs)", True),
+        ("def h(x):\n    return aux(x)\ndef f(xs):\n    return h(xs)", True),
+        ("async def f(xs):\n    return await aux(xs)", True),
+        ("def f(xs):\n    [xs.y] = [aux(xs)]\n    return xs.y", False),
+        ("def f(xs):\n    return list(map(aux, xs))", False),
+        ("def f(xs):\n    g = lambda x: aux(x) + 1\n    return g(xs)", False),
+        ("def f(xs):\n    g = aux\n    g = len\n    return g(aux(xs))", False),
+        ("def f(xs):\n    return [aux(xs)]", False),
+        ("def f(xs):\n    y = aux(xs)\n    return y[0]", False),
+        ("def f(xs):\n    y = aux(xs)\n    return xs", False),
+        ("def f(xs):\n    if not xs:\n        return 0\n    return aux(xs)", False),
     ],
 )
-def test_a_thin_wrapper_only_returns_what_aux_returns(body, thin):
-    result = facts(f"def f(xs):\n    {body}")
+def test_a_thin_wrapper_only_returns_what_aux_returns(main, thin):
+    result = facts(main)
     assert result.names_aux and result.thin_wrapper == thin
-
-
-@pytest.mark.parametrize(
-    "main",
-    [
-        "f = lambda xs: aux(xs)",
-        "def h(x):\n    return aux(x)\ndef f(xs):\n    return h(xs)",
-        "g = aux\ndef f(xs):\n    return g(xs)",
-        "async def f(xs):\n    return await aux(xs)",
-    ],
-)
-def test_a_thin_wrapper_in_more_than_one_statement(main):
-    assert facts(main).thin_wrapper
-
-
-@pytest.mark.parametrize("target", ["x.y", "x[0]"])
-def test_values_unpacked_into_an_object_are_no_thin_wrapper(target):
-    assert not facts(f"def f(x):\n    [{target}] = [aux(x)]\n    return {target}").thin_wrapper
 
 
 @pytest.mark.parametrize(
     ("body", "dropped"),
     [
-        ("aux(xs)\n    return 1", True),
         ("if xs:\n        aux(xs)\n    return 1", True),
-        ("def g():\n        aux(xs)\n    g()\n    return 1", True),
-        ("y = aux(xs)\n    return 1", True),
         ("y: int = aux(xs)\n    return 1", True),
         ("(y := aux(xs))\n    return 1", True),
-        ("y = aux(xs)\n    return y", False),
         ("y, z = aux(xs)\n    return z", False),
         ("print(aux(xs))\n    return 1", False),
         ("xs[0] = aux(xs)\n    return xs", False),
-        ("for x in aux(xs):\n        print(x)\n    return 1", False),
         ("y = aux(xs)\n    def g():\n        return y\n    return g()", False),
     ],
 )

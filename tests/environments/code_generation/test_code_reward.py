@@ -40,13 +40,8 @@ class FakeSandbox:
         self.batches.append(list(programs))
         checks = tuple(Check(status, f"assert {k}") for k, status in enumerate(self.statuses))
         return [
-            Verdict(
-                Check("passed", ""),
-                checks,
-                calls=dict.fromkeys(program.watch, self.calls),
-                effective=program.experiments,
-            )
-            for program in programs
+            Verdict(Check("passed", ""), checks, dict.fromkeys(one.watch, self.calls), effective=one.experiments)
+            for one in programs
         ]
 
 
@@ -224,7 +219,7 @@ def test_nothing_runs_when_nothing_can():
     assert fake.batches == []
 
 
-@pytest.mark.parametrize(("name", "at_least"), [("humaneval.jsonl", 163), ("mbpp_sanitized.jsonl", 425)])
+@pytest.mark.parametrize(("name", "at_least"), [("humaneval.jsonl", 164), ("mbpp_sanitized.jsonl", 425)])
 def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_data, name, at_least):
     items = load_code_dataset(str(shared_data / name)).to_list()
     actions = [{"main": item["prompt"] + item["canonical_solution"]} for item in items]
@@ -233,10 +228,3 @@ def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_dat
     rewards = {item["task_id"]: outcome.reward for item, outcome in zip(items, outcomes, strict=True)}
     below = {task_id: reward for task_id, reward in rewards.items() if abs(reward - 2.1) > 1e-9}
     assert len(rewards) - len(below) >= at_least, below
-
-
-def test_wrong_solutions_of_a_benchmark_do_not_reach_it(sandbox, shared_data):
-    items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[:40]").to_list()
-    actions = [{"main": item["prompt"] + "    return 'wrong'\n"} for item in items]
-    outcomes = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox).score(items, actions, [[]] * len(items))
-    assert all(outcome.reward < 2.0 for outcome in outcomes)

@@ -8,7 +8,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_multiagent.rewards import CodeRewardFunction, code_reward
 
-from tiny import byte_tokenizer, tiny_llama
+from tiny import SHORT, byte_tokenizer, tiny_llama
 
 
 PROMPT = 'def double(x):\n    """Twice x."""\n'
@@ -48,10 +48,7 @@ def test_the_kind_earned_pays_no_trivial_answer():
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [
-        ({}, "row 1: there is no column `entry_point`"),
-        ({**HUMANEVAL, "problem": "Double x."}, "into the column `problem`"),
-    ],
+    [({}, "row 1: there is no column"), ({**HUMANEVAL, "problem": "Double x."}, "into the column `problem`")],
 )
 def test_columns_that_are_missing(row, message):
     with pytest.raises(ValueError, match=message):
@@ -61,17 +58,8 @@ def test_columns_that_are_missing(row, message):
 
 
 def test_trl_trains_on_it(tmp_path):
-    args = GRPOConfig(
-        str(tmp_path),
-        max_steps=1,
-        num_generations=4,
-        per_device_train_batch_size=4,
-        max_completion_length=8,
-        logging_steps=1,
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-    )
+    settings = {"num_generations": 4, "per_device_train_batch_size": 4, "max_completion_length": 8}
+    args = GRPOConfig(str(tmp_path), **SHORT, **settings)
     trainer = GRPOTrainer(
         model=tiny_llama(),
         reward_funcs=code_reward,
