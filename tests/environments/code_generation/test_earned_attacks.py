@@ -284,7 +284,7 @@ REPLACED = {
         "import math\n" + G + "math.h = g\n" + SUM_OF_SQUARES,
     ),
     "main changes the built-in names": (HELP, "import builtins\n" + G + "builtins.help = g\n" + SUM_OF_SQUARES),
-    "main changes its global names": (HELP, G + "globals()['help'] = g\n" + SUM_OF_SQUARES),
+    "aux looks a global name up": ("def aux(xs):\n    return globals()['g'](xs)\n", G + SUM_OF_SQUARES),
     "aux evaluates a name": ("def aux(xs):\n    return eval('g')(xs)\n", G + SUM_OF_SQUARES),
     "aux reads the entry point's global names": (
         "def aux(xs):\n    return f.__globals__['g'](xs)\n",
@@ -386,8 +386,8 @@ HONEST = {
         "def f(xs):\n    return sum(x * x for x in xs if aux(x))\n",
     ),
     "an endless loop where aux says nothing": (
-        "def aux(x):\n    return x + 1\n",
-        "def f(xs):\n    total, k = 0, 0\n    while k != len(xs):\n        total += xs[k] ** 2 * (xs[k] % 2 == 0)\n        k = aux(k)\n    return total\n",
+        "def aux(x):\n    return x - 1\n",
+        "def f(xs):\n    total, k = 0, len(xs)\n    while k != 0:\n        k = aux(k)\n        total += xs[k] ** 2 * (xs[k] % 2 == 0)\n    return total\n",
     ),
 }
 

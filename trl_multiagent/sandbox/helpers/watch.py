@@ -244,23 +244,23 @@ class _Template(pickle.Pickler):
         self.parts = 0
         self.dump(value)
 
-    def persistent_id(self, part: Any) -> tuple[int, bool] | None:
+    def persistent_id(self, part: Any) -> int | None:
         self.parts += 1
         if self.parts > MAX_PARTS or any(map(_has_methods, type(part).__mro__)):
             raise ValueError("no template")
         inside = _unwrapped(part) if (is_function := isinstance(part, _FUNCTION_TYPES)) else part
         equal = {k for k, (old, new) in enumerate(self.arguments) if inside is new or not _differ(inside, old)}
         self.places += [equal] if equal else []
-        return (len(self.places) - 1, is_function) if equal else None
+        return 2 * len(self.places) - 2 + is_function if equal else None
 
     def filled(self, arguments: list) -> Any:
         """The value with other arguments."""
         reading = pickle.Unpickler(io.BytesIO(self.file.getvalue()))
 
-        def load(place: tuple[int, bool]) -> Any:
-            if (argument := arguments[min(self.places[place[0]])]) is _NO_VALUE:
+        def load(place: int) -> Any:
+            if (argument := arguments[min(self.places[place // 2])]) is _NO_VALUE:
                 raise IndexError("no such argument")
-            return (lambda *_: argument) if place[1] else argument
+            return (lambda *_: argument) if place % 2 else argument
 
         reading.persistent_load = load  # type: ignore[method-assign]
         return reading.load()
