@@ -123,14 +123,13 @@ class Watch:
     def produce(self, value: Any) -> Any:
         """What a generator's caller gets in place of one of its values."""
         values, arguments, self.arguments = self.first, self.arguments, []
-        result = (
-            value if Watch.experiment == "echo" else self.give(value)
-        )  # it runs once, to make a template of its values
+        # with `echo`, a generator runs once, to make a template of its values
+        result = value if Watch.experiment == "echo" else self.give(value)
         self.arguments = arguments
-        if Watch.experiment:
+        if Watch.experiment in WITH_COPIES and len(self.yielded) < MAX_PARTS:
             self.yielded.append(value)
-            if type(values) is list:
-                values.append(result)
+        if Watch.experiment and type(values) is list:
+            values.append(result)
         return result
 
     def give(self, value: Any) -> Any:
@@ -147,7 +146,7 @@ class Watch:
         if Watch.experiment in WITH_COPIES:
             self.learn(value)
         self.given_out += 1
-        if self.entries == 1:
+        if self.entries == 1 and Watch.experiment in ("replay", "control"):
             self.replayed.append(_copied(value))
         result = value
         if Watch.experiment in CONSTANT:
@@ -295,15 +294,15 @@ def _in_form_of(value: Any, first: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The value in a container or an object that has a single one, or what a function returns without arguments."""
+    """The value in a container or an object that has a single one, or what a function returns without arguments, or without names in it for None."""
     inside = _NO_VALUE
     with contextlib.suppress(Exception):  # it needs other arguments, or has no value in a slot
         fields = getattr(value, "__dict__", None) or getattr(type(value), "__slots__", ())
         if isinstance(value, (*_CONTAINERS, collections.deque)) and len(value) == 1:
             (inside,) = value.values() if isinstance(value, dict) else value
         elif isinstance(value, _FUNCTION_TYPES):
-            code = getattr(value, "__code__", None)
-            inside = value(*[None] * (code.co_argcount if code and not (code.co_names or value.__defaults__) else 0))
+            code, defaults = getattr(value, "__code__", None), getattr(value, "__defaults__", None)
+            inside = value(*[None] * (code.co_argcount if code and not (code.co_names or defaults) else 0))
         elif isinstance(fields, (dict, tuple, list)) and len(fields) == 1:
             inside = getattr(value, *fields)
     return inside
