@@ -104,7 +104,8 @@ class ItemFacts:
     Args:
         total (`int`): Number of tests, which are the asserts that can fail.
         trivial (`int`): Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for
-            the examples in the prompt they return the result given there, and for the first test's call the right result.
+            the examples in the prompt they return the result given there, and for the first test's call the right result. Beside the
+            first test's result, a step from the first argument counts, too, unless it solves the task.
         reference (`int` or `None`): Number of tests that the reference solution passes; None if there is no solution.
         reference_seconds (`float` or `None`): Processor time of the reference solution on all tests, in seconds; None if it
             passes none.

@@ -36,6 +36,7 @@ MAX_PARTS = 100  # of a value that may contain arguments
 PROGRAM = "<program>"  # the file name in the program's code objects
 _CONVERTED = (list, tuple, dict, str, int, float)  # what `list(...)` and the like make of a value
 _CONTAINERS = (list, tuple, set, frozenset, dict)
+_ATOMS = (int, float, bool, str, type(None))
 _FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
@@ -96,6 +97,8 @@ class Watch:
 
     def learn(self, value: Any) -> None:
         """Keeps the first value that contains arguments as a template. Where several arguments fit, later values decide."""
+        if type(value) in _ATOMS and all(_differ(value, old) for old, _ in self.arguments):
+            return  # most values, and this is faster
         with contextlib.suppress(Exception):  # the value is none; see `_Template`
             places = (template := _Template(value, self.arguments)).places
             if places and (self.template is None or len(places) < len(self.template.places)):
@@ -224,9 +227,10 @@ def _single(named: tuple, *rest: tuple | dict) -> list:
     follow it.
     """
     single = [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
-    return [
-        part for one in single for part in (one, _NO_VALUE if isinstance(one, _FUNCTION_TYPES) else _unwrapped(one))
-    ]
+    inside = (
+        _NO_VALUE if isinstance(one, _FUNCTION_TYPES) else _unwrapped(one) for one in single
+    )  # may not be called
+    return [part for both in zip(single, inside, strict=True) for part in both]
 
 
 class _Template(pickle.Pickler):
@@ -296,6 +300,8 @@ def _in_form_of(value: Any, first: Any) -> Any:
 def _unwrapped(value: Any) -> Any:
     """The value in a container or an object that has a single one, or what a function returns without arguments, or without names in it for None."""
     inside = _NO_VALUE
+    if type(value) in _ATOMS:
+        return inside
     with contextlib.suppress(Exception):  # it needs other arguments, or has no value in a slot
         fields = getattr(value, "__dict__", None) or getattr(type(value), "__slots__", ())
         if isinstance(value, (*_CONTAINERS, collections.deque)) and len(value) == 1:
