@@ -24,7 +24,7 @@ from typing import Any
 
 # The docstring of `Program` says what each experiment changes
 CONSTANT = ("constant", "second", "third")
-NO_YIELD = ("echo", "mute", "nothing")  # the experiments in which a generator does not run
+NO_YIELD = ("echo", "mute", "nothing")  # the experiments in which a generator does not run, except once with `echo`
 WITH_COPIES = ("apart", "echo", "control")  # those in which arguments are copied
 MAX_VALUES = 8  # how many different values of one function are kept
 _NO_VALUE = object()
