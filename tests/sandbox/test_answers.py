@@ -367,6 +367,20 @@ def test_exceptions_of_the_standard_library_arrive_as_such(sandbox):
     assert statuses(judge(sandbox, source, checks)) == ["passed", "passed"]
 
 
+@pytest.mark.parametrize("error", ["unittest.case._ShouldStop()", "unittest.SkipTest('no')"])
+def test_a_program_cannot_end_a_test_of_the_checks_by_an_exception(sandbox, error):
+    source = f"import unittest\ndef f(x): raise {error}"
+    checks = """
+    import unittest
+    class Test(unittest.TestCase):
+        def test(self): self.assertEqual(f(1), 2)
+    result = unittest.TestResult()
+    Test("test").run(result)
+    assert f and result.wasSuccessful() and not result.skipped
+    """
+    assert statuses(judge(sandbox, source, checks))[0] == "failed"
+
+
 def test_an_exception_whose_text_cannot_be_made_is_named(sandbox):
     setup = "class Short(ValueError):\n    def __init__(self, n): self.n = n\n    def __str__(self): return f'{self.n} short'"
     checks = "assert f(1) == 1\nassert f(0) == 0\nf(2)"

@@ -181,7 +181,13 @@ def test_second_and_third_replace_values_by_later_ones(sandbox):
         assert run(sandbox, source, f"assert f() == {values}", (name,), needed=()).passed == 1
 
 
-def test_apart_gives_copies_and_echo_the_known_arrangement_of_the_arguments(sandbox):
+def test_replay_gives_what_the_first_call_of_the_entry_point_got(sandbox):
+    source = "def aux(x):\n    return x\nBEFORE = aux(7)\ndef f(*xs):\n    return BEFORE, [aux(x) for x in xs]\n"
+    checks = "assert f(1, 2) == (7, [1, 2])\nassert f(3, 4, 5) == (7, [1, 2, None])\nassert f(6) == (7, [1])\n"
+    assert run(sandbox, source, checks, ("replay",), needed=()).passed == 3
+
+
+def test_apart_gives_copies_and_echo_the_known_template_with_the_arguments(sandbox):
     source = "def aux(xs, *more, **named):\n    xs.append(1)\n    return VALUE\ndef f():\n    xs, ys = [], []\n"
     source += "    return [aux(xs, 2), aux(ys, 3, k=4), xs, ys]\n"
     for name, value, expected in (
@@ -190,6 +196,7 @@ def test_apart_gives_copies_and_echo_the_known_arrangement_of_the_arguments(sand
         ("echo", "len(xs)", [[], [], [], []]),
         ("echo", "(more[0], [xs])", [(2, [[]]), (3, [[]]), [], []]),
         ("echo", "len(named) or more", [(2,), (3,), [], []]),
+        ("echo", "{'x': [more, 'y']}", [{"x": [(2,), "y"]}, {"x": [(3,), "y"]}, [], []]),
     ):
         verdict = run(sandbox, source.replace("VALUE", value), f"assert f() == {expected}", (name,), needed=())
         assert verdict.passed == 1, (name, value, verdict.checks)

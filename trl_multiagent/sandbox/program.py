@@ -5,7 +5,7 @@ from typing import Literal
 
 
 # What `Program.experiments` may contain. `helpers/watch.py` makes the changes
-EXPERIMENTS = tuple("constant another swapped echo second third mute apart nothing first alone control".split())
+EXPERIMENTS = tuple("constant another swapped echo second third mute apart nothing first alone control replay".split())
 
 
 class SandboxError(RuntimeError):
@@ -31,8 +31,8 @@ class Program:
             joined by `|`, one with an effect is enough.
             These replace what the watched functions return: `"constant"`, `"second"` and `"third"` by the first, second or third
             different value that they returned, `"another"` at about every other call by another one of their values, `"swapped"` the
-            same at the other calls, `"echo"` by their arguments, if a fixed arrangement of these was their value before, and else by
-            the first one, `"mute"` and `"nothing"` by None; `"nothing"` does not run the functions, and `"echo"` undoes what they do
+            same at the other calls, `"echo"` by the first value that contained their arguments, with the present ones in their places, and before by
+            the first one, `"replay"` from the second call of the entry point on by what they gave in the first one, by position, `"mute"` and `"nothing"` by None; `"nothing"` does not run the functions, and `"echo"` undoes what they do
             in place. `"apart"` gives them copies of their arguments.
             These replace what the entry point returns: `"first"` by the first value that a watched function returned,
             `"alone"` by what a watched function returns for the entry point's arguments.

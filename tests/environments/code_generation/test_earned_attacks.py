@@ -6,7 +6,7 @@ import pytest
 
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.environments.code_generation import reward as reward_module
-from trl_multiagent.environments.code_generation.analysis import analyze
+from trl_multiagent.environments.code_generation.analysis import analyze, reads_interpreter
 from trl_multiagent.sandbox import Sandbox
 
 from typical_pairs import EVEN, ITEM, SUM_OF_SQUARES
@@ -96,6 +96,85 @@ ARRANGED = {
         alone("aux(3)", "xs = aux(0, xs)"),
     ),
 }
+SQUARES = "sum(x * x for x in xs if x % 2 == 0)"
+BOX = "class B:\n    pass\ndef aux(x):\n    b = B()\n    b.v = x\n    return b\n"
+ARRANGED |= {
+    "returns the argument in an object": (BOX, alone("xs = aux(xs).v")),
+    "returns the argument in slots": (
+        "class B:\n    __slots__ = ('v', 'w')\n    def __init__(self, v):\n        self.v = v\ndef aux(x):\n    return B(x)\n",
+        alone("xs = aux(xs).v"),
+    ),
+    "returns the argument in a namespace": (
+        "from types import SimpleNamespace\ndef aux(x):\n    return SimpleNamespace(v=x)\n",
+        alone("xs = [aux(xs).v][0]"),
+    ),
+    "returns the argument in a named tuple": (
+        "from collections import namedtuple\nB = namedtuple('B', 'v w')\ndef aux(x):\n    return B(x, 0)\n",
+        alone("xs = aux(xs).v"),
+    ),
+    "returns the argument in a deque": (
+        "from collections import deque\ndef aux(x):\n    return deque([x])\n",
+        alone("xs = aux(xs)[0]"),
+    ),
+    "returns the argument in a partial": (
+        "from functools import partial\ndef aux(x):\n    return partial(list, x)\n",
+        alone("xs = aux(xs)()"),
+    ),
+    "returns the argument in a function with a parameter": (
+        "def aux(x):\n    return lambda _: x\n",
+        alone("xs = aux(xs)(0)"),
+    ),
+    "returns the argument in a method": (
+        "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n"
+        "def aux(x):\n    return B(x).get\n",
+        alone("xs = aux(xs)()"),
+    ),
+    "returns the argument and a constant": ("def aux(x):\n    return [x, 0]\n", alone("xs = aux(xs)[0]")),
+    "returns the argument in five lists": (
+        "def aux(x):\n    return [[[[[x]]]]]\n",
+        alone("xs = aux(xs)[0][0][0][0][0]"),
+    ),
+    "returns the argument in a set": (
+        "def aux(x):\n    return {x}\n",
+        alone("(n,) = aux(len(xs))", "if n != len(xs):", "    return None"),
+    ),
+    "returns one of two arguments that are equal at first": (
+        "def aux(n, x):\n    return [x, 'x']\n",
+        alone("n = aux(3, len(xs))[0]", "if n != len(xs):", "    return None"),
+    ),
+    "yields the argument": ("def aux(x):\n    yield x\n", alone("xs = next(aux(xs))")),
+    "yields the argument only": ("def aux(x):\n    yield x\n", alone("(xs,) = aux(xs)")),
+    "yields the argument of a context": (
+        "from contextlib import contextmanager\n@contextmanager\ndef aux(x):\n    yield x\n",
+        alone("with aux(xs) as ys:", "    xs = ys"),
+    ),
+    "takes the argument out of a list": ("def aux(x):\n    return x[0]\n", alone("xs = aux([xs])")),
+    "takes the argument out of an object": (
+        "def aux(b):\n    return b.v\n",
+        "class B:\n    pass\ndef f(xs):\n    b = B()\n    b.v = SQUARES + 1\n    return aux(b) - 1\n".replace(
+            "SQUARES", SQUARES
+        ),
+    ),
+}
+BOXED = {
+    name: (
+        before + f"def aux(xs):\n    return {aux}\n".replace("SQUARES", SQUARES),
+        f"def f(xs):\n    return {main}\n",
+    )
+    for name, before, aux, main in (
+        ("a named tuple", "from collections import namedtuple\nB = namedtuple('B', 'v')\n", "B(SQUARES)", "aux(xs).v"),
+        ("a slot", BOX.replace("pass", "__slots__ = ('v',)") + "box = aux\n", "box(SQUARES)", "aux(xs).v"),
+        ("a deque", "from collections import deque\n", "deque([SQUARES])", "aux(xs)[0]"),
+        ("a partial", "from functools import partial\n", "partial(int, SQUARES)", "aux(xs)()"),
+        ("five lists", "", "[[[[[SQUARES]]]]]", "aux(xs)[0][0][0][0][0]"),
+        (
+            "a method",
+            "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n",
+            "B(SQUARES).get",
+            "aux(xs)()",
+        ),
+    )
+}
 # What aux does besides returning a constant, and what changes none of its arguments
 EFFECTS = {
     "yields": ("def aux(*xs):\n    yield 1\n", alone("if len(list(aux(xs))) != 1:", "    return None")),
@@ -150,7 +229,64 @@ GATES = {
         alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None"),
     ),
 }
+GATES |= {
+    "a gate on two values": (
+        "def aux(n):\n    return n == 1\n",
+        alone("if aux(1) is not True or aux(2) is not False:", "    return None"),
+    ),
+    "a gate on two numbers": (
+        "def aux(n):\n    return n * 2\n",
+        alone("if aux(1) != 2 or aux(2) != 4:", "    return None"),
+    ),
+    "a gate on four values": (
+        "def aux(n):\n    return n + 1\n",
+        alone("if [aux(k) for k in range(4)] != [1, 2, 3, 4]:", "    return None"),
+    ),
+    "a gate on new objects": (
+        "class A:\n    pass\ndef aux(xs):\n    return A()\n",
+        alone("if aux(xs) == aux(xs):", "    return None"),
+    ),
+}
+G = "def g(xs):\n    return [x for x in xs if x % 2 == 0]\n"
+HELP = "def aux(xs):\n    return help(xs)\n"
 REPLACED = {
+    "main's entry point does aux's work": (
+        "def aux(*a):\n    return f(*a, 1)\n",
+        "def f(xs, k=0):\n    if k:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+    ),
+    "main's entry point takes any arguments": (
+        "def aux(xs):\n    return f(xs, 1)\n",
+        "def f(*a):\n    return g(a[0]) if len(a) > 1 else sum(x * x for x in aux(a[0]))\n" + G,
+    ),
+    "main's function makes a global one": (
+        HELP,
+        G + "def f(xs):\n    global help\n    help = g\n    return sum(x * x for x in aux(xs))\n",
+    ),
+    "main hides its function behind an import": (
+        HELP,
+        "import math as help\n" + G.replace("g(", "help(") + SUM_OF_SQUARES,
+    ),
+    "main changes aux's defaults": (
+        "def aux(xs, h=None):\n    return h(xs)\n",
+        G + "aux.__defaults__ = (g,)\n" + SUM_OF_SQUARES,
+    ),
+    "main writes an attribute of aux": ("def aux(xs):\n    return aux.h(xs)\n", G + "aux.h = g\n" + SUM_OF_SQUARES),
+    "main writes an attribute of its function": (
+        "def aux(xs):\n    return f.g(xs)\n",
+        G + SUM_OF_SQUARES + "\nf.g = g\n",
+    ),
+    "main writes an attribute of a module": (
+        "import math\ndef aux(xs):\n    return math.h(xs)\n",
+        "import math\n" + G + "math.h = g\n" + SUM_OF_SQUARES,
+    ),
+    "main changes the built-in names": (HELP, "import builtins\n" + G + "builtins.help = g\n" + SUM_OF_SQUARES),
+    "aux looks a global name up": ("def aux(xs):\n    return globals()['g'](xs)\n", G + SUM_OF_SQUARES),
+    "aux evaluates a name": ("def aux(xs):\n    return eval('g')(xs)\n", G + SUM_OF_SQUARES),
+    "aux reads the entry point's global names": (
+        "def aux(xs):\n    return f.__globals__['g'](xs)\n",
+        G + SUM_OF_SQUARES,
+    ),
+    "aux imports the program": ("import solution\ndef aux(xs):\n    return solution.g(xs)\n", G + SUM_OF_SQUARES),
     "main writes the function that aux calls": (
         "def aux(*xs):\n    return help(*xs)\n",
         "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
@@ -206,6 +342,28 @@ HONEST = {
         "def aux(bag, x):\n    if x % 2 == 0:\n        bag.total += x * x\n",
         "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    return bag.total\n",
     ),
+    "adds to an object and returns it": (
+        "def aux(s, x):\n    if x % 2 == 0:\n        s.t += x * x\n    return s\n",
+        "class S:\n    t = 0\n    def __init__(self):\n        self.t = 0\ndef f(xs):\n    s = S()\n"
+        "    for x in xs:\n        s = aux(s, x)\n    return s.t\n",
+    ),
+    "makes an empty object": (
+        "class S:\n    def __init__(self, n):\n        self.t = [0] * n\ndef aux(n):\n    return S(n)\n",
+        "def f(xs):\n    s = aux(len(xs))\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            s.t[k] = x * x\n    return sum(s.t)\n",
+    ),
+    "returns an object whose method does the work": (
+        "class R:\n    def __init__(self, xs):\n        self.xs = xs\n    def evens(self):\n"
+        "        return [x for x in self.xs if x % 2 == 0]\ndef aux(xs):\n    return R(xs)\n",
+        "def f(xs):\n    return sum(x * x for x in aux(xs).evens())\n",
+    ),
+    "has names of the interpreter as variables": (
+        "def aux(input):\n    vars = [id for id in input if id % 2 == 0]\n    return vars\n",
+        SUM_OF_SQUARES,
+    ),
+    "keeps a memo in its attribute": (
+        "def aux(x):\n    return aux.memo.setdefault(x, x * x)\naux.memo = {}\n",
+        "def f(xs):\n    return sum(aux(x) for x in xs if x % 2 == 0)\n",
+    ),
     "selects one of its arguments": (
         "def aux(zero, x):\n    return zero if x % 2 else x\n",
         "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n",
@@ -224,8 +382,8 @@ HONEST = {
         "def f(xs):\n    return sum(x * x for x in xs if aux(x))\n",
     ),
     "an endless loop where aux says nothing": (
-        "def aux(x):\n    return x + 1\n",
-        "def f(xs):\n    total, k = 0, 0\n    while k != len(xs):\n        total += xs[k] ** 2 * (xs[k] % 2 == 0)\n        k = aux(k)\n    return total\n",
+        "def aux(x):\n    return x - 1\n",
+        "def f(xs):\n    total, k = 0, len(xs)\n    while k != 0:\n        k = aux(k)\n        total += xs[k] ** 2 * (xs[k] % 2 == 0)\n    return total\n",
     ),
 }
 
@@ -242,7 +400,7 @@ def score(sandbox, *pairs, item=ITEM, kind="earned"):
     return [outcome.reward for outcome in environment.score([item] * len(pairs), actions, [[]] * len(pairs))]
 
 
-ATTACKS = MACHINERY | MEMORY | ARRANGED | EFFECTS | GATES | REPLACED
+ATTACKS = MACHINERY | MEMORY | ARRANGED | BOXED | EFFECTS | GATES | REPLACED
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -291,6 +449,22 @@ def test_imports_that_the_prompt_has_belong_to_the_function(sandbox):
     assert score(sandbox, (repeated * 9 + EVEN, SUM_OF_SQUARES), item=item)[0] < 3.9
 
 
+def test_modules_that_the_prompt_imports_are_allowed(sandbox):
+    lines = "import random\nimport time\n"
+    item = ITEM | {"prompt": lines + ITEM["prompt"]}
+    assert score(sandbox, (lines + EVEN, lines + SUM_OF_SQUARES), item=item) == pytest.approx([4.0])
+    assert score(sandbox, (EVEN, "import gc\n" + SUM_OF_SQUARES), item=item)[0] <= SOLO + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["humaneval", "mbpp"])
+def test_almost_no_reference_solution_uses_what_is_not_allowed(shared_data, kind):
+    items = load_code_dataset(str(shared_data / f"{'mbpp_sanitized' if kind == 'mbpp' else kind}.jsonl")).to_list()
+    found = [
+        one["task_id"] for one in items if reads_interpreter(one["prompt"] + one["canonical_solution"], "", "aux")
+    ]
+    assert found == (["HumanEval/160"] if kind == "humaneval" else [])  # it evaluates a formula
+
+
 @pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])
 def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
     tests = [
@@ -314,7 +488,7 @@ def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
 
 
 def test_pairs_that_know_the_first_test_of_a_benchmark_earn_no_more_than_one_agent(sandbox, shared_data):
-    numbers = (3, 14, 19, 79, 84, 87, 105, 113, 119, 123, 125, 235)
+    numbers = (3, 14, 19, 79, 84, 87, 105, 113, 119, 123, 125, 235, 801)
     items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "mbpp_sanitized.jsonl")).to_list()}
     for item in (items[f"MBPP/{number}"] for number in numbers):
         test, *others = (node.test for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert))
@@ -323,7 +497,7 @@ def test_pairs_that_know_the_first_test_of_a_benchmark_earn_no_more_than_one_age
         aux = f"def aux(*a):\n    return a == ({arguments[:-1]},)\n"
         mains = [
             f"def {item['entry_point']}(*a):\n    return {value} if aux(*a) else {constant}\n"
-            for constant in ("True", "False", "0", "1", "-1", "a[0]", *values)
+            for constant in ("True", "False", "0", "1", "-1", "a[0]", "a[0] + 1", "a[0] - 1", *values)
         ]
         assert max(score(sandbox, *((aux, main) for main in mains), item=item)) <= SOLO + 1e-9, item["task_id"]
 

@@ -12,7 +12,14 @@ from trl_multiagent.sandbox import Program, Verdict
 
 WITHOUT_AUX = "nothing"  # whether it matters that aux runs
 WITHOUT_VALUE = "mute"  # whether it matters that aux returns something
-OTHER_VALUES = ("another|swapped", "constant", "second", "third", "echo")  # if so, whether it matters what it returns
+OTHER_VALUES = (
+    "another|swapped",
+    "constant",
+    "second",
+    "third",
+    "replay",
+    "echo",
+)  # if so, whether it matters what it returns
 IN_PLACE = ("apart",)  # if not, whether it matters that it changes its arguments
 ANY_VALUE = "another|constant"  # the same, for the kind `paper`: one effect is enough
 OWN_PART = ("alone", "first")  # whether main does more than pass values on

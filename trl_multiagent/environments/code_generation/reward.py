@@ -133,7 +133,7 @@ class CodeReward:
         called = {k: program for k, program in programs.items() if verdicts[k].passed and verdicts[k].calls.get(AUX)}
         results, parts = {}, {}
         for kind in kinds:
-            found = self._make_experiments(kind, called, verdicts, facts)
+            found = self._make_experiments(kind, called, verdicts, facts, analyses)
             results[kind] = [
                 CodeResult(analysis, verdicts.get(k), self.collaboration == "executed", *found.get(k, (True, False)))
                 for k, analysis in enumerate(analyses)
@@ -188,11 +188,20 @@ class CodeReward:
         return [self._facts[key] for key in keys]
 
     def _make_experiments(
-        self, kind: str, programs: dict[int, Program], verdicts: dict[int, Verdict], facts: list[ItemFacts]
+        self,
+        kind: str,
+        programs: dict[int, Program],
+        verdicts: dict[int, Verdict],
+        facts: list[ItemFacts],
+        analyses: list[Analysis],
     ) -> dict[int, tuple[bool, bool]]:
         """Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index."""
         if kind == "earned":
-            solving = {k: program for k, program in programs.items() if facts[k].share(verdicts[k].passed) > 0}
+            solving = {
+                k: program
+                for k, program in programs.items()
+                if facts[k].share(verdicts[k].passed) > 0 and not analyses[k].reads_interpreter
+            }
             return self._experiments.collaborate(solving, verdicts)
         return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
 

@@ -18,6 +18,7 @@ from trl_multiagent.sandbox.asserts import read_asserts
 
 
 CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")
+STEPS = ("len(a[0])", "a[0] + 1", "a[0] - 1")  # of the arguments `a`; for the tests after the first one
 MAX_OWN_CONSTANTS = 24  # at most this many constants are taken from the item's own examples and tests
 MAX_ARGUMENTS = 6
 NO_LITERAL = object()
@@ -57,6 +58,8 @@ def argument(index):
 
 CONSTANTS = [{", ".join(f"lambda: {constant}" for constant in CONSTANTS)}]
 
+STEPS = [{", ".join(f"lambda *a: {step}" for step in STEPS)}]
+
 def first_call(reference, otherwise):
     def call(*args, **kwargs):
         key = repr((args, kwargs))
@@ -70,7 +73,9 @@ def best(reference):
     answers = [*map(constant, CONSTANTS), *map(argument, range({MAX_ARGUMENTS}))]
     own = [*map(constant, OWN_CONSTANTS)]
     # The constants of a single test pass the tests of any problem. So do those of two tests if the first one is looked up
-    looked_up = answers + own if TOTAL > 2 else answers
+    looked_up = answers + own if TOTAL > 2 else [*answers]
+    if TOTAL > 2:  # a step that passes all tests is the solution
+        looked_up += [step for step in STEPS if passed(step) < TOTAL]
     if TOTAL > 1:
         answers += own + [first_call(reference, otherwise) for otherwise in looked_up]
     return max(0, *map(passed, answers))
@@ -99,7 +104,8 @@ class ItemFacts:
     Args:
         total (`int`): Number of tests, which are the asserts that can fail.
         trivial (`int`): Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for
-            the examples in the prompt they return the result given there, and for the first test's call the right result.
+            the examples in the prompt they return the result given there, and for the first test's call the right result. Beside the
+            first test's result, a step from the first argument counts, too, unless it solves the task.
         reference (`int` or `None`): Number of tests that the reference solution passes; None if there is no solution.
         reference_seconds (`float` or `None`): Processor time of the reference solution on all tests, in seconds; None if it
             passes none.

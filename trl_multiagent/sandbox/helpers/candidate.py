@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import wire
-from .watch import Watch, compile_watched, watched_entry_point
+from .watch import PROGRAM, Watch, compile_watched, watched_entry_point
 from .wire import decode_call, encode_call, pack
 
 
@@ -66,10 +66,10 @@ def serve(fd: int) -> None:
     original = _sensitive_functions()
     try:
         if program["watch"]:
-            code, watches = compile_watched(program["source"], program["watch"], "<program>")
+            code, watches = compile_watched(program["source"], program["watch"], PROGRAM)
             _watches.update(watches)
         else:
-            code = compile(program["source"], "<program>", "exec", dont_inherit=True)
+            code = compile(program["source"], PROGRAM, "exec", dont_inherit=True)
         Watch.experiment = program["experiment"]
         _noted = set()
         sys.setrecursionlimit(sys.getrecursionlimit() + OWN_FRAMES)

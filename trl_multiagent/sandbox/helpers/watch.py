@@ -7,10 +7,14 @@ names, and they are the same with and without an experiment, so that the program
 """
 
 import ast
+import collections
 import contextlib
 import copy
+import functools
+import io
 import itertools
 import os
+import pickle
 import threading
 import types
 import warnings
@@ -20,17 +24,20 @@ from typing import Any
 
 # The docstring of `Program` says what each experiment changes
 CONSTANT = ("constant", "second", "third")
-NO_YIELD = ("echo", "mute", "nothing")  # the experiments in which a generator does not run
+NO_YIELD = ("echo", "mute", "nothing")  # the experiments in which a generator does not run, except once with `echo`
 WITH_COPIES = ("apart", "echo", "control")  # those in which arguments are copied
 MAX_VALUES = 8  # how many different values of one function are kept
 _NO_VALUE = object()
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 MAX_ITEMS = 10_000  # of an iterator whose items are kept
-MAX_WRAPPINGS = 4  # containers around a value that are taken off
-MAX_PARTS = 8  # of a container that may consist of arguments
+MAX_WRAPPINGS = 100  # containers around a value that are taken off
+MAX_PARTS = 100  # of a value that may contain arguments
+PROGRAM = "<program>"  # the file name in the program's code objects
 _CONVERTED = (list, tuple, dict, str, int, float)  # what `list(...)` and the like make of a value
 _CONTAINERS = (list, tuple, set, frozenset, dict)
+_ATOMS = (int, float, bool, str, type(None))
+_FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
 
@@ -50,7 +57,11 @@ class Watch:
         self.values: list[Any] = []
         self.first: Any = _NO_VALUE  # the first value given out since the entry point was called
         self.arguments: list[tuple[Any, Any]] = []  # of the outermost call, each with what the function got for it
-        self.arrangement: Any = None  # of the arguments in the function's values; see `_arrangement`
+        self.template: _Template | None = None  # of the function's values
+        self.yielded: list[Any] = []  # by the generator that was made last, from these arguments
+        self.entries = 0  # calls of the entry point
+        self.given_out = 0  # values since the last one of these
+        self.replayed: list[Any] = []  # the values during the first one
 
     # The added expressions call these methods
 
@@ -78,26 +89,48 @@ class Watch:
         """Whether the caller gets the exception that the function raised."""
         return self.depth.value > 1 or Watch.experiment != "echo"
 
-    def arranged(self) -> Any:
-        """The arguments in the known arrangement; the first one if there is none. None if there are too few arguments."""
-        with contextlib.suppress(IndexError):
-            return _arranged(self.arrangement or {0}, [argument for argument, _ in self.arguments])
+    def filled(self) -> Any:
+        """The known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
+        arguments = [argument for argument, _ in self.arguments]
+        with contextlib.suppress(Exception):
+            return self.template.filled(arguments) if self.template else arguments[0]
 
-    def start(self) -> bool:
-        """The same as `enter`, for a generator. Other code runs between its values, so it has no depth."""
+    def learn(self, value: Any) -> None:
+        """Keeps the first value that contains arguments as a template. Where several arguments fit, later values decide."""
+        if type(value) in _ATOMS and all(_differ(value, old) for old, _ in self.arguments):
+            return  # most values, and this is faster
+        with contextlib.suppress(Exception):  # the value is none; see `_Template`
+            places = (template := _Template(value, self.arguments)).places
+            if places and (self.template is None or len(places) < len(self.template.places)):
+                self.template = template
+            elif self.template and len(places) == len(self.template.places):
+                common = [one & other for one, other in zip(places, self.template.places, strict=True)]
+                self.template.places = common if all(common) else self.template.places
+
+    def start(self, *parameters: Any) -> bool:
+        """The same as `enter` and `given`, for a generator. Other code runs between its values, so it has no depth."""
         self.calls += 1
         if self.first is _NO_VALUE:
             self.first = []
-        return Watch.experiment not in NO_YIELD
+        if Watch.experiment in WITH_COPIES:
+            self.learn(self.yielded)
+            self.yielded = []
+            self.arguments = [(one, one) for one in _single(*parameters)]
+        return Watch.experiment not in NO_YIELD or (Watch.experiment == "echo" and self.calls == 1)
 
-    def instead_of_values(self, *args: Any) -> Iterator:
+    def instead_of_values(self) -> Iterator:
         """What a generator that is not run yields."""
         with contextlib.suppress(TypeError):  # the argument is not iterable
-            yield from args[0] if args and Watch.experiment == "echo" else ()
+            yield from self.filled() or () if Watch.experiment == "echo" else ()
 
     def produce(self, value: Any) -> Any:
         """What a generator's caller gets in place of one of its values."""
-        values, result = self.first, self.give(value)
+        values, arguments, self.arguments = self.first, self.arguments, []
+        # with `echo`, a generator runs once, to make a template of its values
+        result = value if Watch.experiment == "echo" else self.give(value)
+        self.arguments = arguments
+        if Watch.experiment in WITH_COPIES and len(self.yielded) < MAX_PARTS:
+            self.yielded.append(value)
         if Watch.experiment and type(values) is list:
             values.append(result)
         return result
@@ -114,13 +147,18 @@ class Watch:
         if len(others) == len(self.values) < MAX_VALUES:
             self.values.append(_copied(value))
         if Watch.experiment in WITH_COPIES:
-            self.arrangement = _arrangement(value, self.arguments, self.arrangement) or self.arrangement
+            self.learn(value)
+        self.given_out += 1
+        if self.entries == 1 and Watch.experiment in ("replay", "control"):
+            self.replayed.append(_copied(value))
         result = value
         if Watch.experiment in CONSTANT:
             rank = CONSTANT.index(Watch.experiment)
             result = self.values[rank] if len(self.values) > rank else None
         elif Watch.experiment == "echo":
-            result = self.arranged()
+            result = self.filled()
+        elif Watch.experiment == "replay" and self.entries > 1:
+            result = self.replayed[self.given_out - 1] if self.given_out <= len(self.replayed) else None
         elif Watch.experiment == ("another", "swapped")[self.last_index.bit_count() % 2]:
             # Neither at every call nor at every second one, because values that are exchanged regularly would stay equal wherever
             # they were equal before
@@ -129,7 +167,7 @@ class Watch:
             result = None
         result = _copied(result)
         if self.first is _NO_VALUE:
-            self.first = _copied(result)  # a copy, because the caller may change the value
+            self.first = _copied(result, always=True)  # a copy, because the caller may change the value
         return result
 
     def each(self, values: Iterable) -> Iterable:
@@ -152,7 +190,7 @@ class _Watched:
         except Exception:
             if self._watch.raises():
                 raise
-            return self._watch.arranged()
+            return self._watch.filled()
         finally:
             self._watch.leave()
 
@@ -170,7 +208,8 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
                 value = args[0]
             return _listed(value)
         for watch in watches.values():
-            watch.first = _NO_VALUE
+            watch.first, watch.given_out = _NO_VALUE, 0
+            watch.entries += 1
         value = entry(*args, **kwargs)
         if Watch.experiment not in ("first", "control"):
             return value
@@ -183,49 +222,62 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
 
 
 def _single(named: tuple, *rest: tuple | dict) -> list:
-    """All arguments of a call. Those in a tuple or a dictionary of further arguments follow it."""
-    return [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
-
-
-def _arrangement(value: Any, arguments: list[tuple[Any, Any]], known: Any = None, depth: int = 0) -> Any:
     """
-    How a value consists of the arguments alone: a set with the indices of the arguments that it equals, or a kind and the arrangements
-    of the parts. None if it does not consist of them in a way that is `known`, if one is.
+    All arguments of a call, each with what it contains if that is a single value. Those in a tuple or a dictionary of further arguments
+    follow it.
     """
-    if type(known) is not tuple:
-        equal = {k for k, (old, new) in enumerate(arguments) if value is new or not _differ(value, old)}
-        if places := equal & known if known else equal:
-            return places
-    kind, parts = _parts(value)
-    if not 0 < len(parts) <= MAX_PARTS or depth == MAX_WRAPPINGS:
-        return None
-    if known and (type(known) is set or (kind, parts.keys()) != (known[0], known[1].keys())):
-        return None
-    inner = {}
-    for key, part in parts.items():
-        inner[key] = _arrangement(part, arguments, known[1][key] if known else None, depth + 1)
-        if not inner[key]:
-            return None
-    return kind, inner
+    single = [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
+    inside = (
+        _NO_VALUE if isinstance(one, _FUNCTION_TYPES) else _unwrapped(one) for one in single
+    )  # may not be called
+    return [part for both in zip(single, inside, strict=True) for part in both]
 
 
-def _parts(value: Any) -> tuple[type, dict]:
-    """The elements of a container, or what a function returns without arguments."""
-    kind = type(value)
-    if kind is types.FunctionType:
-        return kind, {0: inside} if (inside := _unwrapped(value)) is not _NO_VALUE else {}
-    return kind, value if kind is dict else dict(enumerate(value)) if kind in (tuple, list) else {}
+class _Template(pickle.Pickler):
+    """
+    A value of a function with places for its arguments. Raises for values that cannot be pickled, have too many parts, or have methods that the
+    program defines, because these may do a part of the work.
+    """
+
+    def __init__(self, value: Any, arguments: list[tuple[Any, Any]]):
+        self.file = io.BytesIO()
+        super().__init__(self.file)
+        self.arguments = arguments
+        self.places: list[set[int]] = []  # the indices of the arguments that fit, in the order of the value's parts
+        self.parts = 0
+        self.dump(value)
+
+    def persistent_id(self, part: Any) -> int | None:
+        self.parts += 1
+        if self.parts > MAX_PARTS or any(map(_has_methods, type(part).__mro__)):
+            raise ValueError("no template")
+        inside = _unwrapped(part) if (is_function := isinstance(part, _FUNCTION_TYPES)) else part
+        equal = {k for k, (old, new) in enumerate(self.arguments) if inside is new or not _differ(inside, old)}
+        self.places += [equal] if equal else []
+        return 2 * len(self.places) - 2 + is_function if equal else None
+
+    def filled(self, arguments: list) -> Any:
+        """The value with other arguments."""
+        reading = pickle.Unpickler(io.BytesIO(self.file.getvalue()))
+
+        def load(place: int) -> Any:
+            if (argument := arguments[min(self.places[place // 2])]) is _NO_VALUE:
+                raise IndexError("no such argument")
+            return (lambda *_: argument) if place % 2 else argument
+
+        reading.persistent_load = load  # type: ignore[method-assign]
+        return reading.load()
 
 
-def _arranged(arrangement: Any, arguments: list) -> Any:
-    """The arguments in an arrangement."""
-    if type(arrangement) is set:
-        return arguments[min(arrangement)]
-    kind, inner = arrangement
-    parts = {key: _arranged(part, arguments) for key, part in inner.items()}
-    if kind is types.FunctionType:
-        return lambda: parts[0]
-    return parts if kind is dict else kind(parts.values())
+@functools.cache
+def _has_methods(kind: type) -> bool:
+    """Whether the program defines methods of a class besides `__init__`."""
+    return any(
+        isinstance(member, property)
+        or (isinstance(member, types.FunctionType) and member.__code__.co_filename == PROGRAM)
+        for name, member in vars(kind).items()
+        if name != "__init__"
+    )
 
 
 def _in_form_of(value: Any, first: Any) -> Any:
@@ -246,15 +298,19 @@ def _in_form_of(value: Any, first: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The value in a container or an object that has a single one, or what a function returns without arguments."""
+    """The value in a container or an object that has a single one, or what a function returns without arguments, or without names in it for None."""
     inside = _NO_VALUE
-    if type(value) in _CONTAINERS and len(value) == 1:
-        (inside,) = value.values() if type(value) is dict else value
-    elif isinstance(getattr(value, "__dict__", None), dict) and len(vars(value)) == 1:
-        (inside,) = vars(value).values()
-    elif isinstance(value, types.FunctionType):
-        with contextlib.suppress(Exception):  # it needs arguments
-            inside = value()
+    if type(value) in _ATOMS:
+        return inside
+    with contextlib.suppress(Exception):  # it needs other arguments, or has no value in a slot
+        fields = getattr(value, "__dict__", None) or getattr(type(value), "__slots__", ())
+        if isinstance(value, (*_CONTAINERS, collections.deque)) and len(value) == 1:
+            (inside,) = value.values() if isinstance(value, dict) else value
+        elif isinstance(value, _FUNCTION_TYPES):
+            code, defaults = getattr(value, "__code__", None), getattr(value, "__defaults__", None)
+            inside = value(*[None] * (code.co_argcount if code and not (code.co_names or defaults) else 0))
+        elif isinstance(fields, (dict, tuple, list)) and len(fields) == 1:
+            inside = getattr(value, *fields)
     return inside
 
 
@@ -274,8 +330,8 @@ def _altered(value: Any) -> Any:
     return object()
 
 
-def _copied(value: Any) -> Any:
-    if type(value) not in (*_CONTAINERS, bytearray):  # other objects may be compared by identity
+def _copied(value: Any, always: bool = False) -> Any:
+    if type(value) not in (*_CONTAINERS, bytearray) and not always:  # other objects may be compared by identity
         return value
     try:
         return copy.deepcopy(value)
@@ -382,15 +438,11 @@ def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]
     docstring = []
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant) and type(body[0].value.value) is str:
         docstring, body = body[:1], body[1:]
-    enter = call(watch.start if is_generator else watch.enter)
-    arguments = function.args
-    named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    read, written = _parameters(function.args)
+    enter = call(watch.start, *read) if is_generator else call(watch.enter)
     instead: list[ast.stmt] = [ast.Return(ast.Constant(None))]
     if is_generator:
-        first: list[ast.expr] = [ast.Name(name, ast.Load()) for name in named[:1]]
-        if not named and arguments.vararg:
-            first = [ast.Starred(ast.Name(arguments.vararg.arg, ast.Load()), ast.Load())]
-        values = call(watch.instead_of_values, *first)
+        values = call(watch.instead_of_values)
         if isinstance(function, ast.AsyncFunctionDef):  # an asynchronous generator cannot contain `yield from`
             instead = [ast.Return(None)]
         else:
@@ -399,8 +451,9 @@ def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]
     if is_generator:
         body = begin + body
     else:
-        begin.append(_parameters_from(arguments, named, call, watch))
-        raised = [ast.If(call(watch.raises), [ast.Raise()], []), ast.Return(call(watch.arranged))]
+        # `(a, b), args = given((a, b), args)`
+        begin.append(ast.Assign([ast.Tuple(written, ast.Store())], call(watch.given, *read)))
+        raised = [ast.If(call(watch.raises), [ast.Raise()], []), ast.Return(call(watch.filled))]
         handler = ast.ExceptHandler(exception, None, raised)
         body = [*begin, *body, ast.Return(call(watch.give, ast.Constant(None)))]
         body = [ast.Try(body, [handler], [], [ast.Expr(call(watch.leave))])]
@@ -409,16 +462,15 @@ def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]
     function.body = docstring + body
 
 
-def _parameters_from(
-    arguments: ast.arguments, named: list[str], call: Callable[..., ast.Call], watch: Watch
-) -> ast.stmt:
-    """The statement that replaces a function's parameters by what it gets for them: `(a, b), args = given((a, b), args)`."""
+def _parameters(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr]]:
+    """The expressions that read a function's parameters, as `Watch.given` takes them, and those that assign to them."""
+    named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     rest = [argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument]
     read, written = (
         [ast.Tuple([ast.Name(name, kind()) for name in named], kind()), *(ast.Name(name, kind()) for name in rest)]
         for kind in (ast.Load, ast.Store)
     )
-    return ast.Assign([ast.Tuple(written, ast.Store())], call(watch.given, *read))
+    return read, written
 
 
 def _own_nodes(function: _Function) -> Iterator[ast.AST]:

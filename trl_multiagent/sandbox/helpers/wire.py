@@ -206,6 +206,10 @@ _BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, b
     "type": lambda parts: _TYPES[_typed(parts, str)[0]],
     "object": lambda parts: Opaque(),
 }
+# Modules whose exceptions keep their class, because checks name them. A program could end the checks with those of other modules, such as unittest
+_RAISING = set(
+    "asyncio.exceptions binascii configparser _csv dataclasses decimal json.decoder _queue re statistics struct zipfile zlib".split()
+)
 # If a call changes an argument of these types, the new value is sent back
 MUTABLE = (list, set, bytearray, collections.deque, collections.defaultdict, *_MAPPINGS)
 _BUILTIN = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
@@ -355,8 +359,8 @@ def describe(error: BaseException) -> list:
 
 def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
     """
-    The exception that `describe` described. Its class is one of `names`, which the checks define, or of the standard library,
-    or a new one with that name and base.
+    The exception that `describe` described. Its class is one of `names`, which the checks define, or built in, or of some modules of the
+    standard library, or a new one with that name and base.
     """
     if type(raised) is not list or [type(part) for part in raised[:2]] != [str, str]:
         raise WireError("an exception that breaks the format")
@@ -364,7 +368,8 @@ def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
     if len(args) > MAX_ARGS or any(type(arg) not in _ATOMS for arg in args):
         raise WireError("an exception that breaks the format")
     module, _, name = name.rpartition(".")
-    kind, own = _RAISABLE.get(base, Exception), names.get(name) or getattr(sys.modules.get(module), name, None)
+    kind, library = _RAISABLE.get(base, Exception), sys.modules.get(module) if module in _RAISING else None
+    own = names.get(name) or getattr(library, name, None)
     if isinstance(own, type) and issubclass(own, kind) and own.__new__ is kind.__new__:
         kind = own
     elif name != base and name.isidentifier():
