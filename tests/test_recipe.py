@@ -439,7 +439,7 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
     ],
 )
 def test_a_push_that_cannot_work(parse, error_of, monkeypatch, push, problem):
-    monkeypatch.setattr(folders, "get_token", lambda: None)
+    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_token", lambda: None)
     section = {"push_to_hub": True, "hub_token": "hf_x", **push}
     assert problem in error_of({"magrpo": section})
     if "token" in problem:

@@ -1,7 +1,4 @@
-"""
-Reads the settings of an evaluation, and finds its teams: folders of runs, of saved teams and of checkpoints, and ids on the Hub. No model
-and no data are loaded for this.
-"""
+"""Reads the settings of an evaluation, and finds its teams: folders of runs, of saved teams and of checkpoints, and ids on the Hub."""
 
 from __future__ import annotations
 

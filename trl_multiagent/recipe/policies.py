@@ -63,10 +63,7 @@ def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment
 
 
 def load_items(evaluation: Evaluation) -> Dataset:
-    """
-    Loads the items: the evaluation set, or its first `dataset.eval_size` rows. Raises `ConfigError` if there are none, or if `--split` was
-    given and the task does not read it.
-    """
+    """Loads the items: the evaluation set, or its first `dataset.eval_size` rows. Raises `ConfigError` if there are none to play."""
     settings = settings_for_task(evaluation)
     read: set[str] = set()
     settings.sections["dataset"] = watched(settings.dataset, read)

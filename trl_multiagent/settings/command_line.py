@@ -68,10 +68,7 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
 
 
 def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
-    """
-    Reads the layers of the file, the overrides and the flags. `arguments`: what the parser knows, in which the name of a file of the
-    package becomes its path. `rest`: the other arguments, flags with their values.
-    """
+    """Reads the layers of the file, the overrides and the flags. `rest`: the flags that the parser does not know, with their values."""
     flags: dict[str, list[str]] = {}
     for text in rest:
         if text.startswith("--"):
@@ -81,6 +78,7 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
             raise ConfigError(f"unknown argument {text!r}; see --help.")
         else:
             values.append(text)
+    # The name of a file of the package becomes its path
     arguments.config = arguments.config and config_file("--config", arguments.config, RECIPES)
     return [read_yaml(arguments.config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
 

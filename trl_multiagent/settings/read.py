@@ -60,10 +60,7 @@ def fail(prog: str, error: Exception) -> NoReturn:
 
 
 def config_file(flag: str, name: str, pattern: str) -> str:
-    """
-    Finds the file that a flag of the command line names: a path, or the name of a file of the package, such as `magrpo_he` or `zero3`.
-    Without such a file, a `ConfigError` lists those of the package that match `pattern`.
-    """
+    """Finds a file by its path, or by its name in the package, such as `magrpo_he`. An error lists the package's files of the `pattern`."""
     path = Path(name)
     if path.is_file():
         return name

@@ -1,7 +1,4 @@
-"""
-The sections of a recipe's YAML file, one dataclass each. An algorithm's section has the fields of its trainer's configuration class, and
-the ones described here.
-"""
+"""The sections of a recipe's YAML file, one dataclass each. An algorithm's also has the fields of its trainer's configuration class."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,10 +13,7 @@ from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALG
 
 @dataclass
 class AgentModel:
-    """
-    The section `agent_model`. It has the fields of TRL's `ModelConfig`; `TRL_NAMES` lists those with another name. Where a field
-    is not set, TRL's default applies.
-    """
+    """The section `agent_model`: fields of TRL's `ModelConfig`, some by other names, see `TRL_NAMES`. Unset ones have TRL's defaults."""
 
     name: str | None = setting("Model id or folder that every agent starts from, or the folder of a saved team.")
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = setting(
