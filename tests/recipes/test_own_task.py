@@ -111,7 +111,7 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
         ("nowhere_at_all:TASK", ["importing nowhere_at_all", "No module named 'nowhere_at_all'"]),
         ("{module}:TOPICS", ["is of type tuple, not a `trl_multiagent.Task`"]),
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
-        ("code_generatoin", ["none of code_generation, functions", "module:NAME"]),
+        ("code_generatoin", ["none of code_generation, bug_fixing, functions", "module:NAME"]),
         (":TASK", ["package.module:name"]),
         ("clash:OUTPUT", ["section `output`", "choose another one"]),
         ("clash:MAGRPO", ["section `magrpo`", "choose another one"]),
@@ -265,7 +265,7 @@ def test_the_number_of_agents_is_that_of_the_roles(config, capsys):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["run", "magrpo", "--config", config(), "--num_agents", "2", "--dry_run"])
     message = f"{exit_info.value.code} {capsys.readouterr().err}"
-    assert "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge. Set it to 3." in message
+    assert "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge." in message
 
 
 # The task that `init` writes
