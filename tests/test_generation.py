@@ -57,13 +57,6 @@ def test_completions_end_at_their_first_end_of_sequence_token():
     assert all(len(ids) == 6 for ids in sequences if ids[-1] != 256)
 
 
-def test_without_a_budget_there_is_one_call(monkeypatch):
-    model = tiny_llama()
-    calls = count_calls(model, monkeypatch)
-    generate_groups(model, PROMPTS * 10, 4, config())
-    assert calls == [(160, 9)]
-
-
 @pytest.mark.parametrize("budget", [40, 100, 1])
 def test_a_budget_splits_the_prompts_and_keeps_their_order(budget, monkeypatch):
     model = tiny_llama()

@@ -10,10 +10,9 @@ from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.rollout.history import tokenize_nodes, whole_prompt
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
-from trl_multiagent.rollout.tree import Node, Samples, grow_trees, joint_action_indices, judge_nodes
+from trl_multiagent.rollout.tree import Node, Samples
 
-from tiny import byte_tokenizer, tiny_environment, tiny_items, tiny_team
+from tiny import byte_tokenizer
 
 
 # A turn ends with the token that ends completions
@@ -312,33 +311,3 @@ def test_a_first_turn_without_its_answer_counts_as_left_out():
 
 
 # Whole trees, with models
-
-
-@pytest.mark.parametrize("roles", [("a",), ("a", "b"), ("a", "b", "c")])
-@pytest.mark.parametrize("template", [None, TEMPLATE])
-def test_trees_of_three_turns(roles, template):
-    team, environment = tiny_team(roles, template), tiny_environment(roles)
-    arguments = sampling_arguments({"max_new_tokens": 3, "suppress_tokens": [257]})  # no padding in the middle
-    sampler = TeamSampler(team, TransformersGenerator(team, arguments))
-    levels = grow_trees(
-        [tiny_items(1)[0]],
-        environment,
-        sampler,
-        lambda nodes: judge_nodes(environment, nodes),
-        num_turns=3,
-        num_generations=2,
-        joint_mode="cross",
-    )
-    size = len(joint_action_indices("cross", len(roles), 2))
-    assert [len(nodes) for nodes in levels] == [1, size, size**2]
-    for node in itertools.chain(*levels[:2]):
-        for action, child in node.children.items():
-            for k, role in enumerate(roles):
-                before = node.samples[role]
-                completion = before.completion_ids[node.indices[action][k]]
-                start = before.prompt_ids + (
-                    completion[:-1] if template is None and completion[-1] == EOS else completion
-                )
-                assert child.samples[role].prompt_ids[: len(start)] == start
-                for other in set(roles) - {role}:
-                    assert f"part {other}:" not in team.tokenizers[role].decode(child.samples[role].prompt_ids)

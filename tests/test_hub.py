@@ -14,7 +14,6 @@ import yaml
 from safetensors.torch import load_file
 
 from trl_multiagent.hub.push import push_command_advice, push_folder
-from trl_multiagent.report.model_card import rename_card, team_card
 
 from hub_client import HubClient
 from hub_server import READER, WRITER, HubServer
@@ -96,22 +95,6 @@ result = [loaded.roles, equal, loaded.tokenizers["aux"]("é")["input_ids"]]
     assert sum(request.startswith("GET /cdn/") for request in server.requests) == 2
 
 
-def test_one_agent_alone_is_loaded_by_transformers(server, client):
-    client("from tiny import tiny_team; tiny_team(('left', 'right')).push_to_hub('user/pair')")
-    server.requests.clear()
-    code = """
-import torch
-from tiny import tiny_llama
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained("user/pair", subfolder="agents/right")
-tokenizer = AutoTokenizer.from_pretrained("user/pair", subfolder="agents/right")
-expected = tiny_llama(1).state_dict()
-result = [tokenizer.pad_token, all(torch.equal(x, expected[name]) for name, x in model.state_dict().items())]
-"""
-    assert client(code) == ["<pad>", True]
-    assert not any("agents/left" in request for request in server.requests)
-
-
 def test_a_base_is_loaded_in_its_revision_and_a_team_from_its_branch(server, client, tmp_path):
     """Adapters that were trained on a branch of a base fit no other one. The snippets of the card do what the team does."""
     code = """
@@ -142,20 +125,6 @@ others = (answers(AgentTeam.from_pretrained(folder)), answers(names["team"]), al
 result = [torch.equal(answers(team), other) for other in others]
 """
     assert client(code, folder=str(tmp_path)) == [True, True, True]
-
-
-def test_a_card_follows_the_team_from_branch_to_branch(tmp_path):
-    team = tiny_team()
-    team_card(team.summary(), "/a/folder").save(tmp_path / "README.md")
-    for revision, place in (
-        ("dev", '"user/x", revision="dev"'),
-        ("v2", '"user/x", revision="v2"'),
-        (None, '"user/x"'),
-    ):
-        rename_card(tmp_path, "user/x", revision)
-        card = (tmp_path / "README.md").read_text()
-        assert f"AgentTeam.from_pretrained({place})" in card and "# Model Card for x\n" in card
-        assert card.count(f'from_pretrained({place}, subfolder="agents/main")') == 2
 
 
 def test_the_advice_after_a_push_that_failed_is_a_command_for_the_shell():

@@ -87,19 +87,6 @@ def test_a_row_per_joint_action():
     json.dumps(rows)
 
 
-@pytest.mark.parametrize("mode", ["mean", "rloo", "max", "raw"])
-@pytest.mark.parametrize("joint_mode", ["align", "cross"])
-def test_the_advantage_is_the_one_that_is_trained(mode, joint_mode):
-    levels = grow(joint_mode=joint_mode, num_generations=3)
-    trained = advantages(levels, mode)
-    nodes = {(tree, "/"): (root, trained[0][tree]) for tree, root in enumerate(levels[0])}
-    for row in trace_rows(levels, trained, step=1):
-        if row["turn"] == 1:
-            node, of_node = nodes[row["tree"], row["node"]]
-            for k, role in enumerate(("aux", "main")):
-                assert row[f"advantage/{role}"] == of_node[role][node.indices[row["action"]][k]]
-
-
 def test_frozen_agents_and_evaluations_have_no_advantage():
     levels = grow()
     rows = trace_rows(levels, advantages(levels, roles=("main",)), step=1)

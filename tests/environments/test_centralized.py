@@ -87,9 +87,7 @@ def test_the_prompt_is_the_same_for_a_team_and_a_comparator():
         ("<aux>x = '<main>'</aux><main>b</main>", "x = '<main>'", "b", [], []),  # a tag in an answer
         ("<aux>a</aux>", "a", "", ["main"], []),
         ("<aux>a</aux><main>b</main><main>c</main>", "a", "", [], ["main"]),
-        ("<aux></aux><main></main>", "", "", [], []),
         ("no tags", "", "", ["aux", "main"], []),
-        ("", "", "", ["aux", "main"], []),
         ("</aux>a<aux></main><main>", "</main>", "", [], []),
         ("<AUX>a</AUX><main >b</main>", "", "", ["aux", "main"], []),
     ],

@@ -433,7 +433,7 @@ def test_the_number_of_outcomes_must_match_the_joint_actions(tmp_path):
     environment = tiny_environment()
     score = environment.score
     environment.score = lambda *args: score(*args)[:-1]
-    with pytest.raises(ValueError, match="7 outcomes for 8 joint actions"):
+    with pytest.raises(ValueError, match="returned 7 outcomes; it must return a list of 8"):
         tiny_trainer(tmp_path, environment=environment).train()
 
 

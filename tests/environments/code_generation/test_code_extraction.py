@@ -153,13 +153,9 @@ ALL_NEEDED = {
     "in a branch": BUILD + "if not TABLE:\n    build()\n" + READS,
     "lambda": TABLE + "add = lambda n: TABLE.append(n)\nadd(1)\n" + READS,
     "declared global": "n = 0\ndef f(x):\n    global n\n    n += 1\n    return n\n",
-    "global around a local name": "n = 5\ndef f(x):\n    n = x\n    def g():\n        global n\n        return n\n    return g() + n\n",
     "argument": TABLE + "def fill(t):\n    t.append(1)\nfill(TABLE)\n" + READS,
     "imported function": "from heapq import heapify\nTABLE = [3, 1]\nheapify(TABLE)\n" + READS,
     "method": TABLE + "class S:\n    def load(self):\n        TABLE.append(1)\ns = S()\ns.load()\n" + READS,
-    "subclass": TABLE
-    + "class B:\n    def __init_subclass__(cls):\n        TABLE.append(1)\nclass C(B):\n    pass\n"
-    + READS,
     "decorator": TABLE
     + "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return 1\n"
     + READS,
@@ -168,7 +164,6 @@ ALL_NEEDED = {
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
     "setting": "import sys\nsys.setrecursionlimit(10000)\ndef f(x):\n    return x\n",
-    "function called on the way": "def size():\n    return N\nN = 3\nTABLE = [0] * size()\n" + READS,
     "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
 }
 
@@ -562,11 +557,7 @@ REPEATED = {
     "entries": ("T = {{}}\n", "T[{n}] = aux\n", "def f(x):\n  return T[x](1)"),
     "functions": ("def f(x):\n  return g0(x)\n", "def g{n}(x):\n  return g{m}(aux(x))\n", ""),
     "copies": ("", "def f(x):\n  return aux(x)\n", ""),
-    "copies in a branch": ("if True:\n", "  def f(x):\n    return aux(x)\n", ""),
-    "copies without a result": ("if True:\n", "  def f(x):\n    pass\n", "def f(x):\n  return aux(x)"),
     "globals": ("", "def g{n}():\n  global N{n}\n  N{n} = 1\ng{n}()\n", "def f(x):\n  return aux(N0)"),
-    "methods": ("class A:\n", "  def m{n}(self):\n    return self.m{m}()\n", "def f(x):\n  return A().m0(aux(x))"),
-    "elements": ("def f(x):\n  return [", "aux({n}), ", "]"),
 }
 
 

@@ -61,17 +61,6 @@ def test_the_expert_sees_problem_and_code_and_no_test():
     assert "For `solve` there is no code, but this answer:\n\nI do not know." in lost
 
 
-def test_golden_prompts(tmp_path):
-    with endpoint_server(lambda request, number: '{"aux": "Return a list.", "main": "Handle []."}') as server:
-        prompts = make_environment(tmp_path, **at(server)).prompts(ITEM, [turn()])
-    assert prompts == {
-        "aux": "An expert has read the whole program and proposes for `aux`:\nReturn a list.\n"
-        "Revise your function `aux`. Answer with the Python code of the function alone.\n",
-        "main": "An expert has read the whole program and proposes for `solve`:\nHandle [].\n"
-        "Revise your function `solve`. Answer with the Python code of the function alone.\n",
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "edits"),
     [
