@@ -446,7 +446,8 @@ def test_the_engine_of_a_frozen_agent_is_compared_in_the_first_step(tmp_path, mo
     assert 0 < logs[0] < 1e-4 and logs[1] is None
     monkeypatch.setattr(AgentGeneration, "sync_weights", lost)
     trainer = tiny_trainer(tmp_path, team_of(models), **settings)
-    LLM.instances[-2].model = AutoModelForCausalLM.from_pretrained(models["main"]).eval()
+    with torch.no_grad():
+        LLM.instances[-2].model.get_output_embeddings().weight.mul_(20)
     with pytest.raises(EngineError, match=r"^Step 1: .* sampled for agent 'aux' differ"):
         trainer.train()
 
