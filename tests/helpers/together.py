@@ -55,7 +55,7 @@ def differing(reward, **arguments):
     environment = FunctionEnvironment({role: short(role) for role in roles}, reward, transition=feedback)
     run = trainer(
         environment=environment,
-        eval_dataset=tiny_items(5),
+        eval_dataset=tiny_items(3),
         eval_strategy="steps",
         eval_steps=1,
         early_termination_threshold=500.0,
