@@ -67,7 +67,7 @@ def launch(hosts, folder):
         command += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500", str(SCRIPT), str(folder)]
         # The names of the addresses are asked for, but nobody answers here
         network = {"GLOO_SOCKET_IFNAME": "cable", "RES_OPTIONS": "timeout:1 attempts:1"}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **network, **FORKING}
+        environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent), "OMP_NUM_THREADS": "1", **network, **FORKING}
         launchers.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
     try:
         outputs = [launcher.communicate(timeout=640)[1] for launcher in launchers]

@@ -53,7 +53,7 @@ def short(role):
 def differing(reward, **arguments):
     roles = ("aux", "main")
     environment = FunctionEnvironment({role: short(role) for role in roles}, reward, transition=feedback)
-    settings = {"eval_dataset": tiny_items(5), **EVALUATED, "max_steps": 2}
+    settings = {"eval_dataset": tiny_items(3), **EVALUATED, "max_steps": 2}
     settings |= {"early_termination_threshold": 500.0, "generation_token_budget": 200}
     run = trainer(environment=environment, **settings, **arguments)
     run.train()

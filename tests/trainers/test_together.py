@@ -10,7 +10,7 @@ from accelerate.utils import DistributedType
 
 from trl_multiagent.trainers.base.distribution import check_distribution
 
-from tiny import tiny_trainer
+from tiny import byte_tokenizer, tiny_llama, tiny_trainer
 
 
 SCRIPT = Path(__file__).resolve().parents[1] / "helpers" / "together.py"
@@ -27,15 +27,24 @@ def play(forked, tmp_path_factory, config, model, end):
 
 
 @pytest.fixture(scope="module")
-def ddp(forked, tmp_path_factory, tiny_model):
-    return play(forked, tmp_path_factory, "ddp", tiny_model, "killed")
+def model(tmp_path_factory):
+    """Folder of a model of one layer: the time that ZeRO-3 takes is proportional to the number of modules."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_llama(num_hidden_layers=1).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def zero3(forked, tmp_path_factory, tiny_model):
+def ddp(forked, tmp_path_factory, model):
+    return play(forked, tmp_path_factory, "ddp", model, "killed")
+
+
+@pytest.fixture(scope="module")
+def zero3(forked, tmp_path_factory, model):
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed")
-    return play(forked, tmp_path_factory, "zero3", tiny_model, "exit")
+    return play(forked, tmp_path_factory, "zero3", model, "exit")
 
 
 @pytest.mark.parametrize("run", ["ends", "learns nothing"])
