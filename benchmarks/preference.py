@@ -46,7 +46,8 @@ from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.preference_run import PREFERENCES_FOLDER
-from trl_multiagent.recipe.run import parse_recipe, run_recipe
+from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.recipe.training import parse_recipe
 
 
 HERE = Path(__file__).resolve().parent
