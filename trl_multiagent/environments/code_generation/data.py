@@ -17,6 +17,7 @@ from trl_multiagent.environments.dataset_rows import (
     select_rows,
     without_marks,
 )
+from trl_multiagent.environments.embedded import EMBEDDED
 from trl_multiagent.environments.python_code.checks import bound_names
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS, names_in
 from trl_multiagent.environments.python_code.problems import FIELDS, check_problem
@@ -71,7 +72,7 @@ def load_code_dataset(
         raise ValueError(f"{source} has no rows.")
     rows = [without_marks(row) for row in rows]
     test_field = "test"
-    if type == "mbpp" and "test_list" in rows[0]:
+    if (type == "mbpp" or name in EMBEDDED) and "test_list" in rows[0]:  # the peer's files give MBPP other types
         test_field = "test_list"
         rows = [mbpp_row(row, f"{source}, row {number}") for number, row in enumerate(rows, 1)]
     dataset = datasets.Dataset.from_list(_checked_rows(rows, source, test_field, num_agents))
