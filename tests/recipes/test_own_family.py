@@ -101,7 +101,7 @@ def test_help_of_every_script_is_printed_without_the_libraries(tmp_path):
     [
         (COMMAND, ["train", "maremax", "--help"], 0, "usage: trl-multiagent train maremax"),
         (COMMAND, ["collect", "--help"], 0, "usage: trl-multiagent collect"),
-        (COMMAND, ["push", "nowhere", "user/team"], 2, "There is no folder nowhere"),
+        (COMMAND, ["push", "nowhere", "user/team"], 2, "nowhere holds no team.json"),
         (SCRIPT, ["--help"], 0, "  poem:\n    letters: Letters that earn a reward.\n"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from pairs import pairs
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
-from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, leaving_signals_to_children
+from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal
 from trl_multiagent.recipe.collection import run_collection
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
@@ -204,17 +204,28 @@ def test_a_program_that_needs_no_signals_can_run_in_a_thread():
     assert done == [True]
 
 
+# Launches its first argument, and gets the signals that a terminal and a scheduler send
+LAUNCHER = """
+import os, signal, subprocess, sys
+from trl_multiagent.jobs.stopping import leaving_signals_to_children
+
+with leaving_signals_to_children():
+    child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    os.kill(os.getpid(), signal.SIGINT)  # a terminal sends it to both
+    assert child.poll() is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert child.wait() == 143
+"""
+
+
 def test_a_launcher_waits_for_what_it_has_launched():
+    """In a process of its own, whose only child is the program: SIGTERM goes to all children."""
     program = (
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *args: sys.exit(143))\nprint()\ntime.sleep(60)"
     )
-    with leaving_signals_to_children():
-        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-        child.stdout.readline()
-        os.kill(os.getpid(), signal.SIGINT)  # a terminal sends it to both
-        assert child.poll() is None
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert child.wait() == 143
+    done = subprocess.run([sys.executable, "-c", LAUNCHER, program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_mechanism_of_transformers_is_refused(tmp_path):

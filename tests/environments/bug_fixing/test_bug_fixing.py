@@ -199,8 +199,8 @@ def test_every_recipe_trains_offline(config, tiny_model, data, tmp_path, monkeyp
     spec = importlib.util.spec_from_file_location("script", config.parents[1] / f"train_{algorithm}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    small = [f"agent_model.name={tiny_model}", f"dataset.name={data}", "dataset.train_split=null"]
-    small += ["dataset.eval_split=test[3:4]", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
+    small = [f"agent_model.name={tiny_model}", f"dataset.name={data}", "dataset.train_split=null", "dataset.mutants=1"]
+    small += ["dataset.eval_name=null", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
     small += [f"{algorithm}.items_per_device=1", f"{algorithm}.per_device_train_batch_size=1"]
     small += [f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}"]
     script.main(["--config", str(config), "--override", *small])
