@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trl_multiagent.environments.bug_fixing.mutants import make_mutants
 from trl_multiagent.environments.code_generation.data import load_code_dataset
 from trl_multiagent.environments.embedded import read_embedded
+from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.sandbox import Program, Sandbox
 
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 QUIXBUGS = "quixbugs"
-CHECK_TIMEOUT = 2.0  # seconds for each test of a mutant
+CHECK_TIMEOUT = 1.0  # seconds for each test of a mutant
 SLOW = 10.0  # the same for QuixBugs, some of whose references are slow
 # JSON has no tuples, and some functions yield their result
 PLAIN = """def plain(value):
@@ -121,24 +122,23 @@ def _items_with_faults(candidates: list[dict], num_mutants: int, sandbox: Sandbo
     """
     programs = []
     for item in candidates:
-        limits = [(item["reference"], item["check_timeout"])]
-        limits += [(item["faulty"], CHECK_TIMEOUT)] if item["faulty"] else []
-        limits += [(source, CHECK_TIMEOUT) for source in item["mutants"]]
-        programs += [
-            Program(source, item["entry_point"], item["test"], check_timeout=limit) for source, limit in limits
-        ]
-    verdicts = dict(zip(((p.source, p.checks) for p in programs), sandbox.run(programs), strict=True))
+        tests = item["entry_point"], item["test"]
+        every = tuple(range(count_asserts(item["test"])))  # a mutant's run ends at its first failure
+        programs.append(Program(item["reference"], *tests, check_timeout=item["check_timeout"]))
+        programs += [Program(x, *tests, needed=every, check_timeout=CHECK_TIMEOUT) for x in item["mutants"]]
+    verdicts = iter(sandbox.run(programs))
     items = []
     for item in candidates:
-        reference = verdicts[item["reference"], item["test"]]
-        failing = []
-        for source in item["mutants"]:
-            verdict = verdicts[source, item["test"]]
-            if verdict.definitions.status == "passed" and verdict.passed < verdict.total and not verdict.timeouts:
-                failing.append(source)
+        reference, of_mutants = next(verdicts), [next(verdicts) for _ in item["mutants"]]
+        failing = [
+            source
+            for source, verdict in zip(item["mutants"], of_mutants, strict=True)
+            if verdict.definitions.status == "passed" and verdict.passed < verdict.total and not verdict.timeouts
+        ]
         faulty = item["faulty"] or (failing.pop(0) if failing else None)
-        if reference.passed < reference.total or faulty is None:
-            continue
-        passes = verdicts[faulty, item["test"]].passed
-        items.append({**item, "faulty": faulty, "faulty_passes": passes, "mutants": failing[:num_mutants]})
+        if reference.passed == reference.total and faulty is not None:
+            items.append({**item, "faulty": faulty, "mutants": failing[:num_mutants]})
+    programs = [Program(x["faulty"], x["entry_point"], x["test"], check_timeout=CHECK_TIMEOUT) for x in items]
+    for item, verdict in zip(items, sandbox.run(programs), strict=True):
+        item["faulty_passes"] = verdict.passed
     return items
