@@ -23,6 +23,10 @@ SLOW = 10.0  # the same for QuixBugs, some of whose references are slow
 PLAIN = """def plain(value):
     return [plain(part) for part in value] if isinstance(value, (list, tuple)) or hasattr(value, "__next__") else value
 """
+HEAVY = {
+    "knapsack": 9,
+    "levenshtein": 3,
+}  # a test for which the reference needs more than 10 s, or the sandbox's memory
 TOLERANCE = {"sqrt"}  # functions of QuixBugs whose last argument is the tolerance of their result
 
 
@@ -84,7 +88,9 @@ def _mutated_item(row: dict, num_mutants: int, seed: int) -> dict:
 def _quixbugs_item(row: dict, num_mutants: int, seed: int) -> dict:
     name, reference = row["entry_point"], ast.unparse(ast.parse(row["correct_program"]))
     checks = []
-    for arguments, expected in row["testcases"]:
+    for number, (arguments, expected) in enumerate(row["testcases"]):
+        if HEAVY.get(name) == number:
+            continue
         call = f"plain(candidate({', '.join(map(repr, arguments))}))"
         if name in TOLERANCE:
             checks.append(f"assert abs({call} - {expected!r}) <= {arguments[-1]!r}")
