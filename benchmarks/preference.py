@@ -74,6 +74,7 @@ EPISODES = 4  # per held-out problem
 METHODS = (
     "base",
     "madpo",
+    "madpo without sft",
     "magrpo at madpo's answers",
     "madpo_iter",
     "magrpo at madpo_iter's answers",
@@ -140,19 +141,21 @@ def run_seed(
 
     if "base" in methods:
         add("base", None, answers=0, updates=0, seconds=0.0, cpu_seconds=0.0)
-    for name in ("madpo", "madpo_iter", "marlhf"):
+    for name in ("madpo", "madpo without sft", "madpo_iter", "marlhf"):
         against = [f"magrpo at {name}'s answers", *([METHODS[-1]] if name == "madpo" else [])]
         if not {name, *against} & {*methods}:
             continue
-        folder, config = runs / name, CONFIGS / f"{name}_demo.yaml"
-        changes = [f"{name}.output_dir={folder}", f"{name}.disable_tqdm=true", f"{name}.logging_steps=1000"]
+        method, _, without_sft = name.partition(" without ")
+        folder, config = runs / name, CONFIGS / f"{method}_demo.yaml"
+        changes = [f"{method}.output_dir={folder}", f"{method}.disable_tqdm=true", f"{method}.logging_steps=1000"]
         changes += ["dataset.eval_split=null"]
+        changes += ["madpo.loss_type=[sigmoid]", "madpo.loss_weights=[1.0]"] if without_sft else []
         if smoke:
-            changes += ["dataset.size=4", f"{name}.preference_num_candidates=4", f"{name}.max_completion_length=8"]
+            changes += ["dataset.size=4", f"{method}.preference_num_candidates=4", f"{method}.max_completion_length=8"]
             changes += ["madpo_iter.num_iterations=2"] if name == "madpo_iter" else []
             changes += ["marlhf.max_steps=1", "marlhf.items_per_device=2"] if name == "marlhf" else []
         clock = Clock()
-        run_recipe(name, task, ["--config", str(config), "--override", *common, *changes], "benchmark")
+        run_recipe(method, task, ["--config", str(config), "--override", *common, *changes], "benchmark")
         facts = clock.facts()
         done = [
             json.loads(path.read_text())
