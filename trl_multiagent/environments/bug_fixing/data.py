@@ -31,7 +31,12 @@ TOLERANCE = {"sqrt"}  # functions of QuixBugs whose last argument is the toleran
 
 
 def load_bug_dataset(
-    name: str, split: str | None = None, num_mutants: int = 3, seed: int = 0, sandbox: Sandbox | None = None
+    name: str,
+    split: str | None = None,
+    num_mutants: int = 3,
+    seed: int = 0,
+    sandbox: Sandbox | None = None,
+    type: str | None = None,
 ) -> Dataset:
     """
     Loads faulty functions.
@@ -46,6 +51,7 @@ def load_bug_dataset(
         num_mutants (`int`, *optional*, defaults to `3`): Mutants of an item besides its faulty program, at most.
         seed (`int`, *optional*, defaults to `0`): Selects the mutants.
         sandbox ([`Sandbox`], *optional*): Runs the mutants.
+        type (`str`, *optional*): That of [`load_code_dataset`]; by default inferred from `name`.
 
     Returns:
         `Dataset`: Columns `task_id`, `entry_point`, `test`, `reference`, `faulty`, all text; `mutants`, a list of texts; `faulty_passes`,
@@ -60,7 +66,7 @@ def load_bug_dataset(
     if name == QUIXBUGS:
         candidates = [_quixbugs_item(row, num_mutants, seed) for row in read_embedded(QUIXBUGS, split)]
     else:
-        rows = load_code_dataset(name, split, num_agents=1)
+        rows = load_code_dataset(name, split, type, num_agents=1)
         if "canonical_solution" not in rows.column_names:
             raise ValueError(
                 f"{name} has no reference solutions (`canonical_solution`), from which faulty programs are made."
@@ -147,4 +153,4 @@ def _items_with_faults(candidates: list[dict], num_mutants: int, sandbox: Sandbo
     programs = [Program(x["faulty"], x["entry_point"], x["test"], check_timeout=CHECK_TIMEOUT) for x in items]
     for item, verdict in zip(items, sandbox.run(programs), strict=True):
         item["faulty_passes"] = verdict.passed
-    return items
+    return [item for item in items if item["faulty_passes"] < count_asserts(item["test"])]

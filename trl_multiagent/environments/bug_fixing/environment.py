@@ -10,6 +10,7 @@ from trl_multiagent.environments.base import Environment, JointAction, Outcome, 
 from trl_multiagent.environments.bug_fixing.prompts import (
     FIXER,
     TESTER,
+    UNSEEN,
     fixer_feedback,
     fixer_prompt,
     tester_feedback,
@@ -20,7 +21,6 @@ from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Sandbox
 
 
-UNSEEN = "You cannot see each other's answers."
 EXAMPLE = {"entry_point": "double", "faulty": 'def double(x):\n    """Twice x."""\n    return x + 2'}
 
 

@@ -6,13 +6,14 @@ from trl_multiagent.sandbox import Check
 
 
 TESTER, FIXER = "tester", "fixer"
+UNSEEN = "You cannot see each other's answers."
 MAX_TEXT = 300  # characters of a test or an error message
 
 
 def tester_prompt(item: dict) -> str:
     """Returns the tester's first prompt."""
     return f"""\
-The Python function below has a fault. You write tests that find it, your partner repairs the function. You cannot see each other's answers.
+The Python function below has a fault. You write tests that find it, your partner repairs the function. {UNSEEN}
 
 {item["faulty"]}
 
@@ -27,11 +28,7 @@ Your tests:
 
 def fixer_prompt(item: dict, alone: bool) -> str:
     """Returns the fixer's first prompt."""
-    work = (
-        "Repair it."
-        if alone
-        else "You repair it, your partner writes tests that find the fault. You cannot see each other's answers."
-    )
+    work = "Repair it." if alone else f"You repair it, your partner writes tests that find the fault. {UNSEEN}"
     return f"""\
 The Python function below has a fault. {work}
 

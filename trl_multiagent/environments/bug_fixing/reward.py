@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.environments.bug_fixing.prompts import FIXER, TESTER
-from trl_multiagent.environments.python_code.checks import PARSE_ERRORS
-from trl_multiagent.environments.python_code.extraction import read_completion
+from trl_multiagent.environments.python_code.extraction import join_sources, read_completion
+from trl_multiagent.environments.python_code.names import IMPORTS, PARSE_ERRORS
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Program, Verdict
 
@@ -43,7 +43,7 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
             continue
         try:
             (node,) = ast.parse(line).body
-        except (*PARSE_ERRORS, ValueError):
+        except PARSE_ERRORS:  # or several statements, which are a ValueError too
             continue
         if isinstance(node, ast.Assert) and _is_plain(node.test, entry_point):
             text = f"assert {ast.unparse(node.test)}"  # without a message, which could be any expression
@@ -58,7 +58,7 @@ def _is_plain(test: ast.expr, entry_point: str) -> bool:
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             names.add(node.func)
-            calls += node.func.id == entry_point
+            calls += _is_call_of(node, entry_point)
             if node.func.id not in (entry_point, *ROUNDING):
                 return False
         elif isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) >= 10**MAX_DIGITS:
@@ -68,13 +68,13 @@ def _is_plain(test: ast.expr, entry_point: str) -> bool:
     return calls == 1
 
 
+def _is_call_of(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
 def is_example(test: str, item: dict) -> bool:
     """Returns whether the call in a test stands in the function's text, so that its result may be copied from there."""
-    (call,) = [
-        node
-        for node in ast.walk(ast.parse(test))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == item["entry_point"]
-    ]
+    (call,) = [node for node in ast.walk(ast.parse(test)) if _is_call_of(node, item["entry_point"])]
     return "".join(ast.unparse(call).split()).replace('"', "'") in "".join(item["faulty"].split()).replace('"', "'")
 
 
@@ -92,7 +92,7 @@ def _code_lines(source: str) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-    tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+    tree.body = [node for node in tree.body if not isinstance(node, IMPORTS)]
     return ast.unparse(tree).splitlines()
 
 
@@ -181,9 +181,8 @@ class BugReward:
 
 def with_imports(source: str, item: dict) -> str:
     """Puts the imports of the faulty program in front of a repair, which need not repeat them."""
-    imports = [node for node in ast.parse(item["faulty"]).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    future = "from __future__"
-    return "\n".join([*(line for line in map(ast.unparse, imports) if not line.startswith(future)), source])
+    imports = [ast.unparse(node) for node in ast.parse(item["faulty"]).body if isinstance(node, IMPORTS)]
+    return join_sources("\n".join(imports), source)
 
 
 def fix_metrics(item: dict, source: str, verdict: Verdict) -> dict[str, float]:

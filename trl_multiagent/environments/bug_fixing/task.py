@@ -51,15 +51,16 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
         ConnectionError: the dataset is on the Hub, which cannot be reached.
     """
     dataset: BugDataset = settings.sections["dataset"]
-    sandbox = settings.sections["sandbox"].make_sandbox()
+    name = str(dataset.name)
+    with settings.sections["sandbox"].make_sandbox() as sandbox:
 
-    def load(name: str, split: str | None) -> Dataset:
-        return load_bug_dataset(name, split, dataset.mutants, dataset.mutants_seed, sandbox)
+        def load(source: str, split: str | None) -> Dataset:
+            type = dataset.type if source == name else None
+            return load_bug_dataset(source, split, dataset.mutants, dataset.mutants_seed, sandbox, type)
 
-    train_dataset = load(str(dataset.name), dataset.train_split)
-    if dataset.eval_split is None:
-        return train_dataset, None
-    return train_dataset, load(dataset.eval_name or str(dataset.name), dataset.eval_split)
+        train_dataset = load(name, dataset.train_split)
+        eval_dataset = None if dataset.eval_split is None else load(dataset.eval_name or name, dataset.eval_split)
+    return train_dataset, eval_dataset
 
 
 TASK = Task(
