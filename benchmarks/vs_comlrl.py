@@ -57,8 +57,9 @@ from pathlib import Path
 from team_run import save_model
 from tqdm.auto import tqdm
 
-from trl_multiagent.demo.model import cache_folder, demo_model
+from trl_multiagent.demo.model import demo_model
 from trl_multiagent.demo.problems import demo_dataset, demo_prompts
+from trl_multiagent.folders import cache_folder
 
 
 HERE = Path(__file__).resolve().parent

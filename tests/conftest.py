@@ -31,7 +31,7 @@ test_madpo_trainer test_evaluate test_control test_collection test_router_loss t
 test_magrpo_update test_recipe
 test_dropout test_two_processes test_precision test_earned_attacks test_failures test_experiments test_iterations test_joint_reward_trainer test_own_family
 test_docs test_own_task test_wheel test_commands test_wrong_settings test_rewards test_bad_endings test_code_reward test_cli
-test_verdicts test_answers test_client test_positions test_quantized_base test_model test_report test_earned_reward
+test_verdicts test_answers test_client test_positions test_quantized_base test_report test_earned_reward
 """.split()
 
 

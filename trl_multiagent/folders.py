@@ -31,6 +31,12 @@ PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them
 
 
+def cache_folder() -> Path:
+    """Returns the folder of what is made once, such as small models: `TRL_MULTIAGENT_CACHE`, by default `~/.cache/trl_multiagent`."""
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("TRL_MULTIAGENT_CACHE") or user_cache / "trl_multiagent")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """

@@ -4,6 +4,7 @@ from trl_multiagent.demo import model as demo
 from trl_multiagent.demo import revisions
 from trl_multiagent.demo.demonstrations import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.models.imitation import ImitationModel
 
 
 PROBLEMS = {problem.name: problem for problem in demo_problems("train")}
@@ -63,11 +64,10 @@ def test_both_models_have_their_place_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path))
     asked = []
 
-    def build(folder, progress, num_turns):
+    def build(self, folder, progress):
         folder.mkdir()
-        (folder / "file").write_text(str(num_turns))
-        asked.append(num_turns)
+        asked.append(self.steps)
 
-    monkeypatch.setattr(demo, "build_model", build)
+    monkeypatch.setattr(ImitationModel, "build", build)
     folders = {demo.demo_model(num_turns=turns) for turns in (1, 2, 1, 2)}
-    assert len(folders) == 2 and asked == [1, 2]
+    assert len(folders) == 2 and asked == [600, 1000]

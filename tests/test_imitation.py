@@ -9,20 +9,23 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_multiagent.demo import model as demo
+from trl_multiagent.folders import cache_folder
+from trl_multiagent.models import imitation
+from trl_multiagent.models.imitation import ImitationModel
 
 
-def build_two_steps(folder):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "STEPS", {1: 2})
-        demo.build_model(folder, progress=False, num_turns=1)
+def demonstrate(number, rng):
+    return [(f"# {rng.randrange(9)}\ndef f(xs):", "\n    return [x for x in xs if x > 5]\n") for _ in range(number)]
+
+
+SMALL = ImitationModel("small", demonstrate, steps=2, sources=[])
 
 
 @pytest.fixture(scope="module")
 def small_build(tmp_path_factory) -> Path:
     """A model of two training steps."""
     folder = tmp_path_factory.mktemp("small") / "model"
-    build_two_steps(folder)
+    SMALL.build(folder, progress=False)
     return folder
 
 
@@ -32,17 +35,17 @@ def builds(small_build, tmp_path, monkeypatch) -> list[Path]:
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path / "cache"))
     built = []
 
-    def build(folder, progress, num_turns):
+    def build(self, folder, progress):
         built.append(folder)
         shutil.copytree(small_build, folder)
 
-    monkeypatch.setattr(demo, "build_model", build)
+    monkeypatch.setattr(ImitationModel, "build", build)
     return built
 
 
 def test_built_once_and_kept(builds, tmp_path):
-    path = demo.demo_model(progress=False)
-    assert demo.demo_model(progress=False) == path
+    path = SMALL.path(progress=False)
+    assert SMALL.path(progress=False) == path
     assert len(builds) == 1
     assert Path(path).parent == tmp_path / "cache"
     AutoModelForCausalLM.from_pretrained(path)
@@ -50,30 +53,30 @@ def test_built_once_and_kept(builds, tmp_path):
 
 
 def test_an_interrupted_build_leaves_nothing_behind(builds, monkeypatch):
-    build = demo.build_model
+    build = ImitationModel.build
 
-    def interrupted(folder, progress, num_turns):
-        build(folder, progress, num_turns)
+    def interrupted(self, folder, progress):
+        build(self, folder, progress)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "build_model", interrupted)
+    monkeypatch.setattr(ImitationModel, "build", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        demo.demo_model(progress=False)
-    assert [entry for entry in demo.cache_folder().iterdir() if entry.is_dir()] == []
-    monkeypatch.setattr(demo, "build_model", build)
-    AutoModelForCausalLM.from_pretrained(demo.demo_model(progress=False))
+        SMALL.path(progress=False)
+    assert [entry for entry in cache_folder().iterdir() if entry.is_dir()] == []
+    monkeypatch.setattr(ImitationModel, "build", build)
+    AutoModelForCausalLM.from_pretrained(SMALL.path(progress=False))
 
 
 def test_of_several_callers_one_builds(builds, monkeypatch):
-    build = demo.build_model
+    build = ImitationModel.build
 
-    def slow(folder, progress, num_turns):
-        build(folder, progress, num_turns)
+    def slow(self, folder, progress):
+        build(self, folder, progress)
         time.sleep(0.3)
 
-    monkeypatch.setattr(demo, "build_model", slow)
+    monkeypatch.setattr(ImitationModel, "build", slow)
     paths = []
-    threads = [threading.Thread(target=lambda: paths.append(demo.demo_model(progress=False))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: paths.append(SMALL.path(progress=False))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -82,31 +85,29 @@ def test_of_several_callers_one_builds(builds, monkeypatch):
 
 
 def test_fingerprint_covers_code_and_versions(tmp_path, monkeypatch):
-    sources = Path(demo.__file__).parent
-    fingerprints = {demo.fingerprint()}
-    for changed in ("problems.py", "demonstrations.py", "revisions.py", "model.py"):
-        folder = tmp_path / changed
-        shutil.copytree(sources, folder)
-        monkeypatch.setattr(demo, "__file__", str(folder / "model.py"))
-        assert demo.fingerprint() in fingerprints
-        with open(folder / changed, "a") as file:
-            file.write("\n")
-        fingerprints.add(demo.fingerprint())
-        monkeypatch.undo()
-    monkeypatch.setattr(demo, "version", lambda library: "0")
-    fingerprints.add(demo.fingerprint())
-    assert len(fingerprints) == 6
+    (tmp_path / "data").write_text("1")
+    model = ImitationModel("small", demonstrate, 2, [tmp_path / "data"])
+    fingerprints = [
+        model.fingerprint(),
+        model.fingerprint(),
+        ImitationModel("small", demonstrate, 3, model.sources).fingerprint(),
+    ]
+    (tmp_path / "data").write_text("2")
+    fingerprints.append(model.fingerprint())
+    monkeypatch.setattr(imitation, "version", lambda library: "0")
+    fingerprints.append(model.fingerprint())
+    assert fingerprints[0] == fingerprints[1] and len(set(fingerprints)) == 4
 
 
 def test_cache_folder(monkeypatch):
     monkeypatch.delenv("TRL_MULTIAGENT_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert demo.cache_folder() == Path("/somewhere/trl_multiagent")
+    assert cache_folder() == Path("/somewhere/trl_multiagent")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert demo.cache_folder() == Path("/home/someone/.cache/trl_multiagent")
+    assert cache_folder() == Path("/home/someone/.cache/trl_multiagent")
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", "/elsewhere")
-    assert demo.cache_folder() == Path("/elsewhere")
+    assert cache_folder() == Path("/elsewhere")
 
 
 def test_building_is_reproducible_and_leaves_the_caller_alone(small_build, tmp_path):
@@ -114,7 +115,7 @@ def test_building_is_reproducible_and_leaves_the_caller_alone(small_build, tmp_p
     random.seed(3)
     np.random.seed(3)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads()
-    build_two_steps(tmp_path / "again")
+    SMALL.build(tmp_path / "again", progress=False)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert np.random.get_state()[1].tolist() == states[2]
@@ -129,7 +130,7 @@ def test_tokenizer_is_what_generation_needs(small_build):
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
     assert model.generation_config.pad_token_id == tokenizer.pad_token_id
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    assert len(tokenizer) == model.config.vocab_size <= demo.VOCABULARY
+    assert len(tokenizer) == model.config.vocab_size <= imitation.VOCABULARY
     for text in ("def aux(xs):\n    return [x for x in xs if x > 5]\n", "  Ω\tπ \r\n 🙂 a , b ."):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert list(tokenizer("x")) == ["input_ids", "attention_mask"]

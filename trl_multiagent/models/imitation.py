@@ -1,0 +1,182 @@
+"""
+Small language models that are trained from scratch on demonstrations, and cached. Nothing is downloaded.
+
+The name of a model's folder in the cache contains a hash of everything that determines the model. The folder is moved there when it is
+complete.
+"""
+
+import hashlib
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from trl_multiagent.folders import cache_folder
+
+
+SEED = 7
+PAD, EOS = "<|pad|>", "<|end|>"
+VOCABULARY = 640
+ARCHITECTURE = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+}
+BATCH_SIZE, LEARNING_RATE = 8, 3e-3
+
+Demonstration = tuple[str, str]  # a prompt and an answer
+
+
+@dataclass(frozen=True)
+class ImitationModel:
+    """
+    A Llama of half a million parameters and its tokenizer, trained from scratch on demonstrations. It is the base model of a task's demo.
+
+    Args:
+        name (`str`): Name in the cache.
+        demonstrate (`Callable[[int, random.Random], list[tuple[str, str]]]`): Draws a number of pairs of a prompt and one agent's answer.
+        steps (`int`): Steps of training, each on eight demonstrations. 600 take half a minute on one core.
+        sources (`Sequence[Path]`): Files with the code and data that determine the demonstrations. A change of one makes a new model.
+        max_positions (`int`, *optional*, defaults to `512`): The longest text in tokens.
+    """
+
+    name: str
+    demonstrate: Callable[[int, random.Random], list[Demonstration]]
+    steps: int
+    sources: Sequence[Path]
+    max_positions: int = 512
+
+    def path(self, progress: bool = True) -> str:
+        """
+        Returns the folder of the model and its tokenizer. The first call builds them.
+
+        They are cached in the folder that the environment variable `TRL_MULTIAGENT_CACHE` names, by default `~/.cache/trl_multiagent`. Of
+        several processes that call this at the same time, one builds the model. The caller's random state and number of threads are not
+        changed.
+
+        Args:
+            progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
+        """
+        folder = cache_folder() / f"{self.name}-{self.fingerprint()}"
+        if not folder.is_dir():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with (
+                FileLock(f"{folder}.lock"),
+                tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch,
+            ):
+                if not folder.is_dir():  # another process may have built it meanwhile
+                    built = Path(scratch) / "model"
+                    self.build(built, progress)
+                    built.rename(folder)
+        return str(folder)
+
+    def fingerprint(self) -> str:
+        """Returns a hash of everything that determines the model: the code that makes the model and its data, and library versions."""
+        digest = hashlib.sha256(f"{self.steps} {self.max_positions}".encode())
+        for path in (Path(__file__), *self.sources):
+            digest.update(path.read_bytes())
+        for library in ("torch", "transformers", "tokenizers"):
+            digest.update(f"{library}=={version(library)}".encode())
+        return digest.hexdigest()[:16]
+
+    def build(self, folder: Path, progress: bool) -> None:
+        """Trains the tokenizer and the model, and saves them."""
+        threads = torch.get_num_threads()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            torch.set_num_threads(
+                1
+            )  # more are not faster for so small a model, and the weights would not be reproducible
+            try:
+                demonstrations = self.demonstrate(self.steps * BATCH_SIZE, random.Random(SEED))
+                tokenizer = train_tokenizer(demonstrations)
+                config = LlamaConfig(
+                    vocab_size=len(tokenizer),
+                    pad_token_id=tokenizer.pad_token_id,
+                    eos_token_id=tokenizer.eos_token_id,
+                    bos_token_id=None,
+                    max_position_embeddings=self.max_positions,
+                    **ARCHITECTURE,
+                )
+                model = LlamaForCausalLM(config)
+                imitate(model, tokenizer, demonstrations, progress)
+            finally:
+                torch.set_num_threads(threads)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def train_tokenizer(demonstrations: list[Demonstration]) -> PreTrainedTokenizerFast:
+    """Trains a byte-level BPE tokenizer on the demonstrations. It can encode any text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, EOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text for pair in demonstrations for text in pair), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def imitate(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    demonstrations: list[Demonstration],
+    progress: bool,
+) -> None:
+    """
+    Trains the model for one pass over the demonstrations. The loss covers the answers and their end tokens, not the prompts.
+
+    Prompt and answer are tokenized separately, as in generation. Padding is on the right, after all tokens that count, so no
+    attention mask is needed.
+    """
+    prompts = tokenizer([prompt for prompt, _ in demonstrations])["input_ids"]
+    answers = tokenizer([answer + EOS for _, answer in demonstrations])["input_ids"]
+    steps = len(demonstrations) // BATCH_SIZE
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
+    # 5 % of the steps up to the peak, then a cosine down to 5 % of it
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.05, cycle_momentum=False, final_div_factor=0.8
+    )
+    model.train()
+    for step in tqdm(range(steps), desc="Building the base model", unit="step", mininterval=1, disable=not progress):
+        rows = slice(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
+        pairs = list(zip(prompts[rows], answers[rows], strict=True))
+        ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+        labels = [torch.tensor([-100] * len(prompt) + answer) for prompt, answer in pairs]
+        output = model(
+            input_ids=pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_token_id),
+            labels=pad_sequence(labels, batch_first=True, padding_value=-100),
+            use_cache=False,
+        )
+        output.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    model.eval()
