@@ -23,6 +23,7 @@ from trl_multiagent.trainers.base.checkpoint_files import (
     STATE_FILE,
     UNFINISHED_FOLDER,
     read_checkpoint,
+    rotate,
     verify_checkpoint,
 )
 from trl_multiagent.trainers.base.run_settings import check_steps
@@ -605,6 +606,14 @@ def test_the_same_tensorboard_folder_goes_on(tmp_path, monkeypatch):
     assert list((tmp_path / "runs").iterdir()) == [folder]
     (second,) = set(folder.iterdir()) - {first}
     assert b"agents/main/loss" in first.read_bytes() and b"agents/main/loss" in second.read_bytes()
+
+
+def test_the_first_steps_are_removed_and_not_the_oldest_files(tmp_path):
+    for time, step in enumerate([100, 9, 20]):  # a folder that was copied has other times
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        os.utime(tmp_path / f"checkpoint-{step}", (time, time))
+    rotate(tmp_path, 2, [])
+    assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-20", "checkpoint-100"}
 
 
 def test_the_best_checkpoint_is_named_and_kept(tmp_path):
