@@ -56,10 +56,9 @@ TEAMS = {
         "def f(xs):\n    return 10 * sum(xs) if aux(xs) is OK else None\n",
         ("alone", "first", "another", "echo", "nothing"),
     ),
-    "a main that unpacks an object in a list": (
-        "class Box:\n    def __init__(self, value):\n        self.value = value\n"
-        "def aux(xs):\n    return [Box({10 * sum(xs)})]\n",
-        "def f(xs):\n    return aux(xs)[0].value.pop()\n",
+    "a main that unpacks a set in two lists": (
+        "def aux(xs):\n    return [({10 * sum(xs)},)]\n",
+        "def f(xs):\n    return aux(xs)[0][0].pop()\n",
         ("alone", "constant", "another", "echo", "nothing"),
     ),
     "a helper of one element, folded": (

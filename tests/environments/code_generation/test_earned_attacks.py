@@ -6,10 +6,11 @@ import pytest
 
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.environments.code_generation import reward as reward_module
-from trl_multiagent.environments.code_generation.analysis import analyze, reads_interpreter
+from trl_multiagent.environments.code_generation.analysis import analyze
+from trl_multiagent.environments.code_generation.independence import are_independent
 from trl_multiagent.sandbox import Sandbox
 
-from typical_pairs import EVEN, ITEM, SUM_OF_SQUARES
+from typical_pairs import ALL_AUX, EVEN, ITEM, SUM_OF_SQUARES
 
 
 SOLO = 2.1  # what one agent earns that solves the task alone
@@ -310,6 +311,148 @@ REPLACED = {
         "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES,
     ),
 }
+# What passes between the agents is data: objects and functions of the program could do the other agent's work
+CODE = {
+    "works in place on an object": (
+        "def aux(bag, x):\n    if x % 2 == 0:\n        bag.total += x * x\n",
+        "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    return bag.total\n",
+    ),
+    "adds to an object and returns it": (
+        "def aux(s, x):\n    if x % 2 == 0:\n        s.t += x * x\n    return s\n",
+        "class S:\n    t = 0\n    def __init__(self):\n        self.t = 0\ndef f(xs):\n    s = S()\n"
+        "    for x in xs:\n        s = aux(s, x)\n    return s.t\n",
+    ),
+    "makes an empty object": (
+        "class S:\n    def __init__(self, n):\n        self.t = [0] * n\ndef aux(n):\n    return S(n)\n",
+        "def f(xs):\n    s = aux(len(xs))\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            s.t[k] = x * x\n    return sum(s.t)\n",
+    ),
+    "returns an object whose method does the work": (
+        "class R:\n    def __init__(self, xs):\n        self.xs = xs\n    def evens(self):\n"
+        "        return [x for x in self.xs if x % 2 == 0]\ndef aux(xs):\n    return R(xs)\n",
+        "def f(xs):\n    return sum(x * x for x in aux(xs).evens())\n",
+    ),
+    "makes a function": (
+        "def aux(k):\n    return lambda x: x ** k\n",
+        "def f(xs):\n    return sum(map(aux(2), [x for x in xs if x % 2 == 0]))\n",
+    ),
+    "calls a function that it is given": (
+        "def aux(g, xs):\n    return g(xs)\n",
+        "def f(xs):\n    return aux(lambda ys: sum(y * y for y in ys if y % 2 == 0) + 1, xs) - 1\n",
+    ),
+    "reads a generator": (
+        "def aux(g):\n    return next(g)\n",
+        "def f(xs):\n    return aux(SQUARES + k for k in (1,)) - 1\n",
+    ),
+    "fills a list with a function": (
+        "def aux(out):\n    out.append(lambda: 1)\n",
+        alone("out = []", "aux(out)", "if out[0]() != 1:", "    return None"),
+    ),
+    "makes an object that main marks": (
+        "class A:\n    used = False\ndef aux():\n    return A()\n",
+        alone("v = aux()", "if v.used:", "    return None", "v.used = True"),
+    ),
+    "makes a counter": (
+        "def aux():\n    n = []\n    def g(x):\n        n.append(x)\n        return len(n)\n    return [g]\n",
+        alone("if aux()[0](1) != 1:", "    return None"),
+    ),
+}
+CODE = {name: (aux, main.replace("SQUARES", SQUARES)) for name, (aux, main) in CODE.items()}
+# Containers that main fills, and values that aux was given before
+KEPT = {
+    kind: (
+        f"from collections import {kind.split('(')[0]}\ndef aux():\n    return {kind}\n",
+        f"def f(xs):\n    d = aux()\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            {fill}\n    return {total}\n",
+    )
+    for kind, fill, total in (
+        ("deque()", "d.append(x * x)", "sum(d)"),
+        ("Counter()", "d[x] += 1", "sum(x * x * n for x, n in d.items())"),
+        ("defaultdict(int)", "d[0] += x * x", "d[0]"),
+        ("OrderedDict()", "d[k] = x * x", "sum(d.values())"),
+    )
+}
+KEPT |= {
+    "returns the last argument": (
+        "LAST = [0]\ndef aux(x):\n    old, LAST[0] = LAST[0], x\n    return old\n",
+        f"def f(xs):\n    aux({SQUARES} + 1)\n    return aux(0) - 1\n",
+    ),
+    "gives back what it was given": (
+        "BOX = []\ndef aux(x=None):\n    if x is not None:\n        BOX.append(x)\n        return 0\n    return BOX.pop()\n",
+        f"def f(xs):\n    aux({SQUARES} + 1)\n    return aux() - 1\n",
+    ),
+    "yields its argument for ever": (
+        "def aux(x):\n    while True:\n        yield x\n",
+        alone("g = aux(xs)", "next(g)", "xs = next(g)"),
+    ),
+    "converts its argument": ("def aux(x):\n    return tuple(x)\n", alone("d = {aux(xs): 1}", "(xs,) = d")),
+    "a set": (ALL_AUX.replace("return ", "return [") + "]\n", "def f(xs):\n    return max(set(aux(xs)))\n"),
+}
+# Texts that use more of the other agent than its function, or the interpreter
+TEXTS = {
+    "main fills aux's table": (
+        "T = {'g': 0}\ndef aux(xs):\n    return T['g'](xs)\n",
+        "def f(xs):\n    T['g'] = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+    ),
+    "main fills aux's class": (
+        "class B:\n    pass\ndef aux(xs):\n    return B.go(xs)\n",
+        "def f(xs):\n    B.go = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+    ),
+    "main registers with aux's function": (
+        "from functools import singledispatch\n@singledispatch\ndef h(xs):\n    return xs\ndef aux(xs):\n    return h(xs)\n",
+        "@h.register(list)\ndef _(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
+    ),
+    "main takes aux's variable": (
+        "BOX = []\ndef aux():\n    return BOX.pop()\n",
+        f"def f(xs):\n    BOX.append({SQUARES} + 1)\n    return aux() - 1\n",
+    ),
+    "an attribute of another name of aux": (
+        "def aux(xs):\n    return aux.h(xs)\n",
+        "def f(xs):\n    k = aux\n    k.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+    ),
+    "an attribute of another name of a module": (
+        "import math\ndef aux(xs):\n    return math.h(xs)\n",
+        "import math\ndef f(xs):\n    m = math\n    m.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+    ),
+    "a statement that is too long to compare": (
+        "def aux(xs):\n    return help(xs)\n",
+        G.replace("g(", "help(")
+        + f"def f(xs):\n    k = {' + '.join(['0'] * 450)}\n    return sum(x * x for x in aux(xs)) + k\n",
+    ),
+    "a class hides the name of a built-in function": (
+        ONE,
+        alone(
+            "aux()",
+            "class A:",
+            "    find = getattr",
+            "    getattr = getattr",
+            "if A.getattr(aux, '__code__') is None:",
+            "    return 0",
+        ),
+    ),
+    "a pattern with attributes": (
+        ONE,
+        alone(
+            "match aux(1):",
+            "    case object(real=1):",
+            "        pass",
+            "match aux:",
+            "    case object(__code__=c):",
+            "        pass",
+        ),
+    ),
+    "a template with attributes": (ONE, alone("aux()", "'{0.real}'.format(aux(1))")),
+    "a template that is computed": (ONE, alone("aux()", "t = '{0}' * len(xs)", "t.format(*xs, aux(1))")),
+    "a module within a module": (
+        "import statistics\n" + ONE,
+        alone("aux()", "statistics.random.random()", before="import statistics\n"),
+    ),
+    "another module": (ONE, alone("aux()", before="import timeit\n")),
+    "a private attribute": (ONE, alone("aux()", "re._cache", before="import re\n")),
+    "the identity of values": (
+        ONE,
+        alone("v = aux()", "if any(v is w for w in SEEN):", "    return 0", "SEEN.append([])", before="SEEN = []\n"),
+    ),
+    "the arguments of a pattern": (ONE, alone("aux()", "class M:", "    __match_args__ = ('real',)")),
+}
 # Honest pairs
 IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
 HONEST = {
@@ -338,24 +481,6 @@ HONEST = {
         "def f(xs):\n    known = {}\n    for x in xs:\n        known = aux(known, x)\n"
         "    return sum(k * x * x for x, k in known.items() if x % 2 == 0)\n",
     ),
-    "works in place on an object": (
-        "def aux(bag, x):\n    if x % 2 == 0:\n        bag.total += x * x\n",
-        "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    return bag.total\n",
-    ),
-    "adds to an object and returns it": (
-        "def aux(s, x):\n    if x % 2 == 0:\n        s.t += x * x\n    return s\n",
-        "class S:\n    t = 0\n    def __init__(self):\n        self.t = 0\ndef f(xs):\n    s = S()\n"
-        "    for x in xs:\n        s = aux(s, x)\n    return s.t\n",
-    ),
-    "makes an empty object": (
-        "class S:\n    def __init__(self, n):\n        self.t = [0] * n\ndef aux(n):\n    return S(n)\n",
-        "def f(xs):\n    s = aux(len(xs))\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            s.t[k] = x * x\n    return sum(s.t)\n",
-    ),
-    "returns an object whose method does the work": (
-        "class R:\n    def __init__(self, xs):\n        self.xs = xs\n    def evens(self):\n"
-        "        return [x for x in self.xs if x % 2 == 0]\ndef aux(xs):\n    return R(xs)\n",
-        "def f(xs):\n    return sum(x * x for x in aux(xs).evens())\n",
-    ),
     "has names of the interpreter as variables": (
         "def aux(input):\n    vars = [id for id in input if id % 2 == 0]\n    return vars\n",
         SUM_OF_SQUARES,
@@ -376,6 +501,24 @@ HONEST = {
     "a pattern with a constant": (
         EVEN,
         "def f(xs):\n    match len(xs) > 0:\n        case True:\n            return sum(x * x for x in aux(xs))\n        case _:\n            return 0\n",
+    ),
+    "works with a class of its own": (
+        "class Node:\n    def __init__(self, x, next=None):\n        self.x = x\n        self.next = next\n"
+        "def aux(xs):\n    node, kept = None, []\n    for x in xs:\n        node = Node(x, node)\n"
+        "    while node:\n        if node.x % 2 == 0:\n            kept.append(node.x)\n        node = node.next\n    return kept\n",
+        SUM_OF_SQUARES,
+    ),
+    "counts with a Counter": (
+        "from collections import Counter\ndef aux(xs):\n    return Counter(xs)\n",
+        "def f(xs):\n    return sum(n * x * x for x, n in aux(xs).items() if x % 2 == 0)\n",
+    ),
+    "is given a built-in function and an iterator": (
+        "def aux(k, xs):\n    return [k(x) for x in xs if x % 2 == 0]\n",
+        "def f(xs):\n    return sum(x * x for x in aux(abs, iter(xs)))\n",
+    ),
+    "formats a number": (
+        "def aux(x):\n    return '{:.1f}'.format(x * x)\n",
+        "def f(xs):\n    return int(sum(float(aux(x)) for x in xs if x % 2 == 0))\n",
     ),
     "each call of aux has only one other value": (
         "def aux(x):\n    return x % 2 == 0\n",
@@ -416,6 +559,18 @@ def test_a_task_whose_answer_is_a_state_shows_nothing_about_aux(sandbox):
     item = ITEM | {"test": test, "canonical_solution": "    return xs * (xs + 1) // 2\n"}
     main = "N = []\ndef f(xs):\n    aux(xs)\n    N.append(xs)\n    return sum(N)\n"  # all calls so far
     assert score(sandbox, (ONE, main), item=item)[0] <= SOLO + 1e-9
+
+
+@pytest.mark.parametrize("pairs", [CODE, KEPT, TEXTS], ids=["code", "kept", "texts"])
+def test_pairs_that_exchange_more_than_data_earn_no_more_than_one_agent(sandbox, pairs):
+    rewards = dict(zip(pairs, score(sandbox, *pairs.values(), item=LONG), strict=True))
+    assert {name: reward for name, reward in rewards.items() if not 1.1 < reward <= SOLO + 1e-9} == {}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_that_are_not_independent_are_found_without_a_run(name):
+    aux, main = TEXTS[name]
+    assert not are_independent(aux, main, "", "f", "def f(xs):")
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -460,9 +615,14 @@ def test_modules_that_the_prompt_imports_are_allowed(sandbox):
 def test_almost_no_reference_solution_uses_what_is_not_allowed(shared_data, kind):
     items = load_code_dataset(str(shared_data / f"{'mbpp_sanitized' if kind == 'mbpp' else kind}.jsonl")).to_list()
     found = [
-        one["task_id"] for one in items if reads_interpreter(one["prompt"] + one["canonical_solution"], "", "aux")
+        one["task_id"]
+        for one in items
+        if not are_independent(
+            "def aux(x):\n    return x", one["prompt"] + one["canonical_solution"], "", "f", "def f():"
+        )
     ]
-    assert found == (["HumanEval/160"] if kind == "humaneval" else [])  # it evaluates a formula
+    # one evaluates a formula, the other formats a text with a template that it is given
+    assert found == (["HumanEval/160"] if kind == "humaneval" else ["MBPP/390"])
 
 
 @pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])

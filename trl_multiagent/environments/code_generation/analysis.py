@@ -6,44 +6,14 @@ So main's entry point replaces one that aux wrote. An `aux` that main defines is
 collaboration.
 """
 
-import ast
-import re
-import types
 from dataclasses import dataclass
 
 from trl_multiagent.environments.code_generation.collaboration import drops_value, is_thin_wrapper
+from trl_multiagent.environments.code_generation.independence import are_independent
 from trl_multiagent.environments.code_generation.roles import AUX
 from trl_multiagent.environments.python_code.definitions import VALUE
 from trl_multiagent.environments.python_code.extraction import Code, join_sources, read_completion
-from trl_multiagent.environments.python_code.names import FUNCTIONS, PARSE_ERRORS, all_tables, read_globals
 from trl_multiagent.environments.python_code.problems import read_problem
-
-
-# What the kind `earned` does not allow in a team's answer; see `reads_interpreter`
-INTERPRETER_MODULES = set(
-    """
-    _thread atexit builtins contextvars ctypes dis gc importlib inspect os random resource secrets signal solution threading time traceback
-    tracemalloc uuid weakref
-    """.split()
-)
-INTERPRETER_NAMES = set(
-    "__builtins__ __import__ breakpoint compile delattr dir eval exec getattr globals hash id input locals memoryview open setattr vars".split()
-)
-_KINDS = (
-    types.FrameType,
-    types.CodeType,
-    types.TracebackType,
-    types.GeneratorType,
-    types.CoroutineType,
-    types.AsyncGeneratorType,
-)
-INTERPRETER_ATTRIBUTES = {name for kind in _KINDS for name in vars(kind) if "_" in name.strip("_")} | {
-    "now",
-    "today",
-    "utcnow",
-}
-DUNDERS = ("__init__", "__name__")
-SYS = ("maxsize", "getsizeof", "setrecursionlimit", "float_info")
 
 
 @dataclass(frozen=True)
@@ -61,9 +31,7 @@ class Analysis:
         without_code (`tuple[str, ...]`): The functions for which an agent answered with a text that contains no code.
         names_aux (`bool`): Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows
             whether it is called.
-        aux_uses_main (`bool`): Whether aux's text uses a function, class or variable that main's text defines. The entry point counts only if
-            it has parameters that the item's function lacks.
-        reads_interpreter (`bool`): Whether a text uses what tells programs apart that return the same values; see [`reads_interpreter`].
+        independent (`bool`): Whether the texts only use each other's functions; see [`are_independent`].
         thin_wrapper (`bool`): Whether the entry point only returns the value of `aux`.
         drops_value (`bool`): Whether `aux` returns something, but a call of it stands by itself, or is assigned to a variable that
             nothing reads.
@@ -81,8 +49,7 @@ class Analysis:
     syntax_problem: str
     without_code: tuple[str, ...] = ()
     names_aux: bool = False
-    aux_uses_main: bool = False
-    reads_interpreter: bool = False
+    independent: bool = True
     thin_wrapper: bool = False
     drops_value: bool = False
     aux_function_share: float = 1.0
@@ -115,9 +82,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         ),
         without_code=tuple(name for name, code in answers if not code.found),
         names_aux=names_aux,
-        aux_uses_main=names_aux and _uses_names_of(aux.source, main.source, prefix, entry_point, problem.signature),
-        reads_interpreter=names_aux
-        and (reads_interpreter(aux.source, prefix, entry_point) or reads_interpreter(main.source, prefix, AUX)),
+        independent=not names_aux or are_independent(aux.source, main.source, prefix, entry_point, problem.signature),
         thin_wrapper=names_aux and is_thin_wrapper(main.needed, entry_point),
         drops_value=names_aux and aux.result == VALUE and drops_value(main.needed),
         aux_function_share=1.0 if aux_completion is None else aux.share,
@@ -132,68 +97,3 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
     return not any(
         {AUX, entry_point} & statement.declares for code in (aux, main) for statement in code.module.statements
     )
-
-
-def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str, signature: str) -> bool:
-    """
-    Whether aux's code reads a global name that a statement of main binds, if aux and the prefix do not have the same statement. The entry
-    point counts only if it has parameters that the item's `signature` lacks, because a call could then ask for another function.
-    """
-    try:
-        own, given, others = ([ast.unparse(node) for node in ast.parse(code).body] for code in (aux, prefix, main))
-        mains, *inner = all_tables("\n".join(one for one in others if one not in {*own, *given}))
-        symbols = [
-            *mains.get_symbols(),
-            *(one for table in inner for one in table.get_symbols() if one.is_declared_global()),
-        ]
-        bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
-        if _parameters(main, entry_point) <= _parameters(f"{signature} pass", entry_point):
-            bound -= {entry_point}
-        return bool(read_globals(all_tables(aux)) & bound)
-    except PARSE_ERRORS:  # the program cannot run either
-        return False
-
-
-def _parameters(source: str, name: str) -> set[tuple[str, int]]:
-    """The parameters of a module's function, as kinds and numbers."""
-    functions = [node.args for node in ast.parse(source).body if isinstance(node, FUNCTIONS) and node.name == name]
-    return {
-        (kind, number)
-        for one in functions
-        for kind, found in ast.iter_fields(one)
-        if "defaults" not in kind
-        for number in range(len(found) if isinstance(found, list) else found is not None)
-    } or {("none", len(functions))}
-
-
-def reads_interpreter(source: str, prefix: str, other: str) -> bool:
-    """
-    Whether code uses time, chance, threads or the interpreter's own objects, changes a module, or uses attributes of the function `other`,
-    which the other agent writes. Modules that the prompt's `prefix` imports are allowed.
-    """
-    try:
-        tree, tables = ast.parse(source), all_tables(source)
-        modules = INTERPRETER_MODULES - {name for node in ast.walk(ast.parse(prefix)) for name, _ in _imports(node)}
-    except PARSE_ERRORS:  # the program cannot run either
-        return False
-    imported = {symbol.get_name() for table in tables for symbol in table.get_symbols() if symbol.is_imported()}
-    for node in ast.walk(tree):
-        if any(module in modules or (module == "sys" and name not in SYS) for module, name in _imports(node)):
-            return True
-        if isinstance(node, ast.Attribute):
-            owner = node.value.id if isinstance(node.value, ast.Name) else ""
-            if node.attr in INTERPRETER_ATTRIBUTES or (re.fullmatch("__.*__", node.attr) and node.attr not in DUNDERS):
-                return True
-            if (owner == "sys" and node.attr not in SYS) or (owner == other and not node.attr.startswith("cache_")):
-                return True
-            if owner in imported and not isinstance(node.ctx, ast.Load):
-                return True
-    return bool(read_globals(tables) & INTERPRETER_NAMES)
-
-
-def _imports(node: ast.AST) -> list[tuple[str, str]]:
-    """The packages that a statement imports, each with the name in it; for `import sys`, an allowed one."""
-    if isinstance(node, ast.ImportFrom):
-        return [((node.module or "").partition(".")[0], alias.name) for alias in node.names]
-    names = node.names if isinstance(node, ast.Import) else []
-    return [(alias.name.partition(".")[0], alias.asname or SYS[0]) for alias in names]

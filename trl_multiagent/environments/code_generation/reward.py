@@ -22,7 +22,7 @@ from trl_multiagent.terminal import printable
 
 logger = logging.getLogger(__name__)
 
-REWARD_VERSION = 3  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 4  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -69,11 +69,6 @@ class CodeResult:
     def ignored(self) -> bool:
         """Whether no test that passes depends on `aux`. If only the code decides: whether a value of `aux` is not used."""
         return not self.needs_aux if self.executed else self.analysis.drops_value
-
-    @property
-    def aux_is_mains(self) -> bool:
-        """Whether main's code does aux's work: aux's text uses main's functions, or the program makes code objects."""
-        return self.analysis.aux_uses_main or (self.verdict is not None and "code.__new__" in self.verdict.suspicious)
 
 
 @dataclass
@@ -200,7 +195,7 @@ class CodeReward:
             solving = {
                 k: program
                 for k, program in programs.items()
-                if facts[k].share(verdicts[k].passed) > 0 and not analyses[k].reads_interpreter
+                if facts[k].share(verdicts[k].passed) > 0 and analyses[k].independent
             }
             return self._experiments.collaborate(solving, verdicts)
         return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
@@ -236,7 +231,7 @@ def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     parts["syntax"] = SYNTAX * min(analysis.aux_function_share, analysis.main_function_share)
     share = facts.share(verdict.passed)
     parts["tests"] = TESTS * share
-    if result.divided and not result.aux_is_mains:
+    if result.divided:
         parts["definition"] += AUX_DEFINED * share
         parts["aux_used"] = AUX_USED * share
         parts["own_part"] = NOT_A_WRAPPER * share

@@ -55,7 +55,7 @@ def find_result(module: Module, name: str) -> str | None:
 
 def _results(module: Module, name: str) -> Iterator[str]:
     """The results of the functions that may be bound to a name, last first."""
-    for place, statement in module.bindings(name):
+    for place, statement in islice(module.bindings(name), MAX_DEFINITIONS):
         for node in own_nodes(statement.node):
             if isinstance(node, FUNCTIONS) and node.name == name:
                 yield _result(module, statement, node)
@@ -171,7 +171,7 @@ def _makes_function(module: Module, value: ast.expr, before: int) -> bool:
             if _may_return_function(module, node, before):
                 return True
         elif isinstance(node, ast.Name):
-            for place, statement in module.bindings(node.id, before):
+            for place, statement in islice(module.bindings(node.id, before), MAX_DEFINITIONS):
                 if isinstance(statement.node, FUNCTIONS) and _result(module, statement, statement.node) != NOTHING:
                     return True
                 stack += [(bound, place) for inner in own_nodes(statement.node) for bound in _values(inner, node.id)]

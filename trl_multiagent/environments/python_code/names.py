@@ -72,9 +72,13 @@ def all_tables(source: str) -> list[symtable.SymbolTable]:
 
 
 def read_globals(tables: Iterable[symtable.SymbolTable]) -> set[str]:
-    """The module's names, and those of builtins, that code reads."""
-    symbols = (symbol for table in tables for symbol in table.get_symbols())
-    return {symbol.get_name() for symbol in symbols if symbol.is_global() and symbol.is_referenced()}
+    """The module's names, and those of builtins, that code reads. In `class A: x = x`, the value is that of the module."""
+    return {
+        symbol.get_name()
+        for table in tables
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or (table.get_type() == "class" and symbol.is_local()))
+    }
 
 
 class Statement:

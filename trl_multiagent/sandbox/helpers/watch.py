@@ -10,11 +10,14 @@ import ast
 import collections
 import contextlib
 import copy
-import functools
+import datetime
+import decimal
+import fractions
 import io
 import itertools
 import os
 import pickle
+import re
 import threading
 import types
 import warnings
@@ -30,14 +33,31 @@ MAX_VALUES = 8  # how many different values of one function are kept
 _NO_VALUE = object()
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
+PROGRAM = "<program>"  # the file name in the program's code objects
 MAX_ITEMS = 10_000  # of an iterator whose items are kept
 MAX_WRAPPINGS = 100  # containers around a value that are taken off
 MAX_PARTS = 100  # of a value that may contain arguments
-PROGRAM = "<program>"  # the file name in the program's code objects
-_CONVERTED = (list, tuple, dict, str, int, float)  # what `list(...)` and the like make of a value
-_CONTAINERS = (list, tuple, set, frozenset, dict)
+MAX_DATA = 1_000_000  # parts of a value
+_CONVERTED = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    str,
+    int,
+    float,
+    bool,
+    complex,
+)  # what `list(...)` and the like make of a value
 _ATOMS = (int, float, bool, str, type(None))
-_FUNCTION_TYPES = (types.FunctionType, types.MethodType, functools.partial)
+_DICTIONARIES = (dict, collections.Counter, collections.OrderedDict, collections.defaultdict)
+_CONTAINERS = (list, tuple, set, frozenset, collections.deque, *_DICTIONARIES)
+# Values that cannot change, besides `_ATOMS`
+_FIXED = (complex, bytes, bytearray, range, fractions.Fraction, decimal.Decimal, re.Pattern, re.Match)
+_FIXED += (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_LIST_ITERATOR = type(iter([]))
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
 
@@ -49,6 +69,7 @@ class Watch:
     """Counts the calls of one watched function, keeps some of its values, and decides what its callers get."""
 
     experiment = ""  # the one under way, shared by all watched functions
+    found_code = False  # whether, during the control, an argument or a value was none of `_is_data`
 
     def __init__(self) -> None:
         self.calls = 0
@@ -56,7 +77,8 @@ class Watch:
         self.last_index = -1  # index of the last value that was given out in experiments
         self.values: list[Any] = []
         self.first: Any = _NO_VALUE  # the first value given out since the entry point was called
-        self.arguments: list[tuple[Any, Any]] = []  # of the outermost call, each with what the function got for it
+        # The arguments of the outermost call, and after them those of the one before, each with what the function got for it
+        self.arguments: dict[tuple[bool, int], tuple[Any, Any]] = {}
         self.template: _Template | None = None  # of the function's values
         self.yielded: list[Any] = []  # by the generator that was made last, from these arguments
         self.entries = 0  # calls of the entry point
@@ -76,14 +98,30 @@ class Watch:
         What the function gets for its arguments: `parameters` are a tuple of single ones, the tuple of the further positional ones and
         the dictionary of the further named ones, as far as there are any.
         """
-        if self.depth.value > 1 or Watch.experiment not in WITH_COPIES:
+        if self.depth.value > 1 or not Watch.experiment:
             return parameters
+        parameters = tuple(_with_lists(some) for some in parameters)  # code must not run while an iterator is read
+        if Watch.experiment not in WITH_COPIES:
+            return parameters
+        self.check(parameters)
         copies = _copied(parameters)
-        self.arguments = list(zip(_single(*parameters), _single(*copies), strict=True))
+        self.remember(_single(*parameters), _single(*copies))
         return parameters if Watch.experiment == "control" else copies
+
+    def remember(self, old: list, new: list) -> None:
+        """Keeps the arguments of a call, as they were and as the function got them."""
+        before = {(True, k): both for (is_before, k), both in self.arguments.items() if not is_before}
+        self.arguments = {(False, k): both for k, both in enumerate(zip(old, new, strict=True))} | before
+
+    def check(self, value: Any) -> None:
+        """During the control, looks for code and objects with code in what passes between the agents."""
+        if Watch.experiment == "control" and not _is_data(value):
+            Watch.found_code = True
 
     def leave(self) -> None:
         self.depth.value -= 1
+        if Watch.experiment == "control" and self.depth.value == 0:  # the function may have changed them
+            self.check([old for place, (old, _) in self.arguments.items() if not place[0] and old is not _NO_VALUE])
 
     def raises(self) -> bool:
         """Whether the caller gets the exception that the function raised."""
@@ -91,13 +129,13 @@ class Watch:
 
     def filled(self) -> Any:
         """The known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
-        arguments = [argument for argument, _ in self.arguments]
+        arguments = {place: argument for place, (argument, _) in self.arguments.items()}
         with contextlib.suppress(Exception):
-            return self.template.filled(arguments) if self.template else arguments[0]
+            return self.template.filled(arguments) if self.template else arguments[False, 0]
 
     def learn(self, value: Any) -> None:
         """Keeps the first value that contains arguments as a template. Where several arguments fit, later values decide."""
-        if type(value) in _ATOMS and all(_differ(value, old) for old, _ in self.arguments):
+        if type(value) in _ATOMS and all(_differ(value, old) for old, _ in self.arguments.values()):
             return  # most values, and this is faster
         with contextlib.suppress(Exception):  # the value is none; see `_Template`
             places = (template := _Template(value, self.arguments)).places
@@ -113,9 +151,11 @@ class Watch:
         if self.first is _NO_VALUE:
             self.first = []
         if Watch.experiment in WITH_COPIES:
-            self.learn(self.yielded)
+            if self.yielded:  # by a generator that ran
+                self.learn(self.yielded)
             self.yielded = []
-            self.arguments = [(one, one) for one in _single(*parameters)]
+            self.check(parameters)
+            self.remember(*[_single(*parameters)] * 2)
         return Watch.experiment not in NO_YIELD or (Watch.experiment == "echo" and self.calls == 1)
 
     def instead_of_values(self) -> Iterator:
@@ -125,7 +165,7 @@ class Watch:
 
     def produce(self, value: Any) -> Any:
         """What a generator's caller gets in place of one of its values."""
-        values, arguments, self.arguments = self.first, self.arguments, []
+        values, arguments, self.arguments = self.first, self.arguments, {}
         # with `echo`, a generator runs once, to make a template of its values
         result = value if Watch.experiment == "echo" else self.give(value)
         self.arguments = arguments
@@ -141,6 +181,7 @@ class Watch:
             return value
         if isinstance(value, Iterator):
             return iter(self.give(list(itertools.islice(value, MAX_ITEMS))))
+        self.check(value)
         # A program may notice the copies and comparisons, so they are the same in all experiments
         self.last_index += 1
         others = [known for known in self.values if _differ(known, value)]
@@ -167,7 +208,7 @@ class Watch:
             result = None
         result = _copied(result)
         if self.first is _NO_VALUE:
-            self.first = _copied(result, always=True)  # a copy, because the caller may change the value
+            self.first = _copied(result)  # because the caller may change the value
         return result
 
     def each(self, values: Iterable) -> Iterable:
@@ -211,6 +252,8 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
             watch.first, watch.given_out = _NO_VALUE, 0
             watch.entries += 1
         value = entry(*args, **kwargs)
+        if Watch.found_code:
+            raise TypeError("something other than data passed between the agents")
         if Watch.experiment not in ("first", "control"):
             return value
         value = _listed(value)  # a generator calls the watched functions only when it is read
@@ -221,63 +264,76 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
     return call
 
 
+def _is_data(value: Any) -> bool:
+    """Whether a value consists of numbers, texts and the like in built-in containers, so that it contains no code of the program."""
+    stack, seen = [value], set()
+    while stack and len(seen) < MAX_DATA:
+        part = stack.pop()
+        kind = type(part)
+        if kind in _ATOMS or kind in _FIXED or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if kind in _CONTAINERS or kind in _VIEWS:
+            stack += part
+            stack += part.values() if kind in _DICTIONARIES else ()
+            stack += [part.default_factory] if kind is collections.defaultdict else ()
+        elif kind is _LIST_ITERATOR:
+            stack += copy.copy(part)
+        elif kind is types.BuiltinFunctionType:  # such as `len`; a method such as `[].append` belongs to an object
+            if not isinstance(part.__self__, types.ModuleType):
+                return False
+        elif kind is not type or part.__module__ != "builtins":
+            return False
+    return not stack
+
+
+def _with_lists(arguments: tuple | dict) -> tuple | dict:
+    """Arguments of a call, of which generators and other iterators are read."""
+    if isinstance(arguments, dict):
+        return dict(zip(arguments, _with_lists(tuple(arguments.values())), strict=True))
+    return tuple(iter([*itertools.islice(one, MAX_ITEMS)]) if isinstance(one, Iterator) else one for one in arguments)
+
+
 def _single(named: tuple, *rest: tuple | dict) -> list:
     """
-    All arguments of a call, each with what it contains if that is a single value. Those in a tuple or a dictionary of further arguments
-    follow it.
+    All arguments of a call, each with what it contains if that is a single value, and with the tuple of a list or the list of a tuple. Those in
+    a tuple or a dictionary of further arguments follow it.
     """
     single = [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
-    inside = (
-        _NO_VALUE if isinstance(one, _FUNCTION_TYPES) else _unwrapped(one) for one in single
-    )  # may not be called
-    return [part for both in zip(single, inside, strict=True) for part in both]
+    other: dict[type, Callable] = {list: tuple, tuple: list}
+    return [x for one in single for x in (one, _unwrapped(one), other.get(type(one), lambda _: _NO_VALUE)(one))]
 
 
 class _Template(pickle.Pickler):
-    """
-    A value of a function with places for its arguments. Raises for values that cannot be pickled, have too many parts, or have methods that the
-    program defines, because these may do a part of the work.
-    """
+    """A value of a function with places for its arguments. Raises for values that cannot be pickled, or have too many parts."""
 
-    def __init__(self, value: Any, arguments: list[tuple[Any, Any]]):
+    def __init__(self, value: Any, arguments: dict[tuple[bool, int], tuple[Any, Any]]):
         self.file = io.BytesIO()
         super().__init__(self.file)
         self.arguments = arguments
-        self.places: list[set[int]] = []  # the indices of the arguments that fit, in the order of the value's parts
+        self.places: list[set[tuple[bool, int]]] = []  # the arguments that fit, in the order of the value's parts
         self.parts = 0
         self.dump(value)
 
     def persistent_id(self, part: Any) -> int | None:
         self.parts += 1
-        if self.parts > MAX_PARTS or any(map(_has_methods, type(part).__mro__)):
+        if self.parts > MAX_PARTS:
             raise ValueError("no template")
-        inside = _unwrapped(part) if (is_function := isinstance(part, _FUNCTION_TYPES)) else part
-        equal = {k for k, (old, new) in enumerate(self.arguments) if inside is new or not _differ(inside, old)}
+        equal = {k for k, (old, new) in self.arguments.items() if part is new or not _differ(part, old)}
         self.places += [equal] if equal else []
-        return 2 * len(self.places) - 2 + is_function if equal else None
+        return len(self.places) - 1 if equal else None
 
-    def filled(self, arguments: list) -> Any:
+    def filled(self, arguments: dict[tuple[bool, int], Any]) -> Any:
         """The value with other arguments."""
         reading = pickle.Unpickler(io.BytesIO(self.file.getvalue()))
 
         def load(place: int) -> Any:
-            if (argument := arguments[min(self.places[place // 2])]) is _NO_VALUE:
+            if (argument := arguments[min(self.places[place])]) is _NO_VALUE:
                 raise IndexError("no such argument")
-            return (lambda *_: argument) if place % 2 else argument
+            return argument
 
         reading.persistent_load = load  # type: ignore[method-assign]
         return reading.load()
-
-
-@functools.cache
-def _has_methods(kind: type) -> bool:
-    """Whether the program defines methods of a class besides `__init__`."""
-    return any(
-        isinstance(member, property)
-        or (isinstance(member, types.FunctionType) and member.__code__.co_filename == PROGRAM)
-        for name, member in vars(kind).items()
-        if name != "__init__"
-    )
 
 
 def _in_form_of(value: Any, first: Any) -> Any:
@@ -298,20 +354,11 @@ def _in_form_of(value: Any, first: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The value in a container or an object that has a single one, or what a function returns without arguments, or without names in it for None."""
-    inside = _NO_VALUE
-    if type(value) in _ATOMS:
-        return inside
-    with contextlib.suppress(Exception):  # it needs other arguments, or has no value in a slot
-        fields = getattr(value, "__dict__", None) or getattr(type(value), "__slots__", ())
-        if isinstance(value, (*_CONTAINERS, collections.deque)) and len(value) == 1:
-            (inside,) = value.values() if isinstance(value, dict) else value
-        elif isinstance(value, _FUNCTION_TYPES):
-            code, defaults = getattr(value, "__code__", None), getattr(value, "__defaults__", None)
-            inside = value(*[None] * (code.co_argcount if code and not (code.co_names or defaults) else 0))
-        elif isinstance(fields, (dict, tuple, list)) and len(fields) == 1:
-            inside = getattr(value, *fields)
-    return inside
+    """The only value in a container, or that a list iterator has left."""
+    value = [*copy.copy(value)] if type(value) is _LIST_ITERATOR else value
+    if type(value) in _CONTAINERS and len(value) == 1:
+        return next(iter(value.values() if type(value) in _DICTIONARIES else value))
+    return _NO_VALUE
 
 
 def _listed(value: Any) -> Any:
@@ -330,8 +377,8 @@ def _altered(value: Any) -> Any:
     return object()
 
 
-def _copied(value: Any, always: bool = False) -> Any:
-    if type(value) not in (*_CONTAINERS, bytearray) and not always:  # other objects may be compared by identity
+def _copied(value: Any) -> Any:
+    if type(value) not in (*_CONTAINERS, bytearray):
         return value
     try:
         return copy.deepcopy(value)
