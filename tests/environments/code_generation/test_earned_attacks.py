@@ -379,6 +379,14 @@ KEPT |= {
         "BOX = []\ndef aux(x=None):\n    if x is not None:\n        BOX.append(x)\n        return 0\n    return BOX.pop()\n",
         f"def f(xs):\n    aux({SQUARES} + 1)\n    return aux() - 1\n",
     ),
+    "counts its calls": (
+        "N = []\ndef aux():\n    N.append(1)\n    return len(N)\n",
+        alone("v = aux()", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n"),
+    ),
+    "gives all back at the end": (
+        "BOX = []\ndef aux(x=None):\n    BOX.append(x)\n    return BOX[-3:]\n",
+        f"def f(xs):\n    aux({SQUARES} + 1)\n    aux(0)\n    return aux(1)[0] - 1\n",
+    ),
     "yields its argument for ever": (
         "def aux(x):\n    while True:\n        yield x\n",
         alone("g = aux(xs)", "next(g)", "xs = next(g)"),
@@ -447,6 +455,10 @@ TEXTS = {
     ),
     "another module": (ONE, alone("aux()", before="import timeit\n")),
     "a private attribute": (ONE, alone("aux()", "re._cache", before="import re\n")),
+    "sends values to a generator": (
+        "def aux():\n    x = 0\n    while True:\n        x = yield x\n",
+        f"def f(xs):\n    g = aux()\n    next(g)\n    return g.send({SQUARES} + 1) - 1\n",
+    ),
     "the identity of values": (
         ONE,
         alone("v = aux()", "if any(v is w for w in SEEN):", "    return 0", "SEEN.append([])", before="SEEN = []\n"),

@@ -33,7 +33,20 @@ DUNDER = re.compile(r"__\w+__")
 _RUNNING = (types.FrameType, types.CodeType, types.TracebackType)
 _PAUSED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 ATTRIBUTES = {name for kind in (*_RUNNING, *_PAUSED) for name in vars(kind) if "_" in name.strip("_")}
-ATTRIBUTES |= {"now", "today", "utcnow", "attrgetter", "methodcaller", "Formatter", "format_map", "get_type_hints"}
+ATTRIBUTES |= {
+    "send",
+    "throw",
+    "asend",
+    "athrow",
+    "now",
+    "today",
+    "utcnow",
+    "attrgetter",
+    "methodcaller",
+    "Formatter",
+    "format_map",
+    "get_type_hints",
+}
 # Modules that an allowed one contains, such as `statistics.sys`
 ATTRIBUTES |= {
     name

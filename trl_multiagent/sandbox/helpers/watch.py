@@ -38,26 +38,25 @@ MAX_ITEMS = 10_000  # of an iterator whose items are kept
 MAX_WRAPPINGS = 100  # containers around a value that are taken off
 MAX_PARTS = 100  # of a value that may contain arguments
 MAX_DATA = 1_000_000  # parts of a value
-_CONVERTED = (
-    list,
-    tuple,
-    dict,
-    set,
-    frozenset,
-    str,
-    int,
-    float,
-    bool,
-    complex,
-)  # what `list(...)` and the like make of a value
+# What `list(...)` and the like make of a value
+_CONVERTED = (list, tuple, dict, set, frozenset, str, int, float, bool, complex)
 _ATOMS = (int, float, bool, str, type(None))
 _DICTIONARIES = (dict, collections.Counter, collections.OrderedDict, collections.defaultdict)
 _CONTAINERS = (list, tuple, set, frozenset, collections.deque, *_DICTIONARIES)
 # Values that cannot change, besides `_ATOMS`
-_FIXED = (complex, bytes, bytearray, range, fractions.Fraction, decimal.Decimal, re.Pattern, re.Match)
+_FIXED: tuple[type, ...] = (
+    complex,
+    bytes,
+    bytearray,
+    range,
+    fractions.Fraction,
+    decimal.Decimal,
+    re.Pattern,
+    re.Match,
+)
 _FIXED += (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
-_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-_LIST_ITERATOR = type(iter([]))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_LIST_ITERATOR: Any = type(iter([]))
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
 
@@ -69,7 +68,7 @@ class Watch:
     """Counts the calls of one watched function, keeps some of its values, and decides what its callers get."""
 
     experiment = ""  # the one under way, shared by all watched functions
-    found_code = False  # whether, during the control, an argument or a value was none of `_is_data`
+    unfit = ""  # why, as the control found, experiments show nothing
 
     def __init__(self) -> None:
         self.calls = 0
@@ -81,6 +80,8 @@ class Watch:
         self.arguments: dict[tuple[bool, int], tuple[Any, Any]] = {}
         self.template: _Template | None = None  # of the function's values
         self.yielded: list[Any] = []  # by the generator that was made last, from these arguments
+        self.called_with: bytes | None = None  # the arguments of the outermost call
+        self.results: dict[bytes, tuple[Any, bytes]] = {}  # by arguments: the value, and its bytes
         self.entries = 0  # calls of the entry point
         self.given_out = 0  # values since the last one of these
         self.replayed: list[Any] = []  # the values during the first one
@@ -105,6 +106,7 @@ class Watch:
             return parameters
         self.check(parameters)
         copies = _copied(parameters)
+        self.called_with = _bytes_of(parameters)
         self.remember(_single(*parameters), _single(*copies))
         return parameters if Watch.experiment == "control" else copies
 
@@ -116,7 +118,17 @@ class Watch:
     def check(self, value: Any) -> None:
         """During the control, looks for code and objects with code in what passes between the agents."""
         if Watch.experiment == "control" and not _is_data(value):
-            Watch.found_code = True
+            Watch.unfit = "something other than data passed between the agents"
+
+    def compare(self, value: Any) -> None:
+        """During the control, looks for two values for the same arguments, which only a function that keeps a state has."""
+        arguments, result = self.called_with, _bytes_of(value)
+        if Watch.experiment != "control" or arguments is None or result is None or len(self.results) > MAX_ITEMS:
+            return
+        known, known_bytes = self.results.setdefault(arguments, (_copied(value), result))
+        # NaN differs from itself, and equal sets may have different bytes
+        if result != known_bytes and _differ(value, known):
+            Watch.unfit = "the function keeps a state"
 
     def leave(self) -> None:
         self.depth.value -= 1
@@ -182,6 +194,7 @@ class Watch:
         if isinstance(value, Iterator):
             return iter(self.give(list(itertools.islice(value, MAX_ITEMS))))
         self.check(value)
+        self.compare(value)
         # A program may notice the copies and comparisons, so they are the same in all experiments
         self.last_index += 1
         others = [known for known in self.values if _differ(known, value)]
@@ -252,8 +265,8 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
             watch.first, watch.given_out = _NO_VALUE, 0
             watch.entries += 1
         value = entry(*args, **kwargs)
-        if Watch.found_code:
-            raise TypeError("something other than data passed between the agents")
+        if Watch.unfit:
+            raise TypeError(Watch.unfit)
         if Watch.experiment not in ("first", "control"):
             return value
         value = _listed(value)  # a generator calls the watched functions only when it is read
@@ -266,7 +279,8 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
 
 def _is_data(value: Any) -> bool:
     """Whether a value consists of numbers, texts and the like in built-in containers, so that it contains no code of the program."""
-    stack, seen = [value], set()
+    stack: list[Any] = [value]
+    seen: set[int] = set()
     while stack and len(seen) < MAX_DATA:
         part = stack.pop()
         kind = type(part)
@@ -285,6 +299,13 @@ def _is_data(value: Any) -> bool:
         elif kind is not type or part.__module__ != "builtins":
             return False
     return not stack
+
+
+def _bytes_of(value: Any) -> bytes | None:
+    """A value as bytes; None for one that cannot be pickled."""
+    with contextlib.suppress(Exception):
+        return pickle.dumps(value)
+    return None
 
 
 def _with_lists(arguments: tuple | dict) -> tuple | dict:
@@ -355,7 +376,7 @@ def _in_form_of(value: Any, first: Any) -> Any:
 
 def _unwrapped(value: Any) -> Any:
     """The only value in a container, or that a list iterator has left."""
-    value = [*copy.copy(value)] if type(value) is _LIST_ITERATOR else value
+    value = list(copy.copy(value)) if type(value) is _LIST_ITERATOR else value
     if type(value) in _CONTAINERS and len(value) == 1:
         return next(iter(value.values() if type(value) in _DICTIONARIES else value))
     return _NO_VALUE
