@@ -4,8 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from trl_multiagent.limits import setting
 
-@dataclass(frozen=True)
+
+@dataclass
 class HistoryOptions:
     """
     What an agent sees of its past turns. By default it sees all of its own prompts and responses.
@@ -24,14 +26,14 @@ class HistoryOptions:
             Whether the agent sees its responses in the turns that `memory_mode` selects. By default it does.
         max_history_length (`int`, *optional*):
             Maximal number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the
-            new prompt is never shortened.
+            new prompt is never shortened. A training logs how many are left out, as `agents/<role>/history/dropped_turns`.
     """
 
-    memory_mode: str | None = None
-    original_prompt: bool | None = None
-    previous_prompts: bool | None = None
-    previous_response: bool | None = None
-    max_history_length: int | None = None
+    memory_mode: str | None = setting(choices=("full", "memoryful", "last"))
+    original_prompt: bool | None = setting()
+    previous_prompts: bool | None = setting()
+    previous_response: bool | None = setting()
+    max_history_length: int | None = setting(ge=0, le=1000000000)
 
     @classmethod
     def of(cls, settings: Any) -> "HistoryOptions":

@@ -79,10 +79,10 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
     }
     positive: ClassVar[tuple[str, ...]] = ("beta", "discopop_tau", "ref_model_sync_steps")
 
-    reference_free: bool = setting("Whether to leave the reference policy out.", False)
-    use_environment_step: bool = setting("Whether training on pairs that have rewards advances `env_step`.", True)
-    environment_steps_per_pair: int = setting("`env_step` increment per pair.", 2, ge=1)
-    num_turns: int = setting("Number of turns of an episode in evaluation.", 1, ge=1)
+    reference_free: bool = setting(default=False)
+    use_environment_step: bool = setting(default=True)
+    environment_steps_per_pair: int = setting(default=2, ge=1)
+    num_turns: int = setting(default=1, ge=1)
     f_divergence_type: str = setting("Divergence from the reference policy.", "reverse_kl", choices=F_DIVERGENCES)
     label_smoothing: float = setting("Share of the pairs that are labelled wrongly.", 0.0, ge=0, lt=0.5)
     remove_unused_columns: bool | None = False

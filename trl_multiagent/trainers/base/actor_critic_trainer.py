@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from accelerate.utils import gather_object
 from transformers.utils import logging
-from trl.trainer.utils import FusedCausalLMOutput, pad
+from trl.trainer.utils import pad
 
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.tree import Node
@@ -29,7 +29,7 @@ from trl_multiagent.rollout.values import (
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
-from trl_multiagent.trainers.base.batch import PADDING_LENGTH, AgentTensors, Batch, CriticTensors
+from trl_multiagent.trainers.base.batch import PADDING_LENGTH, Batch, CriticTensors
 from trl_multiagent.trainers.base.rollout_metrics import Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
@@ -154,22 +154,12 @@ class ActorCriticTrainer(RolloutTrainer):
 
     # The batch
 
-    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+    def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         """
         Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of the critics. With
         `advantage_normalization`, they are standardized over the batch, per agent and turn.
         """
-        return [[self._advantages[id(node)] for node in nodes] for nodes in levels]
-
-    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
-        """
-        Computes the loss of agent i on its own completions:
-
-            L_i = mean over rows (items, nodes, siblings g) of  -A_g * sum over tokens t of log pi_i(t)
-
-        See [`~trainers.base.loss`] for further terms of the loss, such as the reference penalty.
-        """
-        return self.policy_loss(role, outputs, rows)
+        return self._advantages[id(node)]
 
     def _judge(self, levels: list[list[Node]]) -> None:
         critics = self.critics

@@ -53,11 +53,12 @@ TRL_CHOICES = {
 
 
 @dataclass
-class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
+class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     r"""
     Arguments of the trainers that learn from rollout trees.
 
-    For a full list of training arguments, please refer to [`TeamConfig`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`TeamConfig`], [`~rollout.history_options.HistoryOptions`] (what agents see of their
+    past turns), [`~rollout.sampling_options.SamplingOptions`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
 
     A *row* is one completion of every agent: the k-th completions of all agents at a node form row k. If no branch
     ends early, the rollout tree of an item has `rows_per_item` rows.
@@ -83,13 +84,6 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         num_agents (`int`, *optional*):
             Number of agents. It must match the environment's roles, and is needed only to compute the size of a `"cross"` tree of several
             turns.
-        use_chat_template (`bool`, *optional*):
-            Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose tokenizer has a chat
-            template.
-        memory_mode, original_prompt, previous_prompts, previous_response, max_history_length (*optional*):
-            What an agent sees of its past turns, see [`~rollout.history_options.HistoryOptions`]. By default it sees all of its own prompts
-            and responses. The metric `agents/<role>/history/dropped_turns` is the mean number of turns that do not fit into
-            `max_history_length` tokens.
         max_joint_actions (`int`, *optional*, defaults to `10000`):
             Largest rollout tree of one item, in joint actions. A configuration with larger trees is refused.
         generation_token_budget (`int`, *optional*, defaults to `262144`):
@@ -177,51 +171,25 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     }
     positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps", "delta")
 
-    items_per_device: int | None = setting("Items, with their trees, per device and optimizer step.", ge=1, le=1000000)
-    num_turns: int = setting("Number of turns of an episode.", 1, ge=1, le=1000)
-    joint_mode: str = setting(
-        "'align' pairs the g-th completions, 'cross' takes all combinations.",
-        "align",
-        choices=("align", "cross", "aligned", "crossed"),
-    )
-    discount: float = setting("Factor of the next turn's return in the return of a joint action.", 1.0, ge=0, le=1)
-    early_termination_threshold: float | None = setting("A node whose mean reward is greater becomes a leaf.")
-    handoff: str | None = setting(
-        "None: a tree. 'random' or 'best': a chain that continues one joint action per turn.",
-        choices=("random", "best"),
-    )
-    reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
-    reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
-    num_agents: int | None = setting(
-        "Number of agents, for the size of 'cross' trees of several turns.", ge=1, le=1000
-    )
-    memory_mode: str | None = setting(
-        "Past turns that an agent sees: 'full' or 'memoryful', or only the 'last' one.",
-        choices=("full", "memoryful", "last"),
-    )
-    original_prompt: bool | None = setting("Whether an agent sees the prompt of its first turn in later turns.")
-    previous_prompts: bool | None = setting("Whether an agent sees the prompts of its past turns.")
-    previous_response: bool | None = setting("Whether an agent sees its responses in past turns.")
-    max_history_length: int | None = setting("Most tokens that past turns add to a prompt.", ge=0, le=1000000000)
-    max_joint_actions: int = setting("Largest rollout tree of one item, in joint actions.", 10000, ge=1, le=1000000)
-    generation_token_budget: int | None = setting(
-        "Most tokens, with those of prompts, in a generate call.", 262144, ge=1
-    )
-    vllm_server_base_urls: dict[str, str] | None = setting("URL of each role's vLLM server, for `vllm_mode` 'server'.")
-    vllm_adapter_dir: str | None = setting("Folder through which vLLM receives the adapters of a LoRA team.")
-    trace_steps: int | None = setting("Writes the rollouts to a file per process and this many steps.", ge=1)
-    trace_format: str = setting("'parquet' or 'jsonl'.", "parquet", choices=("parquet", "jsonl"))
-    trace_max_files: int = setting("Files of the trace that are kept per process.", 100, ge=1)
-    importance_ratio: str = setting(
-        "Ratio that is clipped if `num_iterations` > 1: of each 'agent', or the 'joint' one of all.",
-        "agent",
-        choices=("agent", "joint"),
-    )
-    on_cliff: str | None = setting(
-        "When the reward of an evaluation drops: 'stop', or 'rollback' to the best checkpoint.",
-        choices=("stop", "rollback"),
-    )
-    cliff_drop: float = setting("Share of the best reward whose loss is a drop.", 0.3, gt=0, le=1000)
+    items_per_device: int | None = setting(ge=1, le=1000000)
+    num_turns: int = setting(default=1, ge=1, le=1000)
+    joint_mode: str = setting(default="align", choices=("align", "cross", "aligned", "crossed"))
+    discount: float = setting(default=1.0, ge=0, le=1)
+    early_termination_threshold: float | None = setting()
+    handoff: str | None = setting(choices=("random", "best"))
+    reward_scale: float = setting(default=1.0, ne=0, ge=-1000000, le=1000000)
+    reward_shift: float = setting(default=0.0, ge=-1000000, le=1000000)
+    num_agents: int | None = setting(ge=1, le=1000)
+    max_joint_actions: int = setting(default=10000, ge=1, le=1000000)
+    generation_token_budget: int | None = setting(default=262144, ge=1)
+    vllm_server_base_urls: dict[str, str] | None = setting()
+    vllm_adapter_dir: str | None = setting()
+    trace_steps: int | None = setting(ge=1)
+    trace_format: str = setting(default="parquet", choices=("parquet", "jsonl"))
+    trace_max_files: int = setting(default=100, ge=1)
+    importance_ratio: str = setting(default="agent", choices=("agent", "joint"))
+    on_cliff: str | None = setting(choices=("stop", "rollback"))
+    cliff_drop: float = setting(default=0.3, gt=0, le=1000)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 4, ge=1)
     num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
