@@ -43,32 +43,19 @@ class SamplingTeam(Protocol):
 
 @dataclass
 class Level:
-    """
-    Input of one call of a generator.
+    """Input of one call of a generator."""
 
-    Args:
-        nodes (`list[Node]`): The nodes of a turn.
-        prompt_ids (`dict[str, list[list[int]]]`): For each agent that answers, the token ids of its prompt at each node.
-        num_generations (`int`): Number of completions of each prompt.
-    """
-
-    nodes: list[Node]
-    prompt_ids: dict[str, list[list[int]]]
-    num_generations: int
+    nodes: list[Node]  # of a turn
+    prompt_ids: dict[str, list[list[int]]]  # for each agent that answers, the token ids of its prompt at each node
+    num_generations: int  # of each prompt
 
 
 @dataclass
 class Completions:
-    """
-    The completions of one prompt.
+    """The completions of one prompt."""
 
-    Args:
-        ids (`list[list[int]]`): Token ids of each, up to and including its end-of-sequence token.
-        logps (`list[list[float]]`, *optional*): The log-probabilities of these tokens, in nats, if an inference engine sampled them.
-    """
-
-    ids: list[list[int]]
-    logps: list[list[float]] | None = None
+    ids: list[list[int]]  # of the tokens of each, up to and including its end-of-sequence token
+    logps: list[list[float]] | None = None  # of these tokens, in nats, if an inference engine sampled them
 
 
 class Generator(Protocol):

@@ -8,24 +8,10 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-# Losses of TRL's DPO that can be applied to joint log-ratios, and those that cannot
-LOSS_TYPES = (
-    "sigmoid",
-    "hinge",
-    "ipo",
-    "exo_pair",
-    "nca_pair",
-    "robust",
-    "bco_pair",
-    "sppo_hard",
-    "apo_zero",
-    "apo_down",
-    "discopop",
-    "sft",
-    "sigmoid_norm",
-)
-# Those that TRL has with another divergence than the reverse KL
-F_DIVERGENCE_LOSS_TYPES = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
+# Losses of TRL's DPO that can be applied to joint log-ratios: those that it has with other divergences than the reverse KL, and all
+F_DIVERGENCE_LOSS_TYPES = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft")
+LOSS_TYPES = (*F_DIVERGENCE_LOSS_TYPES, "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
+# Those that cannot
 F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
 SORTING = "it sorts the log-ratios of a micro-batch, so the loss is not a function of one pair"
 REFUSED_LOSS_TYPES = {"aot": SORTING, "aot_unpaired": SORTING}
@@ -57,14 +43,8 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
-        "dataset_num_proc",
-        "max_completion_length",
-        "num_turns",
-        "precompute_ref_batch_size",
-        "temperature",
-        "top_k",
-        "top_p",
-        "use_chat_template",
+        *("dataset_num_proc", "precompute_ref_batch_size", "num_turns"),
+        *("max_completion_length", "temperature", "top_k", "top_p", "use_chat_template"),
     )
 
     refused: ClassVar[dict[str, str]] = {
@@ -108,9 +88,9 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
                 )
             if loss_type not in LOSS_TYPES:
                 raise ValueError(f"`loss_type` is {loss_type!r}, it must be one of {', '.join(LOSS_TYPES)}.")
-        if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= F_DIVERGENCE_LOSS_TYPES:
+        if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= {*F_DIVERGENCE_LOSS_TYPES}:
             raise ValueError(
-                f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(sorted(F_DIVERGENCE_LOSS_TYPES))}, but "
+                f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(F_DIVERGENCE_LOSS_TYPES)}, but "
                 f"`loss_type` is {', '.join(self.loss_type)}."
             )
         if "exo_pair" in self.loss_type and self.label_smoothing == 0:

@@ -60,14 +60,8 @@ class ActorCriticTrainer(RolloutTrainer):
     args: ActorCriticConfig
     _trains_critics = True
     _config_class = ActorCriticConfig  # of the default configuration
-    _card_settings = [
-        *RolloutTrainer._card_settings,
-        "critic_form",
-        "critic_type",
-        "gae_lambda",
-        "critic_learning_rate",
-    ]
-    _card_settings += ["value_loss_coef"]
+    _card_settings = [*RolloutTrainer._card_settings, "critic_form", "critic_type", "gae_lambda"]
+    _card_settings += ["critic_learning_rate", "value_loss_coef"]
 
     # What an algorithm defines
 

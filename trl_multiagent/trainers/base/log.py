@@ -26,12 +26,7 @@ COST_FILE = "training_cost.json"  # in the output folder
 
 
 class Observer:
-    """
-    Observes a trainer that learns from rollout trees.
-
-    Args:
-        trainer ([`RolloutTrainer`]): The trainer.
-    """
+    """Observes a trainer that learns from rollout trees, a [`RolloutTrainer`]."""
 
     def __init__(self, trainer: TeamTrainerMixin):
         self.trainer = trainer
@@ -56,12 +51,8 @@ class Observer:
         self, mode: str, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
     ) -> None:
         """
-        Adds a batch of trees to the metrics, to the trace and to the completions that are logged next.
-
-        Args:
-            mode (`str`): `"train"` or `"eval"`.
-            levels (`list[list[Node]]`): The nodes of each turn, of this process.
-            advantages (`list[list[dict[str, torch.Tensor]]]`, *optional*): For each node, the advantages of the agents.
+        Adds the trees of this process to the metrics, to the trace and to the completions that are logged next. `mode`: `"train"` or
+        `"eval"`. `levels` and `advantages` have an entry per turn and node.
         """
         trainer = self.trainer
         totals, metrics = add_task_metrics(trainer, mode, levels, self.reported), trainer._metrics[mode]
@@ -181,16 +172,8 @@ def add_task_metrics(
     trainer: TeamTrainerMixin, mode: str, levels: list[list[Node]], reported: dict[str, list[float]] | None = None
 ) -> RolloutTotals:
     """
-    Adds what the agents reached in an environment to the metrics that a trainer logs next.
-
-    Args:
-        trainer ([`TeamTrainerMixin`]): The trainer. It has an environment.
-        mode (`str`): `"train"` or `"eval"`.
-        levels (`list[list[Node]]`): The nodes of each turn of the trees, or of the episodes, that this process played.
-        reported (`dict[str, list[float]]`, *optional*): What reward functions logged about them.
-
-    Returns:
-        [`RolloutTotals`]: The totals of all processes.
+    Adds what the agents reached in the trainer's environment to the metrics that it logs next, and returns the totals of all processes.
+    `levels`: the nodes of each turn that this process played. `reported`: what reward functions logged about them.
     """
     team, metrics = trainer.team, trainer._metrics[mode]
     with fail_together(trainer.accelerator):

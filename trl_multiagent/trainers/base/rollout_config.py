@@ -11,7 +11,6 @@ from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.rollout.sampler import sampling_arguments
 from trl_multiagent.rollout.sampling_options import SamplingOptions
-from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -122,28 +121,20 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
-        "cache_implementation",
-        "ds3_gather_for_generation",
-        "generation_batch_size",
-        "generation_token_budget",
-        "max_joint_actions",
-        "num_agents",
-        "num_completions_to_print",
-        "num_generations_eval",
-        "on_cliff",
-        "cliff_drop",
-        "steps_per_generation",
-        "vllm_adapter_dir",
+        *("cache_implementation", "ds3_gather_for_generation", "generation_batch_size", "generation_token_budget"),
+        *(
+            "max_joint_actions",
+            "num_agents",
+            "num_completions_to_print",
+            "num_generations_eval",
+            "on_cliff",
+            "cliff_drop",
+        ),
+        *("steps_per_generation", "vllm_adapter_dir"),
     )
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
-        "trace_",
-        "vllm_enable_",
-        "vllm_g",
-        "vllm_max_",
-        "vllm_mode",
-        "vllm_server_",
-        "vllm_tensor_",
+        *("trace_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_"),
     )
 
     refused: ClassVar[dict[str, str]] = {
@@ -256,6 +247,27 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         """The capacity of one device in an optimizer step, in rows."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
+    def check_tree_size(self, num_agents: int | None) -> None:
+        """Raises a `ValueError` with the arithmetic if an item's rollout tree has more than `max_joint_actions` joint actions."""
+        # A node has G^N (cross) or G (align) joint actions. In a tree each of them opens a node of the next turn; a chain has one node per turn
+        exponent = (num_agents or 1) if self.joint_mode == "cross" else 1
+        exponents = [exponent * turn if self.handoff is None else exponent for turn in range(1, self.num_turns + 1)]
+        # Numbers that may have millions of digits are not computed
+        is_huge = exponents[-1] * math.log10(self.num_generations) > 12
+        number = 0 if is_huge else sum(self.num_generations**x for x in exponents)
+        if not is_huge and number <= self.max_joint_actions:
+            return
+        terms = [f"{self.num_generations}^{x}" for x in exponents]
+        if len(terms) > 3:
+            terms[2:-1] = ["..."]
+        agents = f", {num_agents} agents" if exponent > 1 else ""
+        total = "" if is_huge else f" = {number}"
+        raise ValueError(
+            f"the rollout tree of an item is too large: `num_generations` {self.num_generations}, `num_turns` {self.num_turns}{agents} and "
+            f"`joint_mode` {self.joint_mode!r} make {' + '.join(terms)}{total} joint actions, but `max_joint_actions` is "
+            f"{self.max_joint_actions}. Lower `num_generations` or `num_turns`, set `handoff`, or raise `max_joint_actions`."
+        )
+
     def _check_values(self) -> None:
         """Checks the choices of TRL's arguments, the size of the tree, and arguments that depend on each other."""
         for name, choices in TRL_CHOICES.items():
@@ -263,14 +275,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 raise ValueError(
                     f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(repr, choices))}."
                 )
-        check_tree_size(
-            self.num_generations,
-            self.num_turns,
-            self.joint_mode,
-            self.handoff,
-            self.num_agents,
-            self.max_joint_actions,
-        )
+        self.check_tree_size(self.num_agents)
         if self.importance_ratio == "joint" and self.joint_mode == "cross":
             raise ValueError(
                 "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several joint "

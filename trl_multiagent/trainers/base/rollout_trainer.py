@@ -22,7 +22,6 @@ from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
-from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
@@ -502,14 +501,7 @@ def check_inputs(
         ValueError: The arguments do not fit the team, the environment or the dataset.
     """
     check_team(team, environment, args.num_agents)
-    check_tree_size(
-        args.num_generations,
-        args.num_turns,
-        args.joint_mode,
-        args.handoff,
-        len(team.roles),
-        args.max_joint_actions,
-    )
+    args.check_tree_size(len(team.roles))
     check_reference_sync(team, args)
     if args.use_vllm:
         check_vllm(team.policies, args)
