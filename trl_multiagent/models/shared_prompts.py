@@ -46,17 +46,9 @@ def prompt_cache(
     max_new_tokens: int,
 ) -> Cache:
     """
-    Reads prompts for sampling.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The model.
-        input_ids, attention_mask (`torch.Tensor` of shape `(num_prompts, prompt_length)`): The prompts, padded on the left.
-        num_generations (`int`): Number of completions of each prompt.
-        max_new_tokens (`int`): Maximal length of a completion, in tokens.
-
-    Returns:
-        [`~transformers.Cache`]: The keys and values of all prompt tokens but the last, which `generate` reads itself. It has `num_prompts *
-        num_generations` rows; the completions of a prompt follow each other.
+    Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left, for sampling. Returns the keys and values of all prompt tokens
+    but the last, which `generate` reads itself. The cache has `num_prompts * num_generations` rows; the completions of a prompt, of
+    `max_new_tokens` at most, follow each other.
     """
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)

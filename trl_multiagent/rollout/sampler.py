@@ -70,12 +70,8 @@ class Generator(Protocol):
 
 class TransformersGenerator:
     """
-    Samples with transformers, one agent after the other.
-
-    Args:
-        team ([`AgentTeam`]): The agents.
-        arguments (`dict[str, Any]`): Fields of [`~transformers.GenerationConfig`], complete, see [`sampling_arguments`].
-        token_budget (`int`, *optional*): Upper bound of prompt and completion tokens in one `generate` call.
+    Samples with transformers, one agent after the other. `arguments`: fields of [`~transformers.GenerationConfig`], complete, see
+    [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call.
     """
 
     def __init__(self, team: SamplingTeam, arguments: dict[str, Any], token_budget: int | None = None):

@@ -109,9 +109,7 @@ class Backbone:
     tokenizer: PreTrainedTokenizerBase
     own: str | None = None  # the critic's entry of `Critics.models`; `None`: the agent's model
     adapter: str | None = None  # name of the critic's adapter
-    layers: list[Any] = field(
-        default_factory=list
-    )  # those of the model that have adapters, also those without this one
+    layers: list[Any] = field(default_factory=list)  # those of the model that have an adapter, this one or another
     shares_vocabulary: bool = True  # whether the tokens of the agent are tokens of the critic
 
 

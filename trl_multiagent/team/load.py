@@ -30,9 +30,7 @@ class TeamLoader:
     share_weights: bool  # whether all agents are one model
     torch_dtype: str | None  # of the base of a LoRA team, and of a team that is not trained
     quantization: Mapping[str, Any]  # arguments of TRL's `ModelConfig` about quantized weights; empty without any
-    arguments: Mapping[
-        str, Any
-    ]  # more arguments of `AgentTeam.from_pretrained`, such as `revision` and `tokenizer_kwargs`
+    arguments: Mapping[str, Any]  # more arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
 
     @property
     def base_dtype(self) -> str:

@@ -1,8 +1,8 @@
 """
 The base class of the trainers with critics.
 
-A subclass defines which critics there are ([`ActorCriticTrainer.critic_roles`]), the critic of each agent
-([`ActorCriticTrainer.critic_of`]), and the text that a critic reads ([`ActorCriticTrainer.critic_text`]).
+A subclass defines the critic of each agent ([`ActorCriticTrainer.critic_of`]), and the text that a critic reads
+([`ActorCriticTrainer.critic_text`]).
 """
 
 import dataclasses
@@ -65,28 +65,21 @@ class ActorCriticTrainer(RolloutTrainer):
 
     # What an algorithm defines
 
-    def critic_roles(self, team: AgentTeam) -> dict[str, str]:
-        """Returns for each critic, by its name, the agent that it starts from."""
-        raise NotImplementedError
-
     def critic_of(self, role: str) -> str:
-        """Returns the critic that judges an agent."""
+        """Returns the critic that judges an agent. It starts from the first agent that it judges."""
         raise NotImplementedError
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
-        """
-        Returns the tokens that a critic reads.
-
-        Args:
-            critic (`str`): The critic.
-            node (`Node`): The node. An unvisited one has no samples.
-            joint_action (`int`, *optional*): The joint action whose completions are part of the text. `None`: it has none.
-        """
+        """Returns the tokens that a critic reads at a node. The completions of a `joint_action`, if one is given, are part of the text."""
         raise NotImplementedError
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
         """Groups the joint actions of a node by the text that a critic of actions reads."""
         raise NotImplementedError
+
+    def prompt_ids(self, role: str, node: Node) -> list[int]:
+        """Returns the tokens of an agent's whole prompt at a node. One that is not visited has no samples yet."""
+        return node.samples[role].prompt_ids if role in node.samples else self.sampler.prompts(role, [node])[0].ids
 
     # The critics as a part of the team
 
@@ -112,9 +105,12 @@ class ActorCriticTrainer(RolloutTrainer):
             lora_alpha=args.critic_lora_alpha,
             seed=args.seed,
         )
+        roles: dict[str, str] = {}  # by critic, the agent that it starts from
+        for role in team.trained_roles:
+            roles.setdefault(self.critic_of(role), role)
         if team.critics is None:
-            team.add_critics(make_critics(team, self.critic_roles(team), settings))
-        elif (team.critics.names, team.critics.settings) != (tuple(self.critic_roles(team)), settings):
+            team.add_critics(make_critics(team, roles, settings))
+        elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
                 f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save the "
                 "team, and load its agents with `AgentTeam.from_pretrained`."
@@ -335,11 +331,8 @@ def value_errors(
     values: torch.Tensor, targets: torch.Tensor, old_values: torch.Tensor, clip_range: float | None
 ) -> torch.Tensor:
     """
-    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²) if `clip_range` is not `None`, for every target of each value.
-
-    Args:
-        values (`torch.Tensor` of shape `(num_rows,)`): V.
-        targets, old_values (`torch.Tensor` of shape `(num_rows, num_targets)`): y, and V when the batch was sampled.
+    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²) if `clip_range` is not `None`, for every target y of each value V.
+    `values` have the shape `(num_rows,)`, `targets` and `old_values` `(num_rows, num_targets)`.
     """
     values = values.unsqueeze(1)
     errors = (targets - values) ** 2

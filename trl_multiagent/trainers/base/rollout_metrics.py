@@ -184,9 +184,7 @@ class StepTotals:
         self.losses: dict[str, torch.Tensor] = defaultdict(float)  # by role
         self.router_losses: dict[str, torch.Tensor] = defaultdict(float)  # by role, without their coefficients
         self.tokens: dict[str, torch.Tensor] = defaultdict(float)  # by role, those that are trained
-        self.token_sums: dict[tuple[str, str], torch.Tensor] = defaultdict(
-            float
-        )  # over these tokens, by role and metric
+        self.token_sums: dict[tuple[str, str], torch.Tensor] = defaultdict(float)  # over these, by role and metric
         self.ratios: dict[str, torch.Tensor] = defaultdict(float)  # by role, the numbers of `loss.sampling_correction`
 
     @contextlib.contextmanager
