@@ -237,14 +237,8 @@ OTHER_NAMES = {"max_completion_length": "max_new_tokens", "max_tokens": "max_new
 
 def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
     """
-    Checks arguments for sampling, and completes them by the defaults: at most 256 tokens at temperature 1.
-
-    Args:
-        generation_kwargs (`dict[str, Any]`): Fields of [`~transformers.GenerationConfig`]. `temperature=0` means greedy
-            decoding.
-
-    Returns:
-        `dict[str, Any]`: Fields of [`~transformers.GenerationConfig`].
+    Checks arguments for sampling, which are fields of [`~transformers.GenerationConfig`], and completes them by the defaults: at most 256
+    tokens at temperature 1. `temperature=0` means greedy decoding.
 
     Raises:
         TypeError: An argument is unknown.

@@ -24,22 +24,15 @@ class Answers:
     """
     The answers of an agent, or the joint answers of a team, in a micro-batch of B pairs: first all chosen answers, then all rejected ones.
     The fields are sums over the tokens of an answer, of shape `(2B,)`. So those of joint answers are sums over the agents.
-
-    Args:
-        logps (`torch.Tensor`): Log-probabilities under the policy, in nats.
-        ref_logps (`torch.Tensor`): Log-probabilities under the reference policy.
-        lengths (`torch.Tensor`): Numbers of tokens.
-        entropy, mean_logits, is_top1 (`torch.Tensor`): What TRL's metrics are made of.
-        alignment (`torch.Tensor`): For `use_weighting`, log p(t) - log sum_v p(v)^2; else zero.
     """
 
-    logps: torch.Tensor
-    ref_logps: torch.Tensor
-    lengths: torch.Tensor
-    entropy: torch.Tensor
+    logps: torch.Tensor  # log-probabilities under the policy, in nats
+    ref_logps: torch.Tensor  # under the reference policy
+    lengths: torch.Tensor  # numbers of tokens
+    entropy: torch.Tensor  # TRL's metrics are made of this and the next two
     mean_logits: torch.Tensor
     is_top1: torch.Tensor
-    alignment: torch.Tensor
+    alignment: torch.Tensor  # for `use_weighting`, log p(t) - log sum_v p(v)^2; else zero
 
     @classmethod
     def of_agent(cls, output: FusedCausalLMOutput, ref_logps: torch.Tensor) -> Answers:

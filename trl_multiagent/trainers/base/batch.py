@@ -53,41 +53,26 @@ class RowTensors:
 
 @dataclass
 class AgentTensors(RowTensors):
-    """
-    The rows of one agent in a batch. An algorithm adds tensors in a subclass.
+    """The rows of one agent in a batch. An algorithm adds tensors in a subclass."""
 
-    Args:
-        prompt_ids, prompt_mask (`torch.Tensor` of shape `(num_rows, prompt_length)`): The prompts, padded on the left.
-        completion_ids, completion_mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
-            The completions, padded on the right. Only tokens in the mask are trained.
-        advantages (`torch.Tensor` of shape `(num_rows,)` or that of `completion_ids`): The advantages.
-        turns (`torch.Tensor` of shape `(num_rows,)`): The turns, counted from 0.
-        ref_logps, old_logps, sampling_logps (`torch.Tensor` of the shape of `completion_ids`, *optional*):
-            Log-probabilities of the completions' tokens, in nats: under the reference policy; under the policy when the batch was sampled;
-            and as reported by the engine that sampled them, NaN where it reported none.
-        other_log_ratios (`torch.Tensor` of shape `(num_rows,)`, *optional*):
-            The log-ratios of the other agents, see [`~loss.add_other_log_ratios`].
-        router_weights (`torch.Tensor` of shape `(num_rows,)`, *optional*):
-            For an agent with a router loss: 1 for rows of trees, 0 for padding rows.
-        weight (`float`):
-            The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all
-            processes, which include rows that the update leaves out.
-        num_tokens (`float`): Number of completion tokens in the trees, per process.
-    """
-
-    prompt_ids: torch.Tensor
+    prompt_ids: torch.Tensor  # of shape `(num_rows, prompt_length)`, padded on the left
     prompt_mask: torch.Tensor
-    completion_ids: torch.Tensor
-    completion_mask: torch.Tensor
-    advantages: torch.Tensor
-    turns: torch.Tensor
-    ref_logps: torch.Tensor | None = None
-    old_logps: torch.Tensor | None = None
-    sampling_logps: torch.Tensor | None = None
-    other_log_ratios: torch.Tensor | None = None
-    router_weights: torch.Tensor | None = None
+    completion_ids: torch.Tensor  # of shape `(num_rows, completion_length)`, padded on the right
+    completion_mask: torch.Tensor  # of the tokens that are trained
+    advantages: torch.Tensor  # of shape `(num_rows,)` or that of `completion_ids`
+    turns: torch.Tensor  # of shape `(num_rows,)`, counted from 0
+    # Log-probabilities of the completions' tokens, in nats, of the shape of `completion_ids`:
+    ref_logps: torch.Tensor | None = None  # under the reference policy
+    old_logps: torch.Tensor | None = None  # under the policy when the batch was sampled
+    sampling_logps: torch.Tensor | None = None  # as the engine that sampled reported them, NaN where it reported none
+    other_log_ratios: torch.Tensor | None = None  # of shape `(num_rows,)`, see `loss.add_other_log_ratios`
+    router_weights: torch.Tensor | None = (
+        None  # with a router loss: 0 for padding rows, else 1, of shape `(num_rows,)`
+    )
+    # The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all processes,
+    # which include rows that the update leaves out
     weight: float = 1.0
-    num_tokens: float = 1.0
+    num_tokens: float = 1.0  # of the completions in the trees, per process
 
     def trimmed(self: A) -> A:
         """

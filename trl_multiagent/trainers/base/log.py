@@ -1,7 +1,6 @@
 """Reports what a trainer does: metrics, the trace, completions in the terminal and in the tables of trackers, and the cost."""
 
 import contextlib
-import json
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import scoring_metrics
-from trl_multiagent.folders import write_text
+from trl_multiagent.folders import write_json
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
@@ -165,7 +164,7 @@ class Observer:
         }
         folder = Path(trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / COST_FILE, json.dumps(cost, indent=2) + "\n")
+        write_json(folder / COST_FILE, cost)
 
 
 def add_task_metrics(
