@@ -75,11 +75,8 @@ def push_folder(
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
-    Lists the files in a folder that belong to the team: `team.json`, the models and tokenizers in the folders that it names, the model card
-    and what it shows, and the settings. Links that lead out of the folder are left out.
-
-    Returns:
-        `list[str]`: Paths relative to the folder.
+    Lists the files in a folder that belong to the team, as paths relative to it: `team.json`, the models and tokenizers in the folders that it
+    names, the model card and what it shows, and the settings. Links that lead out of the folder are left out.
 
     Raises:
         ValueError: an agent has no model there.

@@ -90,11 +90,9 @@ def find_file(
     name: str, file: str, revision: str | None = None, token: str | bool | None = None, required: bool = False
 ) -> str | None:
     """
-    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. If the Hub cannot be asked and the file is
-    not `required`, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
-
-    Returns:
-        `str` or `None`: The local path of the file; `None` if it does not exist.
+    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. Returns its local path, `None` if it does not
+    exist. If the Hub cannot be asked and the file is not `required`, a model or an adapter whose configuration is in the local cache has no
+    files but the cached ones.
 
     Raises:
         OSError: `name` is neither a folder nor a repository that can be read, or the Hub cannot be asked.

@@ -42,15 +42,8 @@ class HistoryOptions:
 
     def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
         """
-        Selects the parts of the past turns that the agent sees.
-
-        Args:
-            num_turns (`int`): Number of past turns.
-            dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out. A first prompt that
-                `original_prompt` asks for is left out after all of them.
-
-        Returns:
-            `list[tuple[bool, bool]]`: For each past turn, oldest first, whether its prompt and its response are shown.
+        Selects the parts of the past turns that the agent sees: for each turn, oldest first, whether its prompt and its response are shown.
+        The oldest `dropped` of the visible turns are left out. A first prompt that `original_prompt` asks for is left out after all of them.
         """
         given = (self.original_prompt, self.previous_prompts, self.previous_response) != (None, None, None)
         only_flags = self.memory_mode is None and given

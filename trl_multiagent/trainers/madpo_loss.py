@@ -56,10 +56,8 @@ class Answers:
 
     def metrics(self, weights: torch.Tensor, beta: float) -> dict[str, tuple[float, float]]:
         """
-        Computes the metrics of TRL's `DPOTrainer`. `weights`, of shape `(B,)`, is 1 for a pair that counts, and otherwise 0.
-
-        Returns:
-            `dict[str, tuple[float, float]]`: The mean and the weight of each, a number of pairs or of tokens.
+        Computes the metrics of TRL's `DPOTrainer`: the mean and the weight of each, a number of pairs or of tokens. `weights`, of shape `(B,)`,
+        is 1 for a pair that counts, and otherwise 0.
         """
         both, pairs = weights.repeat(2), torch.ones_like(weights)
 

@@ -1,9 +1,4 @@
-"""
-The base class of the trainers with critics.
-
-A subclass defines the critic of each agent ([`ActorCriticTrainer.critic_of`]), and the text that a critic reads
-([`ActorCriticTrainer.critic_text`]).
-"""
+"""Trains critics together with the agents, whose advantages they provide: the base of all trainers with critics."""
 
 import dataclasses
 from collections import defaultdict
@@ -51,7 +46,8 @@ class CriticRow:
 class ActorCriticTrainer(RolloutTrainer):
     """
     Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward, one backward and one
-    optimizer step train them all.
+    optimizer step train them all. A subclass defines the critic of each agent ([`~ActorCriticTrainer.critic_of`]), and the text that a critic
+    reads ([`~ActorCriticTrainer.critic_text`]).
 
     A node is read once by a critic of states. Its value has all joint actions of the node as targets, so each joint action enters the value
     loss of a critic exactly once per pass over the batch, whatever the number of agents.

@@ -66,9 +66,7 @@ class AgentTensors(RowTensors):
     old_logps: torch.Tensor | None = None  # under the policy when the batch was sampled
     sampling_logps: torch.Tensor | None = None  # as the engine that sampled reported them, NaN where it reported none
     other_log_ratios: torch.Tensor | None = None  # of shape `(num_rows,)`, see `loss.add_other_log_ratios`
-    router_weights: torch.Tensor | None = (
-        None  # with a router loss: 0 for padding rows, else 1, of shape `(num_rows,)`
-    )
+    router_weights: torch.Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
     # The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all processes,
     # which include rows that the update leaves out
     weight: float = 1.0

@@ -1,8 +1,4 @@
-"""
-The base of all trainers that learn from rollout trees: it samples and scores the trees, builds batches, and evaluates.
-
-An algorithm implements one method, [`RolloutTrainer.node_advantages`].
-"""
+"""Samples and scores rollout trees, trains on batches of them, and evaluates: the base of all trainers that learn from trees."""
 
 from pathlib import Path
 from typing import Any

@@ -50,13 +50,10 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of the configuration
     class.
 
-    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it
-    undoes what the TRL trainer did to the forward of the team as if that were a single model: most of them patch it with
-    `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can
-    override
-
-    - `_run_settings`: the settings that a checkpoint must match;
-    - `_card_facts` and `_card_settings`: the contents of the model card.
+    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it undoes what the TRL
+    trainer did to the forward of the team as if that were a single model: most of them patch it with `add_fused_lm_head`, which belongs on each
+    of `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can override `_run_settings`, the settings that a
+    checkpoint must match, and `_card_facts` and `_card_settings`, the contents of the model card.
     """
 
     team: AgentTeam
