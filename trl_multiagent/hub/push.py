@@ -188,11 +188,11 @@ def upload_error_with_advice(repo_id: str, advice: str) -> Iterator[None]:
 
 
 def push_command(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
-    """The command that uploads a folder, for a shell."""
+    """Returns the command that uploads a folder, for a shell."""
     branch = ["--revision", revision] if revision else []
     return shlex.join(["trl-multiagent", "push", str(folder), repo_id, *branch])
 
 
 def push_command_advice(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
-    """The command that repeats the upload of a folder, as a sentence for an error message."""
+    """Returns the command that repeats the upload of a folder, as a sentence for an error message."""
     return f"Push it again with `{push_command(folder, repo_id, revision)}`."

@@ -42,7 +42,7 @@ SHARED_BASE = "base"  # name of the base that the adapters of all critics share
 
 
 def critic_key(critic: str) -> str:
-    """The name of a critic among the outputs and tensors of the agents, whose names cannot contain a slash."""
+    """Returns the name of a critic among the outputs and tensors of the agents, whose names cannot contain a slash."""
     return f"critics/{critic}"
 
 
@@ -143,12 +143,12 @@ class Critics(nn.Module):
         return self.settings.form == "adapter"
 
     def model(self, name: str, team: TeamOfCritics) -> PreTrainedModel | PeftModel:
-        """The model that a critic reads with; with an adapter, the one that has it."""
+        """Returns the model that a critic reads with; with an adapter, the one that has it."""
         backbone = self.backbones[name]
         return team.policies[backbone.role] if backbone.own is None else cast(Any, self.models[backbone.own])
 
     def longest_text(self, name: str, team: TeamOfCritics) -> int | None:
-        """The number of tokens that a critic can read at most; `None`: any number."""
+        """Returns the number of tokens that a critic can read at most; `None`: any number."""
         return learned_positions(base_of(self.model(name, team)))
 
     def activate(self, name: str) -> None:
@@ -158,7 +158,7 @@ class Critics(nn.Module):
             layer._disable_adapters = False
 
     def parameters_of(self, name: str, team: TeamOfCritics) -> list[nn.Parameter]:
-        """The trained parameters of a critic. Those of an agent whose model it reads with are not among them."""
+        """Returns the trained parameters of a critic. Those of an agent whose model it reads with are not among them."""
         backbone, parameters = self.backbones[name], list(self.heads[name].parameters())
         if backbone.adapter is not None:
             parameters += adapter_parameters(cast(PeftModel, self.model(name, team)), backbone.adapter)

@@ -48,7 +48,7 @@ class TeamLoader:
             return self._make(roles, seed=seed, base_dtype=self.base_dtype, **arguments)
 
     def saved(self, folder: str) -> "TeamLoader":
-        """The loader of a saved team, which keeps the form in which it was saved."""
+        """Returns the loader of a saved team, which keeps the form in which it was saved."""
         return dataclasses.replace(self, models=folder, peft_config=None, share_weights=False)
 
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
@@ -116,7 +116,7 @@ def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
 
 @contextlib.contextmanager
 def one_line(problem: str) -> Iterator[None]:
-    """Inside, an error of loading becomes a [`LoadError`] that begins with `problem`."""
+    """Turns an error of loading within the block into a [`LoadError`] that begins with `problem`."""
     try:
         yield
     except LoadError:

@@ -46,7 +46,7 @@ def forget_engine() -> None:
 
 @contextlib.contextmanager
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
+    """Loads models whole within the block, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
     plugin = args.deepspeed_plugin
     if plugin is not None:  # while it is registered, transformers shards the models that it loads
         unset_hf_deepspeed_config()

@@ -278,7 +278,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self._make_batch(self._levels, advantages)
 
     def _judge(self, levels: list[list[Node]]) -> None:
-        """Called before [`~RolloutTrainer.advantages`], for what needs a model or other processes, such as critics."""
+        """Prepares the advantages, if a model or other processes are needed for them, as for critics."""
 
     def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
         """Builds the training batch. All processes get the same number of rows; padding rows fill the gap."""
@@ -410,7 +410,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return loss
 
     def _end_step(self) -> None:
-        """Called after the last micro-batch of an optimizer step, for metrics."""
+        """Logs the metrics of an optimizer step, after its last micro-batch."""
         self.observer.end_step()
 
     def _load_best_model(self) -> None:
