@@ -45,7 +45,7 @@ class Setting(dataclasses.Field):
 
 
 def documented(cls: type, name: str) -> str:
-    """Returns what the docstring of a class says about one of its parameters, on one line. It has an entry as in `TrainingArguments`."""
+    """Returns the entry of a parameter in the docstring of a class as one line. It has the form of those of transformers and TRL."""
     text = inspect.cleandoc(cls.__doc__ or "")
     entry = re.search(rf"^    {name} \(.+?\):\s(.+?)(?=\n    \S|\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
     return re.sub(r"\[(`)~?(.+?`)\]", r"\1\2", " ".join(entry[1].split())) if entry else ""

@@ -122,15 +122,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
         *("cache_implementation", "ds3_gather_for_generation", "generation_batch_size", "generation_token_budget"),
-        *(
-            "max_joint_actions",
-            "num_agents",
-            "num_completions_to_print",
-            "num_generations_eval",
-            "on_cliff",
-            "cliff_drop",
-        ),
-        *("steps_per_generation", "vllm_adapter_dir"),
+        *("max_joint_actions", "num_agents", "num_completions_to_print", "num_generations_eval"),
+        *("on_cliff", "cliff_drop", "steps_per_generation", "vllm_adapter_dir"),
     )
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
