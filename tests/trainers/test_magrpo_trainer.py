@@ -289,9 +289,8 @@ def test_an_algorithm_needs_one_method(tmp_path):
         trainer.create_model_card()
     after = weights(own.team)
     assert max((after[name] - x).abs().max() for name, x in before.items()) > 1e-4
-    torch.testing.assert_close(
-        after, weights(raw.team), rtol=0, atol=1e-6
-    )  # that one leaves out rows without an effect
+    # MAREINFORCE leaves out rows without an effect, which changes the rounding
+    torch.testing.assert_close(after, weights(raw.team), rtol=0, atol=1e-6)
 
 
 def test_reward_functions_get_what_the_trainer_knows(tmp_path):
