@@ -14,6 +14,7 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.limits import Setting
 from trl_multiagent.recipe import folders
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import build_recipe
@@ -21,6 +22,7 @@ from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.recipe.training import parse_recipe, set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.sandbox import sandbox
+from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import RENAMED
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import merge, parse_value
@@ -505,6 +507,14 @@ def test_help(words, full, capsys):
         assert part in text, part
     assert ("--push_to_hub" in text) == ("--max_joint_actions" in text) == full == ("--help all" not in text)
     assert text.count("  --num_turns ") == 1
+    if full:  # texts of the docstrings
+        assert 'it is `"last"` if one of the next three options is given' in " ".join(text.split())
+
+
+def test_every_setting_has_a_help():
+    for name, algorithm in ALGORITHMS.items():
+        for field in dataclasses.fields(algorithm.config_class()):
+            assert not isinstance(field, Setting) or field.metadata["help"], (name, field.name)
 
 
 # The plan of --dry_run

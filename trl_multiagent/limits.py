@@ -38,13 +38,25 @@ class Setting(dataclasses.Field):
     __slots__ = ("limits",)
     limits: dict[str, Any]
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__set_name__(owner, name)
+        if not self.metadata["help"]:
+            self.metadata = types.MappingProxyType({"help": documented(owner, name)})
 
-def setting(help: str, default: Any = None, **limits: Any) -> Any:
+
+def documented(cls: type, name: str) -> str:
+    """Returns the entry of a parameter in the docstring of a class as one line. It has the form of those of transformers and TRL."""
+    text = inspect.cleandoc(cls.__doc__ or "")
+    entry = re.search(rf"^    {name} \(.+?\):\s(.+?)(?=\n    \S|\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
+    return re.sub(r"\[(`)~?(.+?`)\]", r"\1\2", " ".join(entry[1].split())) if entry else ""
+
+
+def setting(help: str = "", default: Any = None, **limits: Any) -> Any:
     """
     Describes one setting. Use it as the default of a field in the dataclass of a section.
 
     Args:
-        help (`str`): Text for `--help`.
+        help (`str`, *optional*): Text for `--help`. By default, it is that of the parameter in the docstring of the class.
         default (`Any`, *optional*): Value of the setting if the user does not give one.
         **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` for all others. Those of a
             list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. Numbers must be finite, and texts not blank.

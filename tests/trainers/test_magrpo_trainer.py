@@ -14,6 +14,8 @@ from trl_multiagent import (
     AgentTeam,
     FunctionEnvironment,
     MAGRPOConfig,
+    MAREINFORCEConfig,
+    MAREINFORCETrainer,
     MAReMaxConfig,
     MAReMaxTrainer,
     MARLOOConfig,
@@ -22,6 +24,8 @@ from trl_multiagent import (
 )
 from trl_multiagent.environments import TaskError
 from trl_multiagent.recipe.training import show_progress
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import one_update
@@ -263,6 +267,30 @@ def test_the_trace_has_the_advantages_that_are_trained(tmp_path):
         ]
         assert list(roots[f"advantage/{role}"]) == pytest.approx(expected)
     assert list(roots["metrics/rewards/count_reward"]) == pytest.approx(list(roots["reward"]))
+
+
+class ReturnTrainer(RolloutTrainer):
+    """An algorithm without a baseline, as a new one is written."""
+
+    _name, _tag_names, _config_class = "Return", ["trl"], RolloutConfig
+    _paper = None
+
+    def node_advantages(self, node):
+        return {role: torch.tensor(node.agent_returns(k)) for k, role in enumerate(self.team.roles)}
+
+
+def test_an_algorithm_needs_one_method(tmp_path):
+    settings = {"num_turns": 2, "num_generations": 2, "max_steps": 2, "optim": "sgd"}
+    own = tiny_trainer(tmp_path / "own", trainer=ReturnTrainer, config=RolloutConfig, **settings)
+    raw = tiny_trainer(tmp_path / "raw", trainer=MAREINFORCETrainer, config=MAREINFORCEConfig, **settings)
+    before = weights(own.team)
+    for trainer in (own, raw):
+        trainer.train()
+        trainer.create_model_card()
+    after = weights(own.team)
+    assert max((after[name] - x).abs().max() for name, x in before.items()) > 1e-4
+    # MAREINFORCE leaves out rows without an effect, which changes the rounding
+    torch.testing.assert_close(after, weights(raw.team), rtol=0, atol=1e-6)
 
 
 def test_reward_functions_get_what_the_trainer_knows(tmp_path):

@@ -1,6 +1,7 @@
 """The team mixin makes any TRL trainer train a team: here a `DPOTrainer`, in a few lines."""
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -51,9 +52,15 @@ class TeamDPOTrainer(TeamTrainerMixin, DPOTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(team_inputs={role: forward_inputs(inputs[role]) for role in inputs})
         loss = 0.0
+        metrics = self._metrics
         for role in inputs:
-            with self.agent_metrics(role), self.ref_model.activate(role):
+            self._metrics = {mode: defaultdict(list) for mode in metrics}  # of this agent
+            with self.ref_model.activate(role):
                 loss = loss + self._compute_loss(lambda role=role, **_: outputs[role], inputs[role], False)
+            for mode, of_agent in self._metrics.items():
+                for name, values in of_agent.items():
+                    metrics[mode][f"agents/{role}/{name}"].extend(values)
+        self._metrics = metrics
         return loss
 
 

@@ -75,11 +75,8 @@ def push_folder(
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
-    Lists the files in a folder that belong to the team: `team.json`, the models and tokenizers in the folders that it names, the model card
-    and what it shows, and the settings. Links that lead out of the folder are left out.
-
-    Returns:
-        `list[str]`: Paths relative to the folder.
+    Lists the files in a folder that belong to the team, as paths relative to it: `team.json`, the models and tokenizers in the folders that it
+    names, the model card and what it shows, and the settings. Links that lead out of the folder are left out.
 
     Raises:
         ValueError: an agent has no model there.
@@ -191,11 +188,11 @@ def upload_error_with_advice(repo_id: str, advice: str) -> Iterator[None]:
 
 
 def push_command(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
-    """The command that uploads a folder, for a shell."""
+    """Returns the command that uploads a folder, for a shell."""
     branch = ["--revision", revision] if revision else []
     return shlex.join(["trl-multiagent", "push", str(folder), repo_id, *branch])
 
 
 def push_command_advice(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
-    """The command that repeats the upload of a folder, as a sentence for an error message."""
+    """Returns the command that repeats the upload of a folder, as a sentence for an error message."""
     return f"Push it again with `{push_command(folder, repo_id, revision)}`."

@@ -52,7 +52,7 @@ def marker_pattern(
 @lru_cache(maxsize=65536)
 def fold(character: str) -> str:
     """
-    A character without what a tokenizer's normalizer may remove: case, accents, width, kinds of white space (SentencePiece writes `▁`),
+    Removes from a character what a tokenizer's normalizer may remove: case, accents, width, kinds of white space (SentencePiece writes `▁`),
     characters that are not visible.
     """
     return "".join(

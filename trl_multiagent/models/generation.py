@@ -132,11 +132,8 @@ def seeded_decoding(seeds: list[int], prompt_length: int, max_new_tokens: int) -
 class SeededChoice(LogitsProcessor):
     """
     Chooses the next token of each row with a given number u between 0 and 1: the first token at which the cumulative probability exceeds u.
-    All other tokens get the probability zero.
-
-    Args:
-        numbers (`torch.Tensor` of shape `(num_rows, max_new_tokens)`): The numbers u of each row.
-        prompt_length (`int`): Number of tokens before the first one that is chosen.
+    All other tokens get the probability zero. `numbers` are the u of each row, of shape `(num_rows, max_new_tokens)`; the first of them is for
+    the token after a prompt of `prompt_length` tokens.
     """
 
     def __init__(self, numbers: torch.Tensor, prompt_length: int):

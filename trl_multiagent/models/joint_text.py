@@ -106,7 +106,7 @@ class JointText:
 
 
 def plain(text: Text) -> str:
-    """A text, or the contents of chat messages, one below the other."""
+    """Returns a text, or the contents of chat messages, one below the other."""
     return text if isinstance(text, str) else "\n\n".join(message["content"] for message in text)
 
 

@@ -33,8 +33,7 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
     """
-    Inside, torch's random numbers depend on the seed and the name alone. Afterwards, torch's generators are in the state that they had
-    before.
+    Makes torch's random numbers within the block depend on the seed and the name alone, and restores the state of its generators afterwards.
     """
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -43,7 +42,7 @@ def seeded(seed: int, name: str) -> Iterator[None]:
 
 
 def gathered(module: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Inside, the parameters of a module are whole. Under ZeRO-3, a copy of parameters that are not gathered would be empty."""
+    """Gathers the parameters of a module within the block. Under ZeRO-3, a copy of parameters that are not gathered would be empty."""
     if not is_deepspeed_zero3_enabled():
         return contextlib.nullcontext()
     import deepspeed
@@ -53,7 +52,7 @@ def gathered(module: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Inside, loading shows no progress bars and no warnings."""
+    """Hides progress bars and warnings of loading within the block."""
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -66,12 +65,12 @@ def quiet_loading() -> Iterator[None]:
 
 
 def hub_arguments(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments for loading a model that any other file of its repository is read with."""
+    """Returns those arguments for loading a model that also apply to the other files of its repository."""
     return {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
 
 
 def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
-    """The parameters of one of a model's LoRA adapters."""
+    """Returns the parameters of one of a model's LoRA adapters."""
     return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
 
 
@@ -90,11 +89,9 @@ def find_file(
     name: str, file: str, revision: str | None = None, token: str | bool | None = None, required: bool = False
 ) -> str | None:
     """
-    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. If the Hub cannot be asked and the file is
-    not `required`, a model or an adapter whose configuration is in the local cache has no files but the cached ones.
-
-    Returns:
-        `str` or `None`: The local path of the file; `None` if it does not exist.
+    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. Returns its local path, `None` if it does not
+    exist. If the Hub cannot be asked and the file is not `required`, a model or an adapter whose configuration is in the local cache has no
+    files but the cached ones.
 
     Raises:
         OSError: `name` is neither a folder nor a repository that can be read, or the Hub cannot be asked.

@@ -1,5 +1,5 @@
 """
-Prompts that several sequences continue are read once.
+Reads prompts that several sequences continue only once.
 
 In sampling, one forward over the prompts fills a key-value cache, and each prompt's part of it is repeated for its completions. In the
 update, the same is done with gradients: rows that continue the same prompt attend to one set of keys and values.
@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 
 def can_sample_from_shared_prompts(model: PreTrainedModel, generation_config: GenerationConfig) -> bool:
-    """Whether completions can be sampled from a prompt that was read once."""
+    """Returns whether completions can be sampled from a prompt that was read once."""
     return _can_continue_cache(model) and not generation_config.cache_implementation
 
 
@@ -24,12 +24,12 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
 
 
 def _can_continue_cache(model: PreTrainedModel) -> bool:
-    """Whether a model's cache holds plain keys and values, and whether the model accepts positions that skip padding."""
+    """Returns whether a model's cache holds plain keys and values, and whether the model accepts positions that skip padding."""
     return cast(Any, model)._supports_default_dynamic_cache() and takes_positions(model)
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Whether a model's forward accepts the positions of the tokens. Models with ALiBi, for example, do not."""
+    """Returns whether a model's forward accepts the positions of the tokens. Models with ALiBi, for example, do not."""
     return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
@@ -46,17 +46,9 @@ def prompt_cache(
     max_new_tokens: int,
 ) -> Cache:
     """
-    Reads prompts for sampling.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The model.
-        input_ids, attention_mask (`torch.Tensor` of shape `(num_prompts, prompt_length)`): The prompts, padded on the left.
-        num_generations (`int`): Number of completions of each prompt.
-        max_new_tokens (`int`): Maximal length of a completion, in tokens.
-
-    Returns:
-        [`~transformers.Cache`]: The keys and values of all prompt tokens but the last, which `generate` reads itself. It has `num_prompts *
-        num_generations` rows; the completions of a prompt follow each other.
+    Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left, for sampling. Returns the keys and values of all prompt tokens
+    but the last, which `generate` reads itself. The cache has `num_prompts * num_generations` rows; the completions of a prompt, of
+    `max_new_tokens` at most, follow each other.
     """
     config = model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)

@@ -17,19 +17,11 @@ from trl_multiagent.rollout.tree import Node
 
 @dataclass(frozen=True)
 class Contributions:
-    """
-    The variance of a node's rewards and its parts, in squared units of the reward.
-
-    Args:
-        variance (`float`): The variance of the rewards.
-        main (`list[float]`): For each agent, the variance of the mean reward of its completions. What is left of
-            the variance is interaction.
-        total (`list[float]`): For each agent, the mean variance over its completions while the others' are fixed. It is zero if the
-            reward does not depend on what the agent answers.
-    """
+    """The variance of a node's rewards and its parts, in squared units of the reward."""
 
     variance: float
-    main: list[float]
+    main: list[float]  # for each agent, the variance of the mean reward of its completions
+    # For each agent, the mean variance over its completions while the others' are fixed. Zero if the reward does not depend on its answer
     total: list[float]
 
     @property

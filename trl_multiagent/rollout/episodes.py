@@ -23,15 +23,10 @@ def play_episodes(
     Plays a batch of episodes, turn by turn.
 
     Args:
-        items (`list[dict]`): Dataset rows.
-        environment ([`Environment`]): Provides the roles and the prompts, and scores the joint actions.
-        sample (`Callable`): `(nodes, 1) -> {role: samples}`, with one entry of samples per node. Called once per turn.
+        items, environment, sample, num_turns, discount, process_reward: See [`~rollout.tree.grow_trees`].
         score (`Callable`, *optional*):
             `nodes -> outcomes` of each node's joint action. Called once per turn. By default, the environment's `evaluate`.
-        num_turns (`int`, *optional*, defaults to `1`): Number of turns of an episode.
         num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
-        discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint action.
-        process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left as they are.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, each with one joint action. Episode e of item i is entry

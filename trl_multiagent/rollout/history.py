@@ -17,18 +17,11 @@ EARLIER_ANSWER = "Your earlier answer:\n"  # precedes a response whose prompt is
 
 @dataclass
 class WholePrompt:
-    """
-    An agent's prompt at a node, with what it sees of its past turns.
+    """An agent's prompt at a node, with what it sees of its past turns."""
 
-    Args:
-        prompt (`Prompt`): The text, or the chat messages.
-        ids (`list[int]`): Its token ids.
-        dropped_turns (`int`, *optional*): How many past turns were left out, or cut down to the first prompt, because of
-            `max_history_length`; `None` without a limit.
-    """
-
-    prompt: Prompt
-    ids: list[int]
+    prompt: Prompt  # a text or chat messages
+    ids: list[int]  # its token ids
+    # How many past turns were left out, or cut down to the first prompt, because of `max_history_length`; `None` without a limit
     dropped_turns: int | None = None
 
 
@@ -61,9 +54,6 @@ def whole_prompt(
         dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out.
         markers (`re.Pattern`, *optional*): What texts that models may have written must not spell, see [`~chat_markers.marker_pattern`]:
             the responses, and all prompts after the first.
-
-    Returns:
-        `list[dict[str, str]]` or `str`: The chat messages or the text.
 
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
@@ -143,12 +133,9 @@ def tokenize_nodes(
     tokenized.
 
     Args:
-        role (`str`): The agent.
-        nodes (`Sequence[Node]`): The nodes.
-        tokenizer (`PreTrainedTokenizerBase`): The agent's tokenizer.
+        role, nodes, tokenizer, options: The agent, the nodes, its tokenizer, and what it sees of the past turns.
         end_tokens (`Sequence[int]`): The tokens that end a completion.
         as_chat (`bool`): Whether the prompts are chat messages.
-        options ([`HistoryOptions`]): What the agent sees of the past turns.
         tokenize (`Callable[[list], list[list[int]]]`): Tokenizes whole prompts, texts or lists of chat messages.
         render (`Callable[[list[dict]], str]`): Applies the chat template to messages.
     """

@@ -4,8 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from trl_multiagent.limits import setting
 
-@dataclass(frozen=True)
+
+@dataclass
 class HistoryOptions:
     """
     What an agent sees of its past turns. By default it sees all of its own prompts and responses.
@@ -24,14 +26,14 @@ class HistoryOptions:
             Whether the agent sees its responses in the turns that `memory_mode` selects. By default it does.
         max_history_length (`int`, *optional*):
             Maximal number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the
-            new prompt is never shortened.
+            new prompt is never shortened. A training logs how many are left out, as `agents/<role>/history/dropped_turns`.
     """
 
-    memory_mode: str | None = None
-    original_prompt: bool | None = None
-    previous_prompts: bool | None = None
-    previous_response: bool | None = None
-    max_history_length: int | None = None
+    memory_mode: str | None = setting(choices=("full", "memoryful", "last"))
+    original_prompt: bool | None = setting()
+    previous_prompts: bool | None = setting()
+    previous_response: bool | None = setting()
+    max_history_length: int | None = setting(ge=0, le=1000000000)
 
     @classmethod
     def of(cls, settings: Any) -> "HistoryOptions":
@@ -40,15 +42,8 @@ class HistoryOptions:
 
     def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
         """
-        Selects the parts of the past turns that the agent sees.
-
-        Args:
-            num_turns (`int`): Number of past turns.
-            dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out. A first prompt that
-                `original_prompt` asks for is left out after all of them.
-
-        Returns:
-            `list[tuple[bool, bool]]`: For each past turn, oldest first, whether its prompt and its response are shown.
+        Selects the parts of the past turns that the agent sees: for each turn, oldest first, whether its prompt and its response are shown.
+        The oldest `dropped` of the visible turns are left out. A first prompt that `original_prompt` asks for is left out after all of them.
         """
         given = (self.original_prompt, self.previous_prompts, self.previous_response) != (None, None, None)
         only_flags = self.memory_mode is None and given

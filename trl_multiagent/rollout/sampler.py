@@ -43,32 +43,19 @@ class SamplingTeam(Protocol):
 
 @dataclass
 class Level:
-    """
-    Input of one call of a generator.
+    """Input of one call of a generator."""
 
-    Args:
-        nodes (`list[Node]`): The nodes of a turn.
-        prompt_ids (`dict[str, list[list[int]]]`): For each agent that answers, the token ids of its prompt at each node.
-        num_generations (`int`): Number of completions of each prompt.
-    """
-
-    nodes: list[Node]
-    prompt_ids: dict[str, list[list[int]]]
-    num_generations: int
+    nodes: list[Node]  # of a turn
+    prompt_ids: dict[str, list[list[int]]]  # for each agent that answers, the token ids of its prompt at each node
+    num_generations: int  # of each prompt
 
 
 @dataclass
 class Completions:
-    """
-    The completions of one prompt.
+    """The completions of one prompt."""
 
-    Args:
-        ids (`list[list[int]]`): Token ids of each, up to and including its end-of-sequence token.
-        logps (`list[list[float]]`, *optional*): The log-probabilities of these tokens, in nats, if an inference engine sampled them.
-    """
-
-    ids: list[list[int]]
-    logps: list[list[float]] | None = None
+    ids: list[list[int]]  # of the tokens of each, up to and including its end-of-sequence token
+    logps: list[list[float]] | None = None  # of these tokens, in nats, if an inference engine sampled them
 
 
 class Generator(Protocol):
@@ -83,12 +70,8 @@ class Generator(Protocol):
 
 class TransformersGenerator:
     """
-    Samples with transformers, one agent after the other.
-
-    Args:
-        team ([`AgentTeam`]): The agents.
-        arguments (`dict[str, Any]`): Fields of [`~transformers.GenerationConfig`], complete, see [`sampling_arguments`].
-        token_budget (`int`, *optional*): Upper bound of prompt and completion tokens in one `generate` call.
+    Samples with transformers, one agent after the other. `arguments`: fields of [`~transformers.GenerationConfig`], complete, see
+    [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call.
     """
 
     def __init__(self, team: SamplingTeam, arguments: dict[str, Any], token_budget: int | None = None):
@@ -254,14 +237,8 @@ OTHER_NAMES = {"max_completion_length": "max_new_tokens", "max_tokens": "max_new
 
 def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
     """
-    Checks arguments for sampling, and completes them by the defaults: at most 256 tokens at temperature 1.
-
-    Args:
-        generation_kwargs (`dict[str, Any]`): Fields of [`~transformers.GenerationConfig`]. `temperature=0` means greedy
-            decoding.
-
-    Returns:
-        `dict[str, Any]`: Fields of [`~transformers.GenerationConfig`].
+    Checks arguments for sampling, which are fields of [`~transformers.GenerationConfig`], and completes them by the defaults: at most 256
+    tokens at temperature 1. `temperature=0` means greedy decoding.
 
     Raises:
         TypeError: An argument is unknown.

@@ -41,16 +41,9 @@ def trace_rows(
     process: int = 0,
 ) -> list[TraceRow]:
     """
-    Makes the rows of a batch of trees.
-
-    Args:
-        levels (`list[list[Node]]`): The nodes of each turn.
-        advantages (`list[list[dict[str, torch.Tensor]]]`, *optional*):
-            For each node, the advantages of every trained agent's completions, of shape `(G,)`.
-        step, split, process: Columns of all rows.
-
-    Returns:
-        `list[TraceRow]`: One row per joint action, turn by turn. The values are plain: texts, numbers and `None`.
+    Makes the rows of a batch of trees: one per joint action, turn by turn. Their values are plain: texts, numbers and `None`. `levels` and
+    `advantages` have an entry per turn and node; the advantages of a trained agent at a node have the shape `(G,)`. `step`, `split` and
+    `process` are columns of all rows.
     """
     rows = []
     places = {id(root): (tree, "/", "") for tree, root in enumerate(levels[0])}

@@ -21,67 +21,35 @@ if TYPE_CHECKING:
 
 @dataclass
 class Samples:
-    """
-    The completions that one agent sampled at one node.
+    """The G completions that one agent sampled at one node."""
 
-    Args:
-        prompt_ids (`list[int]`): Token ids of the whole prompt, including the history.
-        completion_ids (`list[list[int]]`): Token ids of the G completions, each up to and including its
-            end-of-sequence token.
-        texts (`list[str]`): The completions as text.
-        logps (`list[list[float]]`, *optional*): The log-probability of each token, if an inference engine sampled them
-            and not the policy itself.
-        prompt (`Prompt`, *optional*): The whole prompt, including the history, as text or chat messages.
-        dropped_turns (`int`, *optional*): How many past turns the prompt leaves out because of a limit of its length; `None`
-            without a limit.
-    """
-
-    prompt_ids: list[int]
-    completion_ids: list[list[int]]
-    texts: list[str]
-    logps: list[list[float]] | None = None
-    prompt: Prompt | None = None
-    dropped_turns: int | None = None
+    prompt_ids: list[int]  # token ids of the whole prompt, including the history
+    completion_ids: list[list[int]]  # token ids of each completion, up to and including its end-of-sequence token
+    texts: list[str]  # the completions as text
+    logps: list[list[float]] | None = None  # of each token, in nats, if an inference engine and not the policy sampled
+    prompt: Prompt | None = None  # the whole prompt, including the history, as text or chat messages
+    dropped_turns: int | None = None  # past turns that the limit of the prompt's length left out; `None` without one
 
 
 @dataclass
 class Node:
-    """
-    One item with one history, from which every agent samples G completions.
+    """One item with one history, from which every agent samples G completions. Lists have an entry per joint action."""
 
-    Args:
-        item (`dict`): The dataset row.
-        history (`tuple[Turn, ...]`): The past turns of the branch, oldest first.
-        prompts (`dict[str, Prompt]`): The new prompt of each agent.
-        samples (`dict[str, Samples]`): The completions of each agent.
-        indices (`list[tuple[int, ...]]`): One entry per joint action: the index of each agent's completion.
-        outcomes (`list[Outcome]`): The environment's outcome of each joint action.
-        rewards (`list[float]`): The processed reward of each joint action.
-        children (`dict[int, Node]`): The child node of each joint action that is continued, by its index; empty at a
-            leaf.
-        returns (`list[float]`): The return of each joint action.
-        ended_early (`bool`): Whether early termination made this node a leaf.
-        unvisited (`dict[int, Node]`): In a chain whose trainer has critics: the node that would follow each joint action
-            that is not continued. It has prompts and no samples.
-        values (`dict[str, list[float]]`): For each critic, its value of each joint action, see [`~rollout.values`].
-        targets (`dict[str, list[float]]`): For each critic, the target of each of these values.
-        continues (`dict[str, tuple[Samples, int]]`): What each agent sampled at the node before, and the index of its completion in
-            the joint action that led here; empty at a root.
-    """
-
-    item: dict
-    history: tuple[Turn, ...]
-    prompts: dict[str, Prompt]
-    samples: dict[str, Samples] = field(default_factory=dict)
-    indices: list[tuple[int, ...]] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    children: dict[int, "Node"] = field(default_factory=dict)
+    item: dict  # the dataset row
+    history: tuple[Turn, ...]  # the past turns of the branch, oldest first
+    prompts: dict[str, Prompt]  # the new prompt of each agent
+    samples: dict[str, Samples] = field(default_factory=dict)  # the completions of each agent
+    indices: list[tuple[int, ...]] = field(default_factory=list)  # the index of each agent's completion
+    outcomes: list[Outcome] = field(default_factory=list)  # of the environment
+    rewards: list[float] = field(default_factory=list)  # after scale and shift
+    children: dict[int, "Node"] = field(default_factory=dict)  # by the joint action that is continued; empty at a leaf
     returns: list[float] = field(default_factory=list)
-    ended_early: bool = False
+    ended_early: bool = False  # whether early termination made this node a leaf
+    # In a chain whose trainer has critics: the nodes that would follow the joint actions that are not continued. They have no samples
     unvisited: dict[int, "Node"] = field(default_factory=dict)
-    values: dict[str, list[float]] = field(default_factory=dict)
-    targets: dict[str, list[float]] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `rollout.values`
+    targets: dict[str, list[float]] = field(default_factory=dict)  # of these values, by critic
+    # What each agent sampled at the node before, and the index of its completion in the joint action that led here; empty at a root
     continues: dict[str, tuple[Samples, int]] = field(default_factory=dict, repr=False)
 
     @property
@@ -190,17 +158,13 @@ def judge_nodes(
     metrics: dict[str, list[float]] | None = None,
 ) -> list[list[Outcome]]:
     """
-    Scores all joint actions of some nodes in one call of the environment.
+    Scores all joint actions of some nodes in one call of the environment, and returns the outcomes of each node.
 
     Args:
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
-        chat_roles, trainer_state, metrics:
-            What reward functions may ask for, see [`~environments.scoring.ScoringContext`].
-
-    Returns:
-        `list[list[Outcome]]`: For each node, the outcome of each joint action.
+        chat_roles, trainer_state, metrics: What reward functions may ask for, see [`~environments.scoring.ScoringContext`].
 
     Raises:
         TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.

@@ -30,11 +30,7 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
     this is the target of one step, with 1 the return of the tree. y_j - V(h) is the generalized advantage estimate.
     If the branch of j is not continued, as in a chain, y(h') is unknown, and V(h') stands for it.
 
-    Args:
-        levels (`Sequence[Sequence[Node]]`): The nodes of each turn, with their rewards and this critic's values.
-        critic (`str`): The critic.
-        discount (`float`): Factor of the value of the next turn.
-        gae_lambda (`float`): Weight of the longer returns, from 0 to 1.
+    `levels` are the nodes of each turn, with their rewards and this critic's values.
     """
     for nodes in reversed(levels):
         for node in nodes:
@@ -62,15 +58,7 @@ def critic_advantages(node: Node, critic: str, agent: int) -> list[float]:
 
     The baseline of a critic of states is V(h). The baseline of a critic of actions is the mean of Q(h, j) over the joint
     actions *without* completion g: Q of the completion itself predicts y_j, so that y_j - Q would vanish as the critic
-    learns. Only if there is a single completion, Q of its own joint actions is the baseline.
-
-    Args:
-        node (`Node`): A node with this critic's values and targets.
-        critic (`str`): The critic.
-        agent (`int`): Position of the agent in the team.
-
-    Returns:
-        `list[float]` of length G.
+    learns. Only if there is a single completion, Q of its own joint actions is the baseline. `agent` is the agent's position in the team.
     """
     advantages = []
     for completion in range(1 + max(index[agent] for index in node.indices)):

@@ -72,7 +72,7 @@ class AgentAdapters:
         }
 
     def parameters(self, role: str) -> list[nn.Parameter]:
-        """The parameters of an agent's adapter."""
+        """Returns the parameters of an agent's adapter."""
         return adapter_parameters(self.models[role], role)
 
     def activate(self, role: str, reference: bool) -> None:
@@ -100,12 +100,12 @@ class AgentAdapters:
 
 
 def reference_name(role: str) -> str:
-    """Name of the adapter that is an agent's reference policy."""
+    """Returns the name of the adapter that is an agent's reference policy."""
     return f"{role}_reference"
 
 
 def _is_fresh(model: PeftModel, role: str, weights: dict[str, torch.Tensor]) -> bool:
-    """Whether an adapter with these weights changes nothing: it adds zero, and its copies of modules equal the originals."""
+    """Returns whether an adapter with these weights changes nothing: it adds zero, and its copies of modules equal the originals."""
     copies = [
         (module.modules_to_save[role], module.original_module)
         for module in model.modules()
@@ -248,5 +248,5 @@ def check_adapter_names(config: LoraConfig, model: PeftModel) -> None:
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """A model without its adapters."""
+    """Returns a model without its adapters."""
     return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model

@@ -282,7 +282,7 @@ class AgentTeam(SingleModel):
         return "lora" if self.has_adapters else "shared" if self.has_shared_weights else "full"
 
     def folder(self, role: str) -> str:
-        """The folder of an agent, relative to the folder of the saved team."""
+        """Returns the folder of an agent, relative to the folder of the saved team."""
         return f"{AGENTS_FOLDER}/{SHARED_FOLDER if self.has_shared_weights else role}"
 
     # Use after training
@@ -359,7 +359,7 @@ class AgentTeam(SingleModel):
         return episodes[0] if isinstance(item, str | Mapping) else episodes
 
     def end_tokens(self, role: str) -> list[int]:
-        """Ids of the tokens that end an agent's completion: its tokenizer's, and those that its model declares."""
+        """Returns the ids of the tokens that end an agent's completion: its tokenizer's, and those that its model declares."""
         declared = self.agents[role].generation_config.eos_token_id
         declared = [] if declared is None else [declared] if isinstance(declared, int) else declared
         return list(dict.fromkeys([self.tokenizers[role].eos_token_id, *declared]))
@@ -392,7 +392,7 @@ class AgentTeam(SingleModel):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, the whole team is in evaluation mode."""
+        """Keeps the whole team in evaluation mode within the block."""
         training = self.training
         self.eval()
         try:
@@ -426,13 +426,13 @@ class AgentTeam(SingleModel):
         self.frozen = roles
 
     def agent_parameters(self, role: str) -> list[nn.Parameter]:
-        """The parameters that training an agent changes: its adapter, or its whole model."""
+        """Returns the parameters that training an agent changes: its adapter, or its whole model."""
         return self._adapters.parameters(role) if self.has_adapters else list(self.policies[role].parameters())
 
     # Reference policies. Those of a LoRA team are part of it. For any other team, a frozen copy of the team serves
 
     def frozen_copy(self) -> "AgentTeam":
-        """A copy of the agents, with weights of its own, which are not trained."""
+        """Copies the agents. The weights of the copy are not trained."""
         with gathered(self):
             critics, self.critics = self.critics, None
             try:
@@ -451,7 +451,7 @@ class AgentTeam(SingleModel):
 
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Inside, the agents of a LoRA team compute with their reference policies."""
+        """Makes the agents of a LoRA team compute with their reference policies within the block."""
         self._computes_as_reference = True
         self._select(self.active)
         try:

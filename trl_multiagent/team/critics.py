@@ -42,7 +42,7 @@ SHARED_BASE = "base"  # name of the base that the adapters of all critics share
 
 
 def critic_key(critic: str) -> str:
-    """The name of a critic among the outputs and tensors of the agents, whose names cannot contain a slash."""
+    """Returns the name of a critic among the outputs and tensors of the agents, whose names cannot contain a slash."""
     return f"critics/{critic}"
 
 
@@ -66,17 +66,12 @@ class Scale:
     """
     The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so that a new critic,
     whose head returns zero, predicts the mean of the recent targets.
-
-    Args:
-        weight (`float`): 1 - decay^n after n batches.
-        mean, mean_of_squares (`float`): Sums over the batches, weighted by how recent they are.
-        decay (`float`): Factor of the weight of earlier batches.
     """
 
-    weight: float = 0.0
-    mean: float = 0.0
-    mean_of_squares: float = 0.0
-    decay: float = 0.9
+    weight: float = 0.0  # 1 - decay^n after n batches
+    mean: float = 0.0  # a sum over the batches, weighted by how recent they are
+    mean_of_squares: float = 0.0  # the same
+    decay: float = 0.9  # factor of the weight of earlier batches
 
     def update(self, mean: float, mean_of_squares: float) -> None:
         """Adds the targets of one batch."""
@@ -108,24 +103,14 @@ class CriticSettings:
 
 @dataclass
 class Backbone:
-    """
-    What a critic reads with.
+    """What a critic reads with."""
 
-    Args:
-        role (`str`): The agent whose model, or whose tokenizer, the critic uses.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The critic's tokenizer.
-        own (`str`, *optional*): The critic's entry of [`Critics.models`]; `None`: the agent's model.
-        adapter (`str`, *optional*): Name of the critic's adapter.
-        layers (`list`): The layers of the model that have adapters, also those without this one.
-        shares_vocabulary (`bool`): Whether the tokens of the agent are tokens of the critic.
-    """
-
-    role: str
+    role: str  # the agent whose model, or whose tokenizer, the critic uses
     tokenizer: PreTrainedTokenizerBase
-    own: str | None = None
-    adapter: str | None = None
-    layers: list[Any] = field(default_factory=list)
-    shares_vocabulary: bool = True
+    own: str | None = None  # the critic's entry of `Critics.models`; `None`: the agent's model
+    adapter: str | None = None  # name of the critic's adapter
+    layers: list[Any] = field(default_factory=list)  # those of the model that have an adapter, this one or another
+    shares_vocabulary: bool = True  # whether the tokens of the agent are tokens of the critic
 
 
 class Critics(nn.Module):
@@ -158,12 +143,12 @@ class Critics(nn.Module):
         return self.settings.form == "adapter"
 
     def model(self, name: str, team: TeamOfCritics) -> PreTrainedModel | PeftModel:
-        """The model that a critic reads with; with an adapter, the one that has it."""
+        """Returns the model that a critic reads with; with an adapter, the one that has it."""
         backbone = self.backbones[name]
         return team.policies[backbone.role] if backbone.own is None else cast(Any, self.models[backbone.own])
 
     def longest_text(self, name: str, team: TeamOfCritics) -> int | None:
-        """The number of tokens that a critic can read at most; `None`: any number."""
+        """Returns the number of tokens that a critic can read at most; `None`: any number."""
         return learned_positions(base_of(self.model(name, team)))
 
     def activate(self, name: str) -> None:
@@ -173,7 +158,7 @@ class Critics(nn.Module):
             layer._disable_adapters = False
 
     def parameters_of(self, name: str, team: TeamOfCritics) -> list[nn.Parameter]:
-        """The trained parameters of a critic. Those of an agent whose model it reads with are not among them."""
+        """Returns the trained parameters of a critic. Those of an agent whose model it reads with are not among them."""
         backbone, parameters = self.backbones[name], list(self.heads[name].parameters())
         if backbone.adapter is not None:
             parameters += adapter_parameters(cast(PeftModel, self.model(name, team)), backbone.adapter)

@@ -80,10 +80,8 @@ def find_sources(
     name: str | Path | Sequence[str], roles: Sequence[str] | None, hub: dict[str, Any]
 ) -> tuple[dict[str, AgentSource], Form | None]:
     """
-    Finds the places that the agents of a team are loaded from: a saved team, a model for all roles, or one per role.
-
-    Returns:
-        `tuple`: The source of each role, and the form of a saved team, `None` for models.
+    Finds the places that the agents of a team are loaded from: a saved team, a model for all roles, or one per role. Returns the source of each
+    role, and the form of a saved team; `None` for models.
 
     Raises:
         ValueError: the roles are missing, or do not fit the saved team or the number of models.

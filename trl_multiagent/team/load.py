@@ -22,26 +22,15 @@ class LoadError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class TeamLoader:
-    """
-    Loads the teams of a run.
+    """Loads the teams of a run."""
 
-    Args:
-        models (`str` or `list[str]`): The model that every agent starts from, or one per agent: an id, a folder, or a key of `builders`.
-        builders (`Mapping[str, Callable[[], str]]`): Functions that build a base model and return its folder.
-        peft_config ([`~peft.LoraConfig`], *optional*): The adapter of every agent of a LoRA team.
-        share_weights (`bool`): Whether all agents are one model.
-        torch_dtype (`str`, *optional*): Data type of the base of a LoRA team and of a team that is not trained.
-        quantization (`Mapping[str, Any]`): Arguments of TRL's `ModelConfig` about quantized weights; empty without any.
-        arguments (`Mapping[str, Any]`): More arguments of [`AgentTeam.from_pretrained`], such as `revision` and `tokenizer_kwargs`.
-    """
-
-    models: str | list[str]
-    builders: Mapping[str, Callable[[], str]]
-    peft_config: LoraConfig | None
-    share_weights: bool
-    torch_dtype: str | None
-    quantization: Mapping[str, Any]
-    arguments: Mapping[str, Any]
+    models: str | list[str]  # that every agent starts from, or one per agent: an id, a folder, or a key of `builders`
+    builders: Mapping[str, Callable[[], str]]  # functions that build a base model and return its folder
+    peft_config: LoraConfig | None  # of every agent of a LoRA team
+    share_weights: bool  # whether all agents are one model
+    torch_dtype: str | None  # of the base of a LoRA team, and of a team that is not trained
+    quantization: Mapping[str, Any]  # arguments of TRL's `ModelConfig` about quantized weights; empty without any
+    arguments: Mapping[str, Any]  # more arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
 
     @property
     def base_dtype(self) -> str:
@@ -50,23 +39,16 @@ class TeamLoader:
 
     def load(self, roles: Sequence[str], dtype: str, compute_dtype: str, seed: int) -> AgentTeam:
         """
-        Loads the team to train, on the CPU: full models, one model for all agents, or LoRA adapters.
-
-        Args:
-            roles (`Sequence[str]`): The roles.
-            dtype (`str`): Data type of the weights that are trained.
-            compute_dtype (`str`): Data type of matrix products.
-            seed (`int`): Decides the weights that no file contains.
-
-        Raises:
-            LoadError: the team cannot be loaded.
+        Loads the team to train, on the CPU: full models, one model for all agents, or LoRA adapters. `dtype` is that of the trained weights,
+        `compute_dtype` that of matrix products. The seed decides the weights that no file contains. A team that cannot be loaded is a
+        [`LoadError`].
         """
         arguments = {"dtype": dtype, **self._quantization(compute_dtype), **self.arguments}
         with one_line(f"the team cannot be loaded from {self.models!r}"):
             return self._make(roles, seed=seed, base_dtype=self.base_dtype, **arguments)
 
     def saved(self, folder: str) -> "TeamLoader":
-        """The loader of a saved team, which keeps the form in which it was saved."""
+        """Returns the loader of a saved team, which keeps the form in which it was saved."""
         return dataclasses.replace(self, models=folder, peft_config=None, share_weights=False)
 
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
@@ -111,12 +93,8 @@ class TeamLoader:
 
 def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwargs: Any) -> AgentTeam:
     """
-    Loads a team that only answers. A saved team has its own roles and form. A model that answers for several roles is loaded once.
-
-    Args:
-        names (`str` or `list[str]`): A saved team, a model for all roles, or one model per role.
-        roles (`Sequence[str]`): The roles of models.
-        **model_init_kwargs: Arguments of [`AgentTeam.from_pretrained`].
+    Loads a team that only answers: a saved team, a model for all roles, or one model per role. A saved team has its own roles and form. A
+    model that answers for several roles is loaded once. `model_init_kwargs`: arguments of [`AgentTeam.from_pretrained`].
     """
     is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
     if is_saved:
@@ -138,7 +116,7 @@ def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
 
 @contextlib.contextmanager
 def one_line(problem: str) -> Iterator[None]:
-    """Inside, an error of loading becomes a [`LoadError`] that begins with `problem`."""
+    """Turns an error of loading within the block into a [`LoadError`] that begins with `problem`."""
     try:
         yield
     except LoadError:

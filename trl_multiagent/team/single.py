@@ -73,7 +73,7 @@ class SingleModel(nn.Module):
             cast(Critics, self.critics).activate(critic)
 
     def model_name(self, role: str) -> str:
-        """The entry of `models` that an agent uses."""
+        """Returns the name of the entry of `models` that an agent uses."""
         return self._model_names[role]
 
     # Attributes and methods of a single model, which trainers use: those of the active agent
@@ -124,7 +124,7 @@ class SingleModel(nn.Module):
         self.train(self.training)
 
     def _checkpointed_layers(self) -> list[Any]:
-        """The modules that have their own forward, or that of the layers in them, checkpointed in training mode."""
+        """Returns the modules that have their own forward, or that of the layers in them, checkpointed in training mode."""
         # transformers gives this attribute to the modules for which it enables checkpointing
         modules = [
             m for m in self.modules() if hasattr(m, "_gradient_checkpointing_func") and m.gradient_checkpointing

@@ -1,5 +1,4 @@
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
 from trl_multiagent.trainers.iac_config import IACConfig
 
@@ -25,17 +24,11 @@ class IACTrainer(ActorCriticTrainer):
     args: IACConfig
     _config_class = IACConfig
 
-    def critic_roles(self, team: AgentTeam) -> dict[str, str]:
-        return {role: role for role in team.trained_roles}
-
     def critic_of(self, role: str) -> str:
         return role
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
-        if critic in node.samples:
-            ids = node.samples[critic].prompt_ids
-        else:
-            ids = self.sampler.prompts(critic, [node])[0].ids
+        ids = self.prompt_ids(critic, node)
         if joint_action is not None:
             completion = node.indices[joint_action][self.team.roles.index(critic)]
             ids = ids + node.samples[critic].completion_ids[completion]

@@ -41,15 +41,11 @@ class JointRewardConfig(CommonConfig, RewardConfig):
         "remove_unused_columns": "the columns of the roles are read by their names",
     }
 
-    max_length: int | None = setting(
-        "Tokens of a joint text; longer ones lose a part of the problem, never of an answer.", 2048, ge=1
-    )
-    freeze_backbone: bool = setting("Whether to train only the head.", False)
-    eval_fraction: float = setting(
-        "Share of the items whose pairs are held out, if there is no evaluation set.", 0.1, ge=0, lt=1
-    )
-    prompt_template: str | None = setting("How a prompt is written, with `{role}` and `{text}`.")
-    answer_template: str | None = setting("How an answer is written, with `{role}` and `{text}`.")
+    max_length: int | None = setting(default=2048, ge=1)
+    freeze_backbone: bool = setting(default=False)
+    eval_fraction: float = setting(default=0.1, ge=0, lt=1)
+    prompt_template: str | None = setting()
+    answer_template: str | None = setting()
 
     def _check_combinations(self) -> None:
         super()._check_combinations()

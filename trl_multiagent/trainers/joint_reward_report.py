@@ -15,17 +15,11 @@ BINS = 5  # of confidences, and of reward gaps
 
 @dataclass
 class HeldOut:
-    """
-    The scores of held-out pairs.
+    """The scores that a reward model gives to held-out pairs."""
 
-    Args:
-        chosen, rejected (`np.ndarray`): The model's scores of the chosen and of the rejected answers.
-        chosen_rewards, rejected_rewards (`np.ndarray`, *optional*): Their rewards.
-    """
-
-    chosen: np.ndarray
+    chosen: np.ndarray  # of shape `(num_pairs,)`, like the others
     rejected: np.ndarray
-    chosen_rewards: np.ndarray | None = None
+    chosen_rewards: np.ndarray | None = None  # those that the pairs were made from, if they are known
     rejected_rewards: np.ndarray | None = None
 
     @property

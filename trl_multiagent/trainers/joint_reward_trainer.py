@@ -365,17 +365,9 @@ class RewardsCollator:
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """
-    Splits preferences so that all pairs of an item are on the same side. Rows without an `item_id` are of the same item if their prompts
-    are equal.
-
-    Args:
-        dataset ([`~datasets.Dataset`]): The preferences.
-        roles (`list[str]`): The roles.
-        fraction (`float`): Share of the items that are held out; at least one item is, and at least one is not.
-        seed (`int`): Seed of the choice.
-
-    Returns:
-        `tuple[Dataset, Dataset | None]`: Both parts. With a single item, nothing is held out.
+    Splits preferences into those to train on and those that are held out, so that all pairs of an item are on the same side. Rows without an
+    `item_id` are of the same item if their prompts are equal. `fraction` is the share of the items that are held out; at least one item is,
+    and at least one is not. With a single item, nothing is held out.
     """
 
     def key(row: dict[str, Any]) -> str:

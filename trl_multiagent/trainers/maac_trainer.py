@@ -1,5 +1,4 @@
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
 from trl_multiagent.trainers.maac_config import CENTRAL, MAACConfig
 
@@ -25,19 +24,13 @@ class MAACTrainer(ActorCriticTrainer):
     args: MAACConfig
     _config_class = MAACConfig
 
-    def critic_roles(self, team: AgentTeam) -> dict[str, str]:
-        return {CENTRAL: team.trained_roles[0]}
-
     def critic_of(self, role: str) -> str:
         return CENTRAL
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         prompts, completions = {}, {}
         for k, role in enumerate(self.team.roles):
-            if role in node.samples:
-                ids = node.samples[role].prompt_ids
-            else:
-                ids = self.sampler.prompts(role, [node])[0].ids
+            ids = self.prompt_ids(role, node)
             prompts[role] = self.team.tokenizers[role].decode(ids, skip_special_tokens=True)
             if joint_action is not None:
                 completions[role] = node.samples[role].texts[node.indices[joint_action][k]]

@@ -8,24 +8,10 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-# Losses of TRL's DPO that can be applied to joint log-ratios, and those that cannot
-LOSS_TYPES = (
-    "sigmoid",
-    "hinge",
-    "ipo",
-    "exo_pair",
-    "nca_pair",
-    "robust",
-    "bco_pair",
-    "sppo_hard",
-    "apo_zero",
-    "apo_down",
-    "discopop",
-    "sft",
-    "sigmoid_norm",
-)
-# Those that TRL has with another divergence than the reverse KL
-F_DIVERGENCE_LOSS_TYPES = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft"}
+# Losses of TRL's DPO that can be applied to joint log-ratios: those that it has with other divergences than the reverse KL, and all
+F_DIVERGENCE_LOSS_TYPES = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft")
+LOSS_TYPES = (*F_DIVERGENCE_LOSS_TYPES, "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
+# Those that cannot
 F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
 SORTING = "it sorts the log-ratios of a micro-batch, so the loss is not a function of one pair"
 REFUSED_LOSS_TYPES = {"aot": SORTING, "aot_unpaired": SORTING}
@@ -57,14 +43,8 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
-        "dataset_num_proc",
-        "max_completion_length",
-        "num_turns",
-        "precompute_ref_batch_size",
-        "temperature",
-        "top_k",
-        "top_p",
-        "use_chat_template",
+        *("dataset_num_proc", "precompute_ref_batch_size", "num_turns"),
+        *("max_completion_length", "temperature", "top_k", "top_p", "use_chat_template"),
     )
 
     refused: ClassVar[dict[str, str]] = {
@@ -79,10 +59,10 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
     }
     positive: ClassVar[tuple[str, ...]] = ("beta", "discopop_tau", "ref_model_sync_steps")
 
-    reference_free: bool = setting("Whether to leave the reference policy out.", False)
-    use_environment_step: bool = setting("Whether training on pairs that have rewards advances `env_step`.", True)
-    environment_steps_per_pair: int = setting("`env_step` increment per pair.", 2, ge=1)
-    num_turns: int = setting("Number of turns of an episode in evaluation.", 1, ge=1)
+    reference_free: bool = setting(default=False)
+    use_environment_step: bool = setting(default=True)
+    environment_steps_per_pair: int = setting(default=2, ge=1)
+    num_turns: int = setting(default=1, ge=1)
     f_divergence_type: str = setting("Divergence from the reference policy.", "reverse_kl", choices=F_DIVERGENCES)
     label_smoothing: float = setting("Share of the pairs that are labelled wrongly.", 0.0, ge=0, lt=0.5)
     remove_unused_columns: bool | None = False
@@ -108,9 +88,9 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
                 )
             if loss_type not in LOSS_TYPES:
                 raise ValueError(f"`loss_type` is {loss_type!r}, it must be one of {', '.join(LOSS_TYPES)}.")
-        if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= F_DIVERGENCE_LOSS_TYPES:
+        if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= {*F_DIVERGENCE_LOSS_TYPES}:
             raise ValueError(
-                f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(sorted(F_DIVERGENCE_LOSS_TYPES))}, but "
+                f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(F_DIVERGENCE_LOSS_TYPES)}, but "
                 f"`loss_type` is {', '.join(self.loss_type)}."
             )
         if "exo_pair" in self.loss_type and self.label_smoothing == 0:

@@ -79,12 +79,8 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
 
 class TeamCollator:
     """
-    Makes a batch of tokenized preferences: for every role, what TRL's collator makes of the agent's columns. Items of an
-    environment stay a list.
-
-    Args:
-        team ([`AgentTeam`]): The team.
-        args ([`MADPOConfig`]): The trainer's arguments.
+    Makes a batch of tokenized preferences: for every role, what TRL's collator makes of the agent's columns. Items of an environment stay a
+    list.
     """
 
     def __init__(self, team: AgentTeam, args: MADPOConfig):

@@ -24,22 +24,15 @@ class Answers:
     """
     The answers of an agent, or the joint answers of a team, in a micro-batch of B pairs: first all chosen answers, then all rejected ones.
     The fields are sums over the tokens of an answer, of shape `(2B,)`. So those of joint answers are sums over the agents.
-
-    Args:
-        logps (`torch.Tensor`): Log-probabilities under the policy, in nats.
-        ref_logps (`torch.Tensor`): Log-probabilities under the reference policy.
-        lengths (`torch.Tensor`): Numbers of tokens.
-        entropy, mean_logits, is_top1 (`torch.Tensor`): What TRL's metrics are made of.
-        alignment (`torch.Tensor`): For `use_weighting`, log p(t) - log sum_v p(v)^2; else zero.
     """
 
-    logps: torch.Tensor
-    ref_logps: torch.Tensor
-    lengths: torch.Tensor
-    entropy: torch.Tensor
+    logps: torch.Tensor  # log-probabilities under the policy, in nats
+    ref_logps: torch.Tensor  # under the reference policy
+    lengths: torch.Tensor  # numbers of tokens
+    entropy: torch.Tensor  # TRL's metrics are made of this and the next two
     mean_logits: torch.Tensor
     is_top1: torch.Tensor
-    alignment: torch.Tensor
+    alignment: torch.Tensor  # for `use_weighting`, log p(t) - log sum_v p(v)^2; else zero
 
     @classmethod
     def of_agent(cls, output: FusedCausalLMOutput, ref_logps: torch.Tensor) -> Answers:
@@ -63,10 +56,8 @@ class Answers:
 
     def metrics(self, weights: torch.Tensor, beta: float) -> dict[str, tuple[float, float]]:
         """
-        Computes the metrics of TRL's `DPOTrainer`. `weights`, of shape `(B,)`, is 1 for a pair that counts, and otherwise 0.
-
-        Returns:
-            `dict[str, tuple[float, float]]`: The mean and the weight of each, a number of pairs or of tokens.
+        Computes the metrics of TRL's `DPOTrainer`: the mean and the weight of each, a number of pairs or of tokens. `weights`, of shape `(B,)`,
+        is 1 for a pair that counts, and otherwise 0.
         """
         both, pairs = weights.repeat(2), torch.ones_like(weights)
 

@@ -21,18 +21,12 @@ class MAGRPOConfig(RolloutConfig):
             Baseline over the sibling set: `"mean"` (MAGRPO), `"rloo"` (MARLOO), `"max"` (MAReMax) or `"raw"`
             (MAREINFORCE, no baseline).
         advantage_normalization (`bool`, *optional*, defaults to `False`):
-            Whether to standardize the advantages within a sibling set. If so, all four modes give the same advantages.
+            Whether to standardize the advantages within a sibling set. If so, `advantage_mode` makes no difference.
     """
 
-    turn_gradient_weights: list[float] | None = setting(
-        "One loss factor per turn, for `handoff` 'random' or 'best'.", ge=0, le=1000000
-    )
-    advantage_mode: str = setting(
-        "Baseline over the sibling set: 'mean', 'rloo', 'max' or 'raw'.",
-        "mean",
-        choices=("mean", "rloo", "max", "raw"),
-    )
-    advantage_normalization: bool = setting("Whether to standardize the advantages within a sibling set.", False)
+    turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)
+    advantage_mode: str = setting(default="mean", choices=("mean", "rloo", "max", "raw"))
+    advantage_normalization: bool = setting(default=False)
 
     def _check_values(self) -> None:
         super()._check_values()

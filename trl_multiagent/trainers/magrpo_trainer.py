@@ -14,9 +14,8 @@ class MAGRPOTrainer(RolloutTrainer):
     Multi-Agent Reinforcement Learning](https://huggingface.co/papers/2508.04652).
 
     Each optimizer step samples one batch of rollout trees with the current team and uses it once (with `num_iterations`, for
-    that many steps). The returns of the
-    trees become advantages in [`~MAGRPOTrainer.advantages`], and the advantages enter the loss in
-    [`~MAGRPOTrainer.agent_loss`].
+    that many steps). The returns of the trees become advantages in [`~MAGRPOTrainer.node_advantages`], and the advantages enter
+    the loss in [`~MAGRPOTrainer.agent_loss`].
 
     Args:
         team ([`AgentTeam`]): The agents, one per role of the environment and in its order.
@@ -68,19 +67,15 @@ class MAGRPOTrainer(RolloutTrainer):
     args: MAGRPOConfig
     _config_class = MAGRPOConfig  # of the default configuration
 
-    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+    def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         """
-        Computes the advantage of each completion over its siblings, which are the agent's other completions at the
-        node:
+        Computes the advantage of each completion over its siblings, which are the agent's other completions at the node:
 
             A_g = R_g - baseline(R)
 
         R_g is the mean return of the joint actions that contain the agent's completion g. The baseline depends on
         `advantage_mode`, see [`~rollout.advantages.sibling_advantages`].
         """
-        return [[self._node_advantages(node) for node in nodes] for nodes in levels]
-
-    def _node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         roles = self.team.trained_roles
         returns = torch.tensor([node.agent_returns(self.team.roles.index(role)) for role in roles])
         advantages = sibling_advantages(returns, self.args.advantage_mode, self.args.advantage_normalization)
@@ -104,9 +99,8 @@ class MAGRPOTrainer(RolloutTrainer):
         w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. See [`~trainers.base.loss`] for further terms of the
         loss, such as the reference penalty, to which w_turn applies too.
         """
+        loss = super().agent_loss
         if not self.args.weighs_turns:
-            return self.policy_loss(role, outputs, rows)
-        return sum(
-            weight * self.policy_loss(role, outputs, rows.of_turn(turn))
-            for turn, weight in enumerate(self.args.turn_weights)
-        )
+            return loss(role, outputs, rows)
+        weights = enumerate(self.args.turn_weights)
+        return sum(weight * loss(role, outputs, rows.of_turn(turn)) for turn, weight in weights)

@@ -52,10 +52,8 @@ def windows(values: list[float]) -> tuple[list[float], list[float]]:
 
 def is_over_optimized(model: list[float], task: list[float]) -> bool:
     """
-    Returns whether the model's reward has risen by more than three standard errors, and the task's by none at all.
-
-    Args:
-        model, task (`list[float]`): The mean rewards of each log entry, oldest first.
+    Returns whether the model's reward has risen by more than three standard errors, and the task's by none at all, from their means in each
+    log entry, oldest first.
     """
     if len(model) < MIN_LOGS:
         return False

@@ -31,8 +31,8 @@ class ActorCriticConfig(RolloutConfig):
         critic_value_head_hidden_dim (`int`, *optional*): Size of a hidden layer of the value head. By default, the head is linear.
         critic_trains_trunk (`bool`, *optional*, defaults to `True`):
             With `critic_form="head"`: whether the value loss also trains the agent's model.
-        critic_lora_r (`int`, *optional*, defaults to `8`), critic_lora_alpha (`int`, *optional*, defaults to `16`):
-            Rank and scale of the adapters of `critic_form="adapter"`, which cover all linear layers.
+        critic_lora_r (`int`, *optional*, defaults to `8`): Rank of the adapters of `critic_form="adapter"`, which cover all linear layers.
+        critic_lora_alpha (`int`, *optional*, defaults to `16`): Scale of these adapters.
         critic_max_length (`int`, *optional*):
             Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all, or as many as its model has
             positions, if these are learned, as GPT-2's are.
@@ -55,26 +55,20 @@ class ActorCriticConfig(RolloutConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (*RolloutConfig.free_on_resume, "push_critics")
 
-    critic_form: str = setting(
-        "'model' of its own, 'adapter' on the agents' base, or 'head' on the agent.",
-        "model",
-        choices=("model", "adapter", "head"),
-    )
-    critic_models: list[str] | str | None = setting(  # `HfArgumentParser` reads the second type
-        "Model that the critics start from, or one per critic; by default the agents'."
-    )
-    critic_type: str = setting("Critics read prompts ('v'), or also completions ('q').", "v", choices=("v", "q"))
-    critic_learning_rate: float | None = setting("Learning rate of critics; else `learning_rate`.", ge=0, le=1000)
-    critic_value_head_hidden_dim: int | None = setting("Size of a hidden layer of the head, if any.", ge=1, le=1000000)
-    critic_trains_trunk: bool = setting("Whether the value loss of `critic_form` 'head' also trains the agent.", True)
-    critic_lora_r: int = setting("Rank of the adapters of `critic_form` 'adapter'.", 8, ge=1, le=1000000)
-    critic_lora_alpha: int = setting("Scale of the adapters of `critic_form` 'adapter'.", 16, gt=0, le=1000000)
-    critic_max_length: int | None = setting("Tokens that a critic reads at most, the last ones of its text.", ge=1)
-    value_loss_coef: float = setting("Factor of the value loss, for heads.", VALUE_LOSS_COEF, ge=0, le=1000000)
-    value_clip_range: float | None = setting("Range around the old value in which the loss is not clipped.", gt=0)
-    gae_lambda: float = setting("Weight of longer returns in the targets, from 0 to 1.", 0.0, ge=0, le=1)
-    advantage_normalization: bool = setting("Whether to standardize the advantages of each agent and turn.", True)
-    push_critics: bool = setting("Whether a push to the Hub contains the critics.", False)
+    critic_form: str = setting(default="model", choices=("model", "adapter", "head"))
+    critic_models: list[str] | str | None = setting()  # `HfArgumentParser` reads the second type
+    critic_type: str = setting(default="v", choices=("v", "q"))
+    critic_learning_rate: float | None = setting(ge=0, le=1000)
+    critic_value_head_hidden_dim: int | None = setting(ge=1, le=1000000)
+    critic_trains_trunk: bool = setting(default=True)
+    critic_lora_r: int = setting(default=8, ge=1, le=1000000)
+    critic_lora_alpha: int = setting(default=16, gt=0, le=1000000)
+    critic_max_length: int | None = setting(ge=1)
+    value_loss_coef: float = setting(default=VALUE_LOSS_COEF, ge=0, le=1000000)
+    value_clip_range: float | None = setting(gt=0)
+    gae_lambda: float = setting(default=0.0, ge=0, le=1)
+    advantage_normalization: bool = setting(default=True)
+    push_critics: bool = setting(default=False)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 1)
 
     def _check_values(self) -> None:

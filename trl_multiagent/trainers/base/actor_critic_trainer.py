@@ -1,9 +1,4 @@
-"""
-The base class of the trainers with critics.
-
-A subclass defines which critics there are ([`ActorCriticTrainer.critic_roles`]), the critic of each agent
-([`ActorCriticTrainer.critic_of`]), and the text that a critic reads ([`ActorCriticTrainer.critic_text`]).
-"""
+"""Trains critics together with the agents, whose advantages they provide: the base of all trainers with critics."""
 
 import dataclasses
 from collections import defaultdict
@@ -14,7 +9,7 @@ from typing import Any, cast
 import torch
 from accelerate.utils import gather_object
 from transformers.utils import logging
-from trl.trainer.utils import FusedCausalLMOutput, pad
+from trl.trainer.utils import pad
 
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.tree import Node
@@ -29,7 +24,7 @@ from trl_multiagent.rollout.values import (
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
-from trl_multiagent.trainers.base.batch import PADDING_LENGTH, AgentTensors, Batch, CriticTensors
+from trl_multiagent.trainers.base.batch import PADDING_LENGTH, Batch, CriticTensors
 from trl_multiagent.trainers.base.rollout_metrics import Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
@@ -51,7 +46,8 @@ class CriticRow:
 class ActorCriticTrainer(RolloutTrainer):
     """
     Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward, one backward and one
-    optimizer step train them all.
+    optimizer step train them all. A subclass defines the critic of each agent ([`~ActorCriticTrainer.critic_of`]), and the text that a critic
+    reads ([`~ActorCriticTrainer.critic_text`]).
 
     A node is read once by a critic of states. Its value has all joint actions of the node as targets, so each joint action enters the value
     loss of a critic exactly once per pass over the batch, whatever the number of agents.
@@ -60,39 +56,26 @@ class ActorCriticTrainer(RolloutTrainer):
     args: ActorCriticConfig
     _trains_critics = True
     _config_class = ActorCriticConfig  # of the default configuration
-    _card_settings = [
-        *RolloutTrainer._card_settings,
-        "critic_form",
-        "critic_type",
-        "gae_lambda",
-        "critic_learning_rate",
-    ]
-    _card_settings += ["value_loss_coef"]
+    _card_settings = [*RolloutTrainer._card_settings, "critic_form", "critic_type", "gae_lambda"]
+    _card_settings += ["critic_learning_rate", "value_loss_coef"]
 
     # What an algorithm defines
 
-    def critic_roles(self, team: AgentTeam) -> dict[str, str]:
-        """Returns for each critic, by its name, the agent that it starts from."""
-        raise NotImplementedError
-
     def critic_of(self, role: str) -> str:
-        """Returns the critic that judges an agent."""
+        """Returns the critic that judges an agent. It starts from the first agent that it judges."""
         raise NotImplementedError
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
-        """
-        Returns the tokens that a critic reads.
-
-        Args:
-            critic (`str`): The critic.
-            node (`Node`): The node. An unvisited one has no samples.
-            joint_action (`int`, *optional*): The joint action whose completions are part of the text. `None`: it has none.
-        """
+        """Returns the tokens that a critic reads at a node. The completions of a `joint_action`, if one is given, are part of the text."""
         raise NotImplementedError
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
         """Groups the joint actions of a node by the text that a critic of actions reads."""
         raise NotImplementedError
+
+    def prompt_ids(self, role: str, node: Node) -> list[int]:
+        """Returns the tokens of an agent's whole prompt at a node. One that is not visited has no samples yet."""
+        return node.samples[role].prompt_ids if role in node.samples else self.sampler.prompts(role, [node])[0].ids
 
     # The critics as a part of the team
 
@@ -118,9 +101,12 @@ class ActorCriticTrainer(RolloutTrainer):
             lora_alpha=args.critic_lora_alpha,
             seed=args.seed,
         )
+        roles: dict[str, str] = {}  # by critic, the agent that it starts from
+        for role in team.trained_roles:
+            roles.setdefault(self.critic_of(role), role)
         if team.critics is None:
-            team.add_critics(make_critics(team, self.critic_roles(team), settings))
-        elif (team.critics.names, team.critics.settings) != (tuple(self.critic_roles(team)), settings):
+            team.add_critics(make_critics(team, roles, settings))
+        elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
                 f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save the "
                 "team, and load its agents with `AgentTeam.from_pretrained`."
@@ -154,22 +140,12 @@ class ActorCriticTrainer(RolloutTrainer):
 
     # The batch
 
-    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+    def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         """
         Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of the critics. With
         `advantage_normalization`, they are standardized over the batch, per agent and turn.
         """
-        return [[self._advantages[id(node)] for node in nodes] for nodes in levels]
-
-    def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
-        """
-        Computes the loss of agent i on its own completions:
-
-            L_i = mean over rows (items, nodes, siblings g) of  -A_g * sum over tokens t of log pi_i(t)
-
-        See [`~trainers.base.loss`] for further terms of the loss, such as the reference penalty.
-        """
-        return self.policy_loss(role, outputs, rows)
+        return self._advantages[id(node)]
 
     def _judge(self, levels: list[list[Node]]) -> None:
         critics = self.critics
@@ -351,11 +327,8 @@ def value_errors(
     values: torch.Tensor, targets: torch.Tensor, old_values: torch.Tensor, clip_range: float | None
 ) -> torch.Tensor:
     """
-    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²) if `clip_range` is not `None`, for every target of each value.
-
-    Args:
-        values (`torch.Tensor` of shape `(num_rows,)`): V.
-        targets, old_values (`torch.Tensor` of shape `(num_rows, num_targets)`): y, and V when the batch was sampled.
+    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²) if `clip_range` is not `None`, for every target y of each value V.
+    `values` have the shape `(num_rows,)`, `targets` and `old_values` `(num_rows, num_targets)`.
     """
     values = values.unsqueeze(1)
     errors = (targets - values) ** 2

@@ -36,24 +36,16 @@ Log = Mapping[str, Any]
 @dataclass(eq=False)
 class Alarms(TrainerCallback):
     """
-    Raises alarms.
-
-    Args:
-        roles (`Sequence[str]`): The agents.
-        has_siblings (`bool`): Whether a node has several joint actions.
-        watched_metrics (`Mapping[str, str]`, *optional*):
-            Metrics of the environment that are near zero if something is wrong, and what that is.
-        on_cliff (`str`, *optional*):
-            `"stop"` or `"rollback"` ends the training when the reward of an evaluation drops. `load_best_model_at_end` then goes back to
-            the best checkpoint.
-        cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation whose loss is a drop.
+    Raises alarms. If the reward of an evaluation drops, `on_cliff` ends the training, and for `"rollback"` `load_best_model_at_end` then goes
+    back to the best checkpoint.
     """
 
     roles: Sequence[str]
-    has_siblings: bool
+    has_siblings: bool  # whether a node has several joint actions
+    # Metrics of the environment that are near zero if something is wrong, and what that is
     watched_metrics: Mapping[str, str] = field(default_factory=dict)
-    on_cliff: str | None = None
-    cliff_drop: float = 0.3
+    on_cliff: str | None = None  # or `"stop"` or `"rollback"`
+    cliff_drop: float = 0.3  # share of the best reward of an evaluation whose loss is a drop
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         path = Path(args.output_dir) / ALARMS_FILE

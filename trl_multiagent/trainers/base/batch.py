@@ -53,41 +53,24 @@ class RowTensors:
 
 @dataclass
 class AgentTensors(RowTensors):
-    """
-    The rows of one agent in a batch. An algorithm adds tensors in a subclass.
+    """The rows of one agent in a batch. An algorithm adds tensors in a subclass."""
 
-    Args:
-        prompt_ids, prompt_mask (`torch.Tensor` of shape `(num_rows, prompt_length)`): The prompts, padded on the left.
-        completion_ids, completion_mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
-            The completions, padded on the right. Only tokens in the mask are trained.
-        advantages (`torch.Tensor` of shape `(num_rows,)` or that of `completion_ids`): The advantages.
-        turns (`torch.Tensor` of shape `(num_rows,)`): The turns, counted from 0.
-        ref_logps, old_logps, sampling_logps (`torch.Tensor` of the shape of `completion_ids`, *optional*):
-            Log-probabilities of the completions' tokens, in nats: under the reference policy; under the policy when the batch was sampled;
-            and as reported by the engine that sampled them, NaN where it reported none.
-        other_log_ratios (`torch.Tensor` of shape `(num_rows,)`, *optional*):
-            The log-ratios of the other agents, see [`~loss.add_other_log_ratios`].
-        router_weights (`torch.Tensor` of shape `(num_rows,)`, *optional*):
-            For an agent with a router loss: 1 for rows of trees, 0 for padding rows.
-        weight (`float`):
-            The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all
-            processes, which include rows that the update leaves out.
-        num_tokens (`float`): Number of completion tokens in the trees, per process.
-    """
-
-    prompt_ids: torch.Tensor
+    prompt_ids: torch.Tensor  # of shape `(num_rows, prompt_length)`, padded on the left
     prompt_mask: torch.Tensor
-    completion_ids: torch.Tensor
-    completion_mask: torch.Tensor
-    advantages: torch.Tensor
-    turns: torch.Tensor
-    ref_logps: torch.Tensor | None = None
-    old_logps: torch.Tensor | None = None
-    sampling_logps: torch.Tensor | None = None
-    other_log_ratios: torch.Tensor | None = None
-    router_weights: torch.Tensor | None = None
+    completion_ids: torch.Tensor  # of shape `(num_rows, completion_length)`, padded on the right
+    completion_mask: torch.Tensor  # of the tokens that are trained
+    advantages: torch.Tensor  # of shape `(num_rows,)` or that of `completion_ids`
+    turns: torch.Tensor  # of shape `(num_rows,)`, counted from 0
+    # Log-probabilities of the completions' tokens, in nats, of the shape of `completion_ids`:
+    ref_logps: torch.Tensor | None = None  # under the reference policy
+    old_logps: torch.Tensor | None = None  # under the policy when the batch was sampled
+    sampling_logps: torch.Tensor | None = None  # as the engine that sampled reported them, NaN where it reported none
+    other_log_ratios: torch.Tensor | None = None  # of shape `(num_rows,)`, see `loss.add_other_log_ratios`
+    router_weights: torch.Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
+    # The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all processes,
+    # which include rows that the update leaves out
     weight: float = 1.0
-    num_tokens: float = 1.0
+    num_tokens: float = 1.0  # of the completions in the trees, per process
 
     def trimmed(self: A) -> A:
         """
@@ -111,20 +94,13 @@ class AgentTensors(RowTensors):
 
 @dataclass
 class CriticTensors(RowTensors):
-    """
-    The sequences that a critic reads, and its targets.
+    """The sequences that a critic reads, padded on the left, and the targets of their values: one for each joint action of a row."""
 
-    Args:
-        input_ids, attention_mask (`torch.Tensor` of shape `(num_rows, length)`): The sequences, padded on the left.
-        targets, target_mask, old_values (`torch.Tensor` of shape `(num_rows, most joint actions of a row)`):
-            The targets of each value, which of them exist, and the values when the batch was sampled.
-    """
-
-    input_ids: torch.Tensor
+    input_ids: torch.Tensor  # of shape `(num_rows, length)`
     attention_mask: torch.Tensor
-    targets: torch.Tensor
-    target_mask: torch.Tensor
-    old_values: torch.Tensor
+    targets: torch.Tensor  # of shape `(num_rows, most joint actions of a row)`
+    target_mask: torch.Tensor  # which targets exist
+    old_values: torch.Tensor  # when the batch was sampled
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """Returns the arguments of the critic's forward, without columns that are padding in every row."""
@@ -134,45 +110,27 @@ class CriticTensors(RowTensors):
 
 @dataclass
 class Batch:
-    """
-    What one optimizer step trains on, or a part of it.
+    """What one optimizer step trains on, or a part of it."""
 
-    Args:
-        agents (`dict[str, AgentTensors]`): The rows of each trained agent. All have the same number.
-        critics (`dict[str, CriticTensors]`): The rows of each critic.
-    """
-
-    agents: dict[str, AgentTensors]
-    critics: dict[str, CriticTensors] = field(default_factory=dict)
+    agents: dict[str, AgentTensors]  # the rows of each trained agent, all of the same number
+    critics: dict[str, CriticTensors] = field(default_factory=dict)  # the rows of each critic
 
     def micro_batches(self, number: int) -> list["Batch"]:
         """Splits the batch into parts with equally many rows. The numbers of rows are multiples of `number`."""
-        parts = [Batch({}, {}) for _ in range(number)]
-        for role, rows in self.agents.items():
-            for part, chunk in zip(parts, rows.chunks(len(rows) // number), strict=True):
-                part.agents[role] = chunk
-        for name, texts in self.critics.items():
-            for part, piece in zip(parts, texts.chunks(len(texts) // number), strict=True):
-                part.critics[name] = piece
-        return parts
+        agents = {role: [*rows.chunks(len(rows) // number)] for role, rows in self.agents.items()}
+        critics = {name: [*rows.chunks(len(rows) // number)] for name, rows in self.critics.items()}
+        parts = range(number)
+        return [Batch({x: agents[x][k] for x in agents}, {x: critics[x][k] for x in critics}) for k in parts]
 
 
 @dataclass
 class Row:
-    """
-    One completion of every agent at one node.
+    """One completion of every agent at one node."""
 
-    Args:
-        turn (`int`): The turn, counted from 0.
-        samples (`dict[str, Samples]`): All that each agent sampled at the node.
-        sibling (`int`): Index of this row's completion in each agent's samples.
-        advantages (`dict[str, float]`): The advantage of each trained agent's completion.
-    """
-
-    turn: int
-    samples: dict[str, Samples]
-    sibling: int
-    advantages: dict[str, float]
+    turn: int  # counted from 0
+    samples: dict[str, Samples]  # all that each agent sampled at the node
+    sibling: int  # index of this row's completion in each agent's samples
+    advantages: dict[str, float]  # of the completions of the trained agents
 
     def num_tokens(self, role: str) -> int:
         """Returns the number of tokens in one agent's completion."""
@@ -182,11 +140,8 @@ class Row:
 def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
     """
     Collects the rows of a batch of trees, one per sibling of each node. Siblings are adjacent, so that they can share their prompt. Nodes
-    are sorted by length, so that a micro-batch needs little padding.
-
-    Args:
-        levels (`list[list[Node]]`): The nodes of each turn.
-        advantages (`list[list[dict[str, torch.Tensor]]]`): For each node, each trained agent's advantages, of shape `(G,)`.
+    are sorted by length, so that a micro-batch needs little padding. `levels` and `advantages` have an entry per turn and node; the
+    advantages of a trained agent at a node have the shape `(G,)`.
     """
     nodes = [
         (turn, node, by_role)
@@ -216,16 +171,8 @@ def agent_tensors(
     sampling_logps: bool = False,
 ) -> AgentTensors:
     """
-    Builds the tensors of one agent. Padding rows follow the given rows.
-
-    Args:
-        rows (`list[Row]`): The rows.
-        role (`str`): The agent.
-        num_rows (`int`): Number of rows of the tensors, including padding rows.
-        pad_token_id (`int`): The padding token.
-        eos_token_ids (`Sequence[int]`): Tokens that end a completion.
-        mask_truncated (`bool`): Whether to mask completions that do not end with one of `eos_token_ids`.
-        sampling_logps (`bool`): Whether to add the log-probabilities that the generation engine reported.
+    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. With `mask_truncated`, completions that do not end
+    with one of `eos_token_ids` are masked. With `sampling_logps`, the tensors have the log-probabilities that the generation engine reported.
     """
     padding_rows = num_rows - len(rows)
     padding = torch.tensor([pad_token_id] * PADDING_LENGTH)

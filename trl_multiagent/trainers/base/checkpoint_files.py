@@ -39,9 +39,6 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     Reads the state of a checkpoint and verifies that a run can resume from it. Only names and sizes of its other files are checked; for
     their contents see [`verify_checkpoint`].
 
-    Args:
-        folder (`str` or `Path`): Folder of the checkpoint.
-
     Returns:
         `dict`: With the keys `global_step`, `versions` and `files` (sizes in bytes); that of a team also has `settings` and
         `tracking`. Unless the first release wrote the checkpoint, also `checksums` and `changes`.
@@ -88,14 +85,8 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
 def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the state of a checkpoint and compares all its files with their checksums. All processes must call this function; the processes of
-    a node share the work.
-
-    Args:
-        folder (`str` or `Path`): Folder of the checkpoint.
-
-    Returns:
-        `dict`: See [`read_checkpoint`].
+    Reads the state of a checkpoint, see [`read_checkpoint`], and compares all its files with their checksums. All processes must call this
+    function; the processes of a node share the work.
 
     Raises:
         ValueError: On all processes, if a file is missing or damaged on any node. The message names the file.

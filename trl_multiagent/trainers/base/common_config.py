@@ -109,12 +109,8 @@ class CommonConfig(Base):
 
 def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], args: CommonConfig) -> None:
     """
-    Refuses trained weights that lose small updates. In bfloat16, a change of less than about 1/256 of a weight is rounded away. DeepSpeed
-    in mixed precision has a float32 copy of the trained weights.
-
-    Args:
-        weights (`Iterable[tuple[str, torch.nn.Parameter]]`): The names and parameters of a module.
-        args ([`CommonConfig`]): The trainer's arguments.
+    Refuses trained weights that lose small updates, of a module's named parameters. In bfloat16, a change of less than about 1/256 of a weight
+    is rounded away. DeepSpeed in mixed precision has a float32 copy of the trained weights.
 
     Raises:
         ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer rounds stochastically and

@@ -15,15 +15,8 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
     """
-    Drops the rows that accelerate duplicated to fill the last evaluation batches of all processes.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, which prepared the data loader.
-        rows (`list`): This process's part of the batch.
-        copies (`int`, *optional*, defaults to `1`): How often the sampler returns each row of the dataset.
-
-    Returns:
-        `list`: The rows that count, possibly none.
+    Drops the rows of this process's latest batch that accelerate has repeated, see [`num_own_rows`]; possibly all. The sampler returns each
+    row of the dataset `copies` times.
     """
     if accelerator.num_processes == 1:
         return rows
@@ -33,12 +26,8 @@ def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1)
 
 def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
     """
-    Returns how many rows of this process's latest batch, from the first on, are not duplicated, see [`without_repeated`].
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`]): The trainer's accelerator, whose data loader made the batch.
-        num_rows (`int`): Rows of the batch.
-        length (`int`): Rows of the dataset, with the copies that the sampler makes.
+    Returns how many of the `num_rows` rows of this process's latest batch, from the first on, are not repeated. accelerate repeats rows to
+    fill the last batches of all processes. `length`: the number of rows of the dataset, with the copies that the sampler makes.
     """
     remainder = length % (num_rows * accelerator.num_processes)
     if accelerator.num_processes == 1 or not accelerator.gradient_state.end_of_dataloader or remainder == 0:
@@ -57,7 +46,7 @@ def forget_engine() -> None:
 
 @contextlib.contextmanager
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """Inside, models are loaded whole, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
+    """Loads models whole within the block, even if the trainer shards them (ZeRO-3): a collection samples on every process alone."""
     plugin = args.deepspeed_plugin
     if plugin is not None:  # while it is registered, transformers shards the models that it loads
         unset_hf_deepspeed_config()

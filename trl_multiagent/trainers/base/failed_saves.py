@@ -43,16 +43,8 @@ def save_team(
     team: AgentTeam, folder: Path, state_dict: dict[str, torch.Tensor] | None, run_folder: str | Path
 ) -> None:
     """
-    Saves a team in a folder, or else in the first fallback folder that can be written.
-
-    Args:
-        team ([`AgentTeam`]): The team.
-        folder (`Path`): The intended folder.
-        state_dict (`dict[str, torch.Tensor]`, *optional*): See [`AgentTeam.save_pretrained`].
-        run_folder (`str` or `Path`): The folder of the run, see [`save_in_fallback_folder`].
-
-    Raises:
-        WriteError: The team could not be saved in `folder`.
+    Saves a team in a folder as [`AgentTeam.save_pretrained`] does. If that fails, it raises a [`WriteError`], after the team was saved in a
+    fallback folder of [`save_in_fallback_folder`].
     """
     is_new = not os.path.lexists(folder)
     try:

@@ -15,12 +15,8 @@ from trl_multiagent.trainers.base.vllm_generation import make_generations
 
 class TrainerGenerator(TransformersGenerator):
     """
-    Samples with the team of a trainer, whose weights DeepSpeed may have divided among processes.
-
-    Args:
-        trainer ([`TeamTrainerMixin`]): The trainer.
-        arguments, token_budget: See [`TransformersGenerator`].
-        gathers (`bool`): Whether ZeRO-3 gathers the weights.
+    Samples with the team of a trainer, whose weights DeepSpeed may have divided among processes. `gathers`: whether ZeRO-3 gathers them. The
+    other arguments are those of [`TransformersGenerator`].
     """
 
     synchronized = True  # whether all processes sample at the same time, so that one that fails can tell the others
@@ -57,12 +53,7 @@ class TrainerGenerator(TransformersGenerator):
 
 
 class VLLMGenerator:
-    """
-    Samples with vLLM, to which the weights are sent before the first completions after an optimizer step.
-
-    Args:
-        trainer ([`TeamTrainerMixin`]): The trainer.
-    """
+    """Samples with vLLM, to which the weights are sent before the first completions after an optimizer step."""
 
     synchronized = True  # as in [`TrainerGenerator`]
 

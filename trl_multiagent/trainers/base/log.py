@@ -1,7 +1,6 @@
 """Reports what a trainer does: metrics, the trace, completions in the terminal and in the tables of trackers, and the cost."""
 
 import contextlib
-import json
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import scoring_metrics
-from trl_multiagent.folders import write_text
+from trl_multiagent.folders import write_json
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
@@ -26,12 +25,7 @@ COST_FILE = "training_cost.json"  # in the output folder
 
 
 class Observer:
-    """
-    Observes a trainer that learns from rollout trees.
-
-    Args:
-        trainer ([`RolloutTrainer`]): The trainer.
-    """
+    """Observes a trainer that learns from rollout trees, a [`RolloutTrainer`]."""
 
     def __init__(self, trainer: TeamTrainerMixin):
         self.trainer = trainer
@@ -56,12 +50,8 @@ class Observer:
         self, mode: str, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
     ) -> None:
         """
-        Adds a batch of trees to the metrics, to the trace and to the completions that are logged next.
-
-        Args:
-            mode (`str`): `"train"` or `"eval"`.
-            levels (`list[list[Node]]`): The nodes of each turn, of this process.
-            advantages (`list[list[dict[str, torch.Tensor]]]`, *optional*): For each node, the advantages of the agents.
+        Adds the trees of this process to the metrics, to the trace and to the completions that are logged next. `mode`: `"train"` or
+        `"eval"`. `levels` and `advantages` have an entry per turn and node.
         """
         trainer = self.trainer
         totals, metrics = add_task_metrics(trainer, mode, levels, self.reported), trainer._metrics[mode]
@@ -174,23 +164,15 @@ class Observer:
         }
         folder = Path(trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / COST_FILE, json.dumps(cost, indent=2) + "\n")
+        write_json(folder / COST_FILE, cost)
 
 
 def add_task_metrics(
     trainer: TeamTrainerMixin, mode: str, levels: list[list[Node]], reported: dict[str, list[float]] | None = None
 ) -> RolloutTotals:
     """
-    Adds what the agents reached in an environment to the metrics that a trainer logs next.
-
-    Args:
-        trainer ([`TeamTrainerMixin`]): The trainer. It has an environment.
-        mode (`str`): `"train"` or `"eval"`.
-        levels (`list[list[Node]]`): The nodes of each turn of the trees, or of the episodes, that this process played.
-        reported (`dict[str, list[float]]`, *optional*): What reward functions logged about them.
-
-    Returns:
-        [`RolloutTotals`]: The totals of all processes.
+    Adds what the agents reached in the trainer's environment to the metrics that it logs next, and returns the totals of all processes.
+    `levels`: the nodes of each turn that this process played. `reported`: what reward functions logged about them.
     """
     team, metrics = trainer.team, trainer._metrics[mode]
     with fail_together(trainer.accelerator):

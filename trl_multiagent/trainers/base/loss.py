@@ -71,7 +71,10 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
         factors, ratios = sampling_correction(old, rows.sampling_logps, mask, args)
     if rows.other_log_ratios is not None:
         old = old - rows.other_log_ratios.unsqueeze(1)
-    ratio = probability_ratio(logps, old, mask, args.importance_sampling_level)
+    log_ratio = logps - old
+    if args.importance_sampling_level == "sequence":  # the mean over the completion's tokens
+        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
+    ratio = torch.exp(log_ratio)
     advantages = rows.advantages if rows.advantages.dim() > 1 else rows.advantages.unsqueeze(1)
 
     low, high = 1 - args.epsilon, 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
@@ -93,17 +96,6 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
         sums["clip_ratio/region_mean"] = (is_low | is_high).float()
     token_sums = {name: (x.detach() * mask).sum() for name, x in sums.items()}
     return PolicyLoss(normalized(losses, rows, args), token_sums, ratios)
-
-
-def probability_ratio(logps: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, level: str) -> torch.Tensor:
-    """
-    Computes pi / pi_old from log-probabilities of shape `(num_rows, completion_length)`, in the same shape. For the level `"sequence"`, it
-    is the geometric mean over a completion's tokens in the mask, of shape `(num_rows, 1)`.
-    """
-    log_ratio = logps - old
-    if level == "sequence":
-        log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
-    return torch.exp(log_ratio)
 
 
 def normalized(losses: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> torch.Tensor:

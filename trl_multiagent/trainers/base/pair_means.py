@@ -75,11 +75,8 @@ class PairMeansMixin(Trainer):
 
 def first_pairs(batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
     """
-    Returns the first pairs of a batch, or its first pair with the weight zero if `own` is 0.
-
-    Args:
-        batch (`dict[str, torch.Tensor]`): Tensors with one row per pair, or with one per answer: first all chosen, then all rejected ones.
-        own (`int`): The number of pairs.
+    Returns the first `own` pairs of a batch, or its first pair with the weight zero if `own` is 0. The tensors have one row per pair, or one
+    per answer: first all chosen, then all rejected ones.
     """
     number, keep = len(batch["weights"]), max(1, own)
     kept = {

@@ -23,10 +23,8 @@ SHOWN = {
 
 class RewardProgressCallback(ProgressCallback):
     """
-    The trainer's progress bar. It shows the latest reward, return and pass rate. The entries of the log become lines of `log.jsonl`.
-
-    Args:
-        watched (`Sequence[str]`, *optional*): More metrics to show, those that the environment watches.
+    Shows the latest reward, return and pass rate in the trainer's progress bar, and the metrics in `watched`, those that the environment
+    watches. Writes the entries of the log as lines of `log.jsonl`.
     """
 
     def __init__(self, watched: Sequence[str] = ()):

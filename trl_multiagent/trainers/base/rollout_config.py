@@ -11,7 +11,6 @@ from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.rollout.sampler import sampling_arguments
 from trl_multiagent.rollout.sampling_options import SamplingOptions
-from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -53,11 +52,12 @@ TRL_CHOICES = {
 
 
 @dataclass
-class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
+class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     r"""
     Arguments of the trainers that learn from rollout trees.
 
-    For a full list of training arguments, please refer to [`TeamConfig`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`TeamConfig`], [`~rollout.history_options.HistoryOptions`] (what agents see of their
+    past turns), [`~rollout.sampling_options.SamplingOptions`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
 
     A *row* is one completion of every agent: the k-th completions of all agents at a node form row k. If no branch
     ends early, the rollout tree of an item has `rows_per_item` rows.
@@ -83,13 +83,6 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         num_agents (`int`, *optional*):
             Number of agents. It must match the environment's roles, and is needed only to compute the size of a `"cross"` tree of several
             turns.
-        use_chat_template (`bool`, *optional*):
-            Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose tokenizer has a chat
-            template.
-        memory_mode, original_prompt, previous_prompts, previous_response, max_history_length (*optional*):
-            What an agent sees of its past turns, see [`~rollout.history_options.HistoryOptions`]. By default it sees all of its own prompts
-            and responses. The metric `agents/<role>/history/dropped_turns` is the mean number of turns that do not fit into
-            `max_history_length` tokens.
         max_joint_actions (`int`, *optional*, defaults to `10000`):
             Largest rollout tree of one item, in joint actions. A configuration with larger trees is refused.
         generation_token_budget (`int`, *optional*, defaults to `262144`):
@@ -128,28 +121,13 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
-        "cache_implementation",
-        "ds3_gather_for_generation",
-        "generation_batch_size",
-        "generation_token_budget",
-        "max_joint_actions",
-        "num_agents",
-        "num_completions_to_print",
-        "num_generations_eval",
-        "on_cliff",
-        "cliff_drop",
-        "steps_per_generation",
-        "vllm_adapter_dir",
+        *("cache_implementation", "ds3_gather_for_generation", "generation_batch_size", "generation_token_budget"),
+        *("max_joint_actions", "num_agents", "num_completions_to_print", "num_generations_eval"),
+        *("on_cliff", "cliff_drop", "steps_per_generation", "vllm_adapter_dir"),
     )
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
-        "trace_",
-        "vllm_enable_",
-        "vllm_g",
-        "vllm_max_",
-        "vllm_mode",
-        "vllm_server_",
-        "vllm_tensor_",
+        *("trace_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_"),
     )
 
     refused: ClassVar[dict[str, str]] = {
@@ -177,51 +155,25 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
     }
     positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps", "delta")
 
-    items_per_device: int | None = setting("Items, with their trees, per device and optimizer step.", ge=1, le=1000000)
-    num_turns: int = setting("Number of turns of an episode.", 1, ge=1, le=1000)
-    joint_mode: str = setting(
-        "'align' pairs the g-th completions, 'cross' takes all combinations.",
-        "align",
-        choices=("align", "cross", "aligned", "crossed"),
-    )
-    discount: float = setting("Factor of the next turn's return in the return of a joint action.", 1.0, ge=0, le=1)
-    early_termination_threshold: float | None = setting("A node whose mean reward is greater becomes a leaf.")
-    handoff: str | None = setting(
-        "None: a tree. 'random' or 'best': a chain that continues one joint action per turn.",
-        choices=("random", "best"),
-    )
-    reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
-    reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
-    num_agents: int | None = setting(
-        "Number of agents, for the size of 'cross' trees of several turns.", ge=1, le=1000
-    )
-    memory_mode: str | None = setting(
-        "Past turns that an agent sees: 'full' or 'memoryful', or only the 'last' one.",
-        choices=("full", "memoryful", "last"),
-    )
-    original_prompt: bool | None = setting("Whether an agent sees the prompt of its first turn in later turns.")
-    previous_prompts: bool | None = setting("Whether an agent sees the prompts of its past turns.")
-    previous_response: bool | None = setting("Whether an agent sees its responses in past turns.")
-    max_history_length: int | None = setting("Most tokens that past turns add to a prompt.", ge=0, le=1000000000)
-    max_joint_actions: int = setting("Largest rollout tree of one item, in joint actions.", 10000, ge=1, le=1000000)
-    generation_token_budget: int | None = setting(
-        "Most tokens, with those of prompts, in a generate call.", 262144, ge=1
-    )
-    vllm_server_base_urls: dict[str, str] | None = setting("URL of each role's vLLM server, for `vllm_mode` 'server'.")
-    vllm_adapter_dir: str | None = setting("Folder through which vLLM receives the adapters of a LoRA team.")
-    trace_steps: int | None = setting("Writes the rollouts to a file per process and this many steps.", ge=1)
-    trace_format: str = setting("'parquet' or 'jsonl'.", "parquet", choices=("parquet", "jsonl"))
-    trace_max_files: int = setting("Files of the trace that are kept per process.", 100, ge=1)
-    importance_ratio: str = setting(
-        "Ratio that is clipped if `num_iterations` > 1: of each 'agent', or the 'joint' one of all.",
-        "agent",
-        choices=("agent", "joint"),
-    )
-    on_cliff: str | None = setting(
-        "When the reward of an evaluation drops: 'stop', or 'rollback' to the best checkpoint.",
-        choices=("stop", "rollback"),
-    )
-    cliff_drop: float = setting("Share of the best reward whose loss is a drop.", 0.3, gt=0, le=1000)
+    items_per_device: int | None = setting(ge=1, le=1000000)
+    num_turns: int = setting(default=1, ge=1, le=1000)
+    joint_mode: str = setting(default="align", choices=("align", "cross", "aligned", "crossed"))
+    discount: float = setting(default=1.0, ge=0, le=1)
+    early_termination_threshold: float | None = setting()
+    handoff: str | None = setting(choices=("random", "best"))
+    reward_scale: float = setting(default=1.0, ne=0, ge=-1000000, le=1000000)
+    reward_shift: float = setting(default=0.0, ge=-1000000, le=1000000)
+    num_agents: int | None = setting(ge=1, le=1000)
+    max_joint_actions: int = setting(default=10000, ge=1, le=1000000)
+    generation_token_budget: int | None = setting(default=262144, ge=1)
+    vllm_server_base_urls: dict[str, str] | None = setting()
+    vllm_adapter_dir: str | None = setting()
+    trace_steps: int | None = setting(ge=1)
+    trace_format: str = setting(default="parquet", choices=("parquet", "jsonl"))
+    trace_max_files: int = setting(default=100, ge=1)
+    importance_ratio: str = setting(default="agent", choices=("agent", "joint"))
+    on_cliff: str | None = setting(choices=("stop", "rollback"))
+    cliff_drop: float = setting(default=0.3, gt=0, le=1000)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 4, ge=1)
     num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
@@ -288,6 +240,27 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
         """The capacity of one device in an optimizer step, in rows."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
+    def check_tree_size(self, num_agents: int | None) -> None:
+        """Raises a `ValueError` with the arithmetic if an item's rollout tree has more than `max_joint_actions` joint actions."""
+        # A node has G^N (cross) or G (align) joint actions. In a tree each of them opens a node of the next turn; a chain has one node per turn
+        exponent = (num_agents or 1) if self.joint_mode == "cross" else 1
+        exponents = [exponent * turn if self.handoff is None else exponent for turn in range(1, self.num_turns + 1)]
+        # Numbers that may have millions of digits are not computed
+        is_huge = exponents[-1] * math.log10(self.num_generations) > 12
+        number = 0 if is_huge else sum(self.num_generations**x for x in exponents)
+        if not is_huge and number <= self.max_joint_actions:
+            return
+        terms = [f"{self.num_generations}^{x}" for x in exponents]
+        if len(terms) > 3:
+            terms[2:-1] = ["..."]
+        agents = f", {num_agents} agents" if exponent > 1 else ""
+        total = "" if is_huge else f" = {number}"
+        raise ValueError(
+            f"the rollout tree of an item is too large: `num_generations` {self.num_generations}, `num_turns` {self.num_turns}{agents} and "
+            f"`joint_mode` {self.joint_mode!r} make {' + '.join(terms)}{total} joint actions, but `max_joint_actions` is "
+            f"{self.max_joint_actions}. Lower `num_generations` or `num_turns`, set `handoff`, or raise `max_joint_actions`."
+        )
+
     def _check_values(self) -> None:
         """Checks the choices of TRL's arguments, the size of the tree, and arguments that depend on each other."""
         for name, choices in TRL_CHOICES.items():
@@ -295,14 +268,7 @@ class RolloutConfig(SamplingOptions, TeamConfig, GRPOConfig):
                 raise ValueError(
                     f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(repr, choices))}."
                 )
-        check_tree_size(
-            self.num_generations,
-            self.num_turns,
-            self.joint_mode,
-            self.handoff,
-            self.num_agents,
-            self.max_joint_actions,
-        )
+        self.check_tree_size(self.num_agents)
         if self.importance_ratio == "joint" and self.joint_mode == "cross":
             raise ValueError(
                 "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several joint "

@@ -8,7 +8,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -55,24 +55,14 @@ class Total:
 
 @dataclass
 class RolloutTotals:
-    """
-    The metrics of a batch of trees, before the totals become means.
+    """The metrics of a batch of trees, before the totals become means."""
 
-    Args:
-        totals (`dict[str, Total]`): The total of each metric, by its name.
-        num_tokens (`int`): Number of prompt and completion tokens of all agents.
-        generated_tokens (`int`): Number of completion tokens of all agents.
-        scoring (`dict[str, float]`): The environment's metrics of scoring, which are summed over processes.
-        num_trees (`int`): Number of trees.
-        texts (`dict[str, Counter[bytes]]`): For each role, how often each completion occurs, by a digest of its text.
-    """
-
-    totals: dict[str, Total]
-    num_tokens: int
-    generated_tokens: int
-    scoring: dict[str, float]
+    totals: dict[str, Total]  # of each metric, by its name
+    num_tokens: int  # of the prompts and completions of all agents
+    generated_tokens: int  # of the completions alone
+    scoring: dict[str, float]  # the environment's metrics of scoring, which are summed over processes
     num_trees: int
-    texts: dict[str, Counter[bytes]]
+    texts: dict[str, Counter[bytes]]  # for each role, how often each completion occurs, by a digest of its text
 
     def metrics(self) -> dict[str, float]:
         """Returns the value of each metric, by its name."""
@@ -96,14 +86,9 @@ def rollout_totals(
     logged: dict[str, list[float]] | None = None,
 ) -> RolloutTotals:
     """
-    Computes the metrics of the trees of one process.
-
-    Args:
-        levels (`list[list[Node]]`): The nodes of each turn.
-        end_tokens (`Mapping[str, Sequence[int]]`): For each role, the tokens that end a completion.
-        scoring (`dict[str, float]`): The environment's metrics of scoring.
-        training (`bool`): Whether to include the metrics of sibling sets and of early termination.
-        logged (`dict[str, list[float]]`, *optional*): Numbers that reward functions logged, by name.
+    Computes the metrics of the trees of one process, given by the nodes of each turn. `end_tokens`: for each role, the tokens that end a
+    completion. `scoring`: the environment's metrics of scoring. `training`: whether to include the metrics of sibling sets and of early
+    termination. `logged`: numbers that reward functions logged, by name.
 
     Raises:
         TaskError: A reward function logged a metric that has the name of one of these.
@@ -191,25 +176,16 @@ def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
     return whole
 
 
-@dataclass
 class StepTotals:
-    """
-    Sums over the micro-batches of one optimizer step, of this process.
+    """Sums over the micro-batches of one optimizer step, of this process. All begin with 0."""
 
-    Args:
-        seconds (`dict[str, float]`): Duration of each phase.
-        losses, router_losses (`dict[str, torch.Tensor]`): The loss of each agent, and its unweighted router loss.
-        tokens (`dict[str, torch.Tensor]`): The number of each agent's trained tokens.
-        token_sums (`dict[tuple[str, str], torch.Tensor]`): For each role and metric, the sum over these tokens.
-        ratios (`dict[str, torch.Tensor]`): For each role, the numbers of [`~trainers.base.loss.sampling_correction`].
-    """
-
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
-    router_losses: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
-    tokens: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
-    token_sums: dict[tuple[str, str], torch.Tensor] = field(default_factory=lambda: defaultdict(float))
-    ratios: dict[str, torch.Tensor] = field(default_factory=lambda: defaultdict(float))
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)  # by phase
+        self.losses: dict[str, torch.Tensor] = defaultdict(float)  # by role
+        self.router_losses: dict[str, torch.Tensor] = defaultdict(float)  # by role, without their coefficients
+        self.tokens: dict[str, torch.Tensor] = defaultdict(float)  # by role, those that are trained
+        self.token_sums: dict[tuple[str, str], torch.Tensor] = defaultdict(float)  # over these, by role and metric
+        self.ratios: dict[str, torch.Tensor] = defaultdict(float)  # by role, the numbers of `loss.sampling_correction`
 
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:

@@ -1,8 +1,4 @@
-"""
-The base of all trainers that learn from rollout trees: it samples and scores the trees, builds batches, and evaluates.
-
-An algorithm implements two methods, [`RolloutTrainer.advantages`] and [`RolloutTrainer.agent_loss`].
-"""
+"""Samples and scores rollout trees, trains on batches of them, and evaluates: the base of all trainers that learn from trees."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,6 @@ from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
-from trl_multiagent.rollout.tree_size import check_tree_size
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
@@ -43,20 +38,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the current team and uses
     it once, or for `num_iterations` optimizer steps.
 
-    A subclass defines how returns become advantages ([`~RolloutTrainer.advantages`]) and the loss of an agent
-    ([`~RolloutTrainer.agent_loss`]). It may leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
+    A subclass defines how returns become advantages ([`~RolloutTrainer.node_advantages`]). It may change the loss of an agent
+    ([`~RolloutTrainer.agent_loss`]), and leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
 
-    Args:
-        team ([`AgentTeam`]): The agents, one per role of the environment and in its order.
-        environment ([`Environment`]):
-            The task: its prompts and its joint reward.
-        args ([`RolloutConfig`], *optional*): Configuration. If `None`, the algorithm's default configuration is used.
-        train_dataset ([`~datasets.Dataset`]): The items. The environment receives all columns.
-        eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
-        callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
-        optimizers (`tuple`, *optional*, defaults to `(None, None)`):
-            Optimizer and learning rate scheduler for the parameters of the whole team.
+    The arguments are those of [`MAGRPOTrainer`]; `args` is a [`RolloutConfig`].
 
     Raises:
         TypeError: `environment` or `train_dataset` has the wrong type.
@@ -142,21 +127,28 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         arguments["disable_compile"] = True
         return TrainerGenerator(self, arguments, args.generation_token_budget, args.ds3_gather_for_generation)
 
-    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
-        """
-        Computes the advantages of a batch of trees.
+    # What an algorithm defines
 
-        Args:
-            levels (`list[list[Node]]`): The nodes of each turn, with their returns.
+    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+        """Computes [`~RolloutTrainer.node_advantages`] for the nodes of each turn. Override it if an advantage depends on other nodes."""
+        return [[self.node_advantages(node) for node in nodes] for nodes in levels]
+
+    def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
+        """
+        Computes the advantages at a node of a tree, from the returns of its joint actions.
 
         Returns:
-            `list[list[dict[str, torch.Tensor]]]`: For each node, the advantages of every trained agent's completions, of shape `(G,)`.
+            `dict[str, torch.Tensor]`: The advantages of every trained agent's completions, of shape `(G,)`.
         """
         raise NotImplementedError
 
     def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """
-        Computes the loss of one agent on the rows of one micro-batch.
+        Computes the loss of agent i on its own completions in one micro-batch, and adds its metrics to those that are logged next. Here it is
+
+            L_i = mean over rows (items, nodes, siblings g) of  -A_g * sum over tokens t of log pi_i(t),
+
+        and [`~trainers.base.loss`] has further terms, such as the reference penalty.
 
         Args:
             role (`str`): The agent.
@@ -166,10 +158,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         Returns:
             `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
         """
-        raise NotImplementedError
-
-    def policy_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
-        """Computes the loss of [`~trainers.base.loss.policy_loss`], with the arguments of `agent_loss`, and logs its metrics."""
         computed = policy_loss(outputs.log_probs, outputs.entropy, rows, self.args)
         totals = self.observer.totals
         totals.tokens[role] += rows.completion_mask.sum()
@@ -290,7 +278,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self._make_batch(self._levels, advantages)
 
     def _judge(self, levels: list[list[Node]]) -> None:
-        """Called before [`~RolloutTrainer.advantages`], for what needs a model or other processes, such as critics."""
+        """Prepares the advantages, if a model or other processes are needed for them, as for critics."""
 
     def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
         """Builds the training batch. All processes get the same number of rows; padding rows fill the gap."""
@@ -422,7 +410,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return loss
 
     def _end_step(self) -> None:
-        """Called after the last micro-batch of an optimizer step, for metrics."""
+        """Logs the metrics of an optimizer step, after its last micro-batch."""
         self.observer.end_step()
 
     def _load_best_model(self) -> None:
@@ -509,14 +497,7 @@ def check_inputs(
         ValueError: The arguments do not fit the team, the environment or the dataset.
     """
     check_team(team, environment, args.num_agents)
-    check_tree_size(
-        args.num_generations,
-        args.num_turns,
-        args.joint_mode,
-        args.handoff,
-        len(team.roles),
-        args.max_joint_actions,
-    )
+    args.check_tree_size(len(team.roles))
     check_reference_sync(team, args)
     if args.use_vllm:
         check_vllm(team.policies, args)

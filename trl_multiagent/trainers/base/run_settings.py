@@ -51,14 +51,8 @@ def describe_run(
     args: TeamConfig,
 ) -> dict[str, Any]:
     """
-    Returns the settings that a checkpoint must match, as plain values, as far as they are known without the weights.
-
-    Args:
-        trainer_name (`str`): Name of the algorithm.
-        roles (`Sequence[str]`): The roles of the team.
-        team ([`AgentTeam`], *optional*): The team. If `None`, the settings of agents and adapters are left out.
-        train_dataset ([`~datasets.Dataset`]): The items.
-        args ([`TeamConfig`]): The trainer's arguments.
+    Returns the settings that a checkpoint must match, as plain values, as far as they are known without the weights. If `team` is `None`,
+    those of agents and adapters are left out. `trainer_name`: the name of the algorithm.
     """
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}

@@ -42,16 +42,10 @@ class TeamConfig(CommonConfig):
         "liger_kernel_config": FORWARD_IS_REPLACED,
     }
 
-    agent_learning_rates: dict[str, float] | None = setting(
-        "Learning rate per role; the others use `learning_rate`.", ge=0, le=1000
-    )
-    frozen_agents: list[str] | None = setting("Roles of agents that generate but are not trained.")
-    resume_changes: str = setting(
-        "'refuse' to resume with other settings or data, or 'allow' it and record the changes.",
-        "refuse",
-        choices=("refuse", "allow"),
-    )
-    disable_dropout: bool = setting("Whether the update is computed without dropout, like the sampling.", True)
+    agent_learning_rates: dict[str, float] | None = setting(ge=0, le=1000)
+    frozen_agents: list[str] | None = setting()
+    resume_changes: str = setting(default="refuse", choices=("refuse", "allow"))
+    disable_dropout: bool = setting(default=True)
 
     def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
         """Returns the critic names for the trained agents."""

@@ -48,16 +48,12 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
     The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of the configuration
-    class. The inherited methods expect one model. Within [`~TeamTrainerMixin.agent_metrics`], what they log about one agent's outputs gets
-    the name `agents/<role>/...`.
+    class.
 
-    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it
-    undoes what the TRL trainer did to the forward of the team as if that were a single model: most of them patch it with
-    `add_fused_lm_head`, which belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can
-    override
-
-    - `_run_settings`: the settings that a checkpoint must match;
-    - `_card_facts` and `_card_settings`: the contents of the model card.
+    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it undoes what the TRL
+    trainer did to the forward of the team as if that were a single model: most of them patch it with `add_fused_lm_head`, which belongs on each
+    of `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can override `_run_settings`, the settings that a
+    checkpoint must match, and `_card_facts` and `_card_settings`, the contents of the model card.
     """
 
     team: AgentTeam
@@ -176,18 +172,6 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             self._metrics["eval"].clear()
             self._metrics["eval"].update({f"{name}_{key}": values for key, values in metrics.items()})
         super().log(logs, start_time)
-
-    @contextlib.contextmanager
-    def agent_metrics(self, role: str) -> Iterator[None]:
-        """Logs what inherited methods compute within the block as the metrics of one agent, `agents/<role>/...`."""
-        metrics, self._metrics = self._metrics, {mode: defaultdict(list) for mode in self._metrics}
-        try:
-            yield
-        finally:
-            own, self._metrics = self._metrics, metrics
-            for mode, values in own.items():
-                for name, entries in values.items():
-                    metrics[mode][f"agents/{role}/{name}"].extend(entries)
 
     # Optimizer
 

@@ -18,22 +18,13 @@ NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
 
 @dataclass(eq=False)
 class TraceFiles:
-    """
-    The files of a process in the folder of a trace. A file has the rows of some steps, and is complete once it is there.
+    """The files of a process in the folder of a trace. A file has the rows of some steps, and is complete once it is there."""
 
-    Args:
-        folder (`Path`): The folder, which the processes of a run share.
-        process (`int`): Index of the process.
-        steps (`int`): Number of steps per file.
-        file_format (`str`): `"parquet"` or `"jsonl"`.
-        max_files (`int`): Number of files of this process that are kept; the oldest are deleted.
-    """
-
-    folder: Path
+    folder: Path  # which the processes of a run share
     process: int
-    steps: int
-    file_format: str
-    max_files: int
+    steps: int  # per file
+    file_format: str  # `"parquet"` or `"jsonl"`
+    max_files: int  # of this process; the oldest are deleted
     rows: list[TraceRow] = field(default_factory=list)  # not written yet
 
     def add(self, rows: list[TraceRow]) -> None:

@@ -61,13 +61,8 @@ class AgentGeneration(VLLMGeneration):
         self, role: str, prompt_ids: list[list[int]], num_generations: int, step: int
     ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
         """
-        Samples completions for each prompt. Every process must call it, even if it has no prompts.
-
-        Args:
-            role (`str`): The agent.
-            prompt_ids (`list[list[int]]`): Token ids of this process's prompts.
-            num_generations (`int`): Number of completions of each prompt.
-            step (`int`): Number of optimizer steps so far. The weights are sent before the first completions of a step.
+        Samples completions for each prompt of this process. Every process must call it, even if it has no prompts. `step` is the number of
+        optimizer steps so far: the weights are sent before the first completions of a step.
 
         Returns:
             `tuple` of two lists with one entry per prompt: its completions, as token ids up to and including the first end-of-sequence
@@ -162,12 +157,8 @@ class AdapterGeneration(AgentGeneration):
     """
     Samples from several agents that are LoRA adapters on one base. Each adapter has the name of its agent's role.
 
-    The engine loads the base once. After an update, it receives the adapters as files.
-
-    Args:
-        roles (`Sequence[str]`): The agents.
-        folder (`Path`): The adapters are written to this folder, from which the engine reads them.
-        **kwargs: Arguments of TRL's `VLLMGeneration`.
+    The engine loads the base once. After an update, it receives the adapters as files in `folder`. The `kwargs` are arguments of TRL's
+    `VLLMGeneration`.
     """
 
     _llm_weights_sleeping: bool  # set by TRL when the engine starts
@@ -280,18 +271,8 @@ def make_generations(
     args: RolloutConfig,
 ) -> dict[str, AgentGeneration]:
     """
-    Connects to the servers, or starts the engines, that sample for the agents.
-
-    Args:
-        policies (`dict[str, PreTrainedModel]` or `dict[str, PeftModel]`):
-            The model of each role. Roles may have the same object: a model whose weights they share, or a `PeftModel` with an adapter of
-            each role's name.
-        eos_token_ids (`dict[str, list[int]]`): The only tokens that end a completion of each role.
-        accelerator (`Accelerator`): The trainer's accelerator.
-        args ([`RolloutConfig`]): The trainer's configuration.
-
-    Returns:
-        `dict[str, AgentGeneration]`: The generation of each role; one object for roles with the same model.
+    Connects to the servers, or starts the engines, that sample for the agents. Returns one object for roles with the same model: a model
+    whose weights they share, or a `PeftModel` with an adapter of each role's name. `eos_token_ids`: the only tokens that end a completion.
     """
     groups = roles_by_model(policies)
     urls: Sequence[str | None] = [None] * len(groups)
