@@ -1,7 +1,4 @@
-"""
-Names of the files in the folders of models, teams and runs; locks of folders; atomic writes. Nothing slow is imported here, so that
-settings can be checked early.
-"""
+"""Names of files in the folders of models, teams and runs; locks of folders; atomic writes. Importing this module must stay fast."""
 
 import contextlib
 import errno
@@ -39,10 +36,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """
-    Yields the path of a new file, which replaces the one at `path` at the end, when it is on the disk. A process that is killed leaves the
-    new file behind, and the next one overwrites it.
-    """
+    """Yields the path of a new file, which replaces the one at `path` when it is on the disk. A kill leaves it behind, to be overwritten."""
     unfinished = unfinished_path(path)
     try:
         with naming(path):
@@ -103,9 +97,7 @@ def locked(folder: Path, advice: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"Another program is writing to {folder}: wait until it has ended, or {advice}."
-            ) from None
+            raise ValueError(f"Another program is writing to {folder}: wait until it ends, or {advice}.") from None
         except OSError as error:  # some network file systems have no locks
             logger.warning("%s cannot be locked (%s): start no other program in it.", folder, error.strerror)
         yield

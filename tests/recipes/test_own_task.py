@@ -249,8 +249,8 @@ def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("{subject}", "The prompt template of `poet` needs the column 'subject'; the items have topic."),
-        ([{"role": "user", "content": "{subject}"}], "The prompt template of `poet` needs the column 'subject'"),
+        ("{subject}", "The prompt of `poet` needs the column 'subject'; items have topic."),
+        ([{"role": "user", "content": "{subject}"}], "The prompt of `poet` needs the column 'subject'"),
         ("A brace { alone", "The prompt template of `poet` cannot be filled"),
     ],
 )

@@ -77,9 +77,8 @@ def make_environment(settings: TaskSettings) -> Environment:
 
     dataset: DemoDataset = settings.sections["dataset"]
     # A few of the demo's items have tests that trivial answers pass. Its user cannot change them, so no warning is needed
-    return code_generation.make_environment(
-        settings, demo_prompts if dataset.is_demo else None, warn_about_items=not dataset.is_demo
-    )
+    prompts = demo_prompts if dataset.is_demo else None
+    return code_generation.make_environment(settings, prompts, warn_about_items=not dataset.is_demo)
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:

@@ -110,9 +110,7 @@ class _Call:
     def __init__(self, client: EndpointClient, stop_at_failure: bool):
         self.client, self.endpoint, self.stop_at_failure = client, client.endpoint, stop_at_failure
         self.key = self.endpoint.read_key()
-        self.library: Any = importlib.import_module(
-            self.endpoint.api
-        )  # the provider's package has the name of the API
+        self.library: Any = importlib.import_module(self.endpoint.api)  # the provider's package has the API's name
         self.end = time.monotonic() + self.endpoint.deadline
         self.slots = asyncio.Semaphore(self.endpoint.concurrency)
         self.problem: EndpointError | None = None  # why no more requests are sent
@@ -267,9 +265,8 @@ class _Call:
         output_tokens = as_count(counts[1]) or len(text) // CHARACTERS_PER_TOKEN + 1
         self.client.count(input_tokens, output_tokens)
         if not text.strip():
-            advice = (
-                f" after {output_tokens} tokens: raise the limit of {self.endpoint.max_tokens}" if truncated else ""
-            )
+            limit = self.endpoint.max_tokens
+            advice = f" after {output_tokens} tokens: raise the limit of {limit}" if truncated else ""
             raise EndpointError(f"{self.endpoint} answered with an empty text{advice}", retry=not truncated)
         return Answer(self.without_key(text), input_tokens, output_tokens, truncated)
 

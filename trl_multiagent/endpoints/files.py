@@ -15,16 +15,10 @@ USAGE_FILE = "usage.jsonl"
 
 @dataclass(frozen=True)
 class Question:
-    """
-    A request to a model.
+    """A request to a model."""
 
-    Args:
-        messages (`tuple[dict[str, str], ...]`): Chat messages with `role` and `content`. The first may be of the system.
-        sample (`str`, *optional*): Distinguishes questions with the same messages that need different answers.
-    """
-
-    messages: tuple[dict[str, str], ...]
-    sample: str = ""
+    messages: tuple[dict[str, str], ...]  # chat messages with `role` and `content`. The first may be of the system
+    sample: str = ""  # distinguishes questions with the same messages that need different answers
 
     @property
     def num_characters(self) -> int:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded
+from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded, read_split
 
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def read_file(path: Path) -> list[dict]:
                 raise ValueError(f"{path}, row {number} is not a line of JSON: {error}.") from None
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise ValueError(
-                f"{path}, row {number} must be an object with the fields of a problem, not {kind_of(row)}."
-            )
+            raise ValueError(f"{path}, row {number} must be an object with named fields, not {kind_of(row)}.")
     if "\\ud" in text.lower():  # how JSON escapes half of a surrogate pair
         check_texts(rows, str(path))
     return rows
@@ -99,9 +97,7 @@ def check_texts(rows: list[dict], source: str) -> None:
     for number, row in enumerate(rows, 1):
         for field, value in row.items():
             if SURROGATES.search(json.dumps([field, value], ensure_ascii=False, default=str)):
-                raise ValueError(
-                    f"{source}, row {number}: field {field!a} has half of a surrogate pair, which is no text."
-                )
+                raise ValueError(f"{source}, row {number}: field {field!a} has half of a surrogate pair, not text.")
 
 
 def is_column(values: list) -> bool:
@@ -191,18 +187,8 @@ def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> da
     """
     if not split:
         return dataset
-    import datasets
-
-    spec = f"test{split}" if split.startswith("[") else split
-    only_split = re.split(r"\W", spec, maxsplit=1)[0]  # the name that is given to the file's only split
-    try:
-        instructions = datasets.ReadInstruction.from_spec(spec).to_absolute({only_split: len(dataset)})
-    except (ValueError, AssertionError) as error:
-        raise ValueError(f"{split!r} does not select rows of {source}: {error}") from None
-    indices = [index for part in instructions for index in range(part.from_, part.to)]
-    if not indices:
-        raise ValueError(f"The split {split!r} selects none of the {len(dataset)} rows of {source}.")
-    return dataset.select(indices)
+    only_split = re.split(r"\W", split, maxsplit=1)[0] or "test"
+    return dataset.select([position for _, position in read_split(split, {only_split: len(dataset)}, source)])
 
 
 def without_marks(row: dict) -> dict:

@@ -20,18 +20,11 @@ FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")  # package.module:name
 
 @dataclass(frozen=True)
 class OwnPrompt:
-    """
-    A prompt that the user gave: a template or a function.
+    """A prompt that the user gave: a template or a function."""
 
-    Args:
-        setting (`str`): The setting that gave it, for messages.
-        template (`str`, *optional*): Text with fields such as `{prompt}`.
-        function (`Callable`, *optional*): A function that returns a prompt.
-    """
-
-    setting: str
-    template: str | None = None
-    function: Callable[..., Prompt] | None = None
+    setting: str  # the setting that gave it, for messages
+    template: str | None = None  # a text with fields such as `{prompt}`
+    function: Callable[..., Prompt] | None = None  # returns a prompt
 
     def make(self, values: Mapping[str, str], *arguments: Any) -> Prompt:
         """
@@ -103,14 +96,10 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
         try:
             inspect.signature(function).bind(*arguments)
         except (TypeError, ValueError):
-            raise ValueError(
-                f"`{setting}` names {value!r}, which must be a function of {len(arguments)} "
-                f"argument{'s' * (len(arguments) > 1)}: {', '.join(arguments)}."
-            ) from None
+            names = ", ".join(arguments)
+            raise ValueError(f"`{setting}` names {value!r}, which must be a function of {names}.") from None
         if is_async(function):
-            raise ValueError(
-                f"`{setting}` names {value!r}, which is `async`: it must be a plain function that returns the prompt."
-            )
+            raise ValueError(f"`{setting}` names {value!r}, which is `async`: it must be a plain function.")
         return OwnPrompt(setting, function=function)
     try:
         template = Path(value).read_text(encoding="utf-8-sig")

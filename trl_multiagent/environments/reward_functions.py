@@ -165,9 +165,7 @@ def call_rewards(
             done, waiting = wait(waiting, left, FIRST_COMPLETED)
             if not done:
                 late = names[min(running[future] for future in waiting)]
-                raise TaskError(
-                    f"{late} did not finish within {timeout:g} seconds. If it needs longer, raise `reward_timeout`."
-                )
+                raise TaskError(f"{late} did not finish within {timeout:g} seconds: raise `reward_timeout` if needed.")
             for future in done:
                 outputs[running[future]], error = future.result()
                 if error is not None:

@@ -29,10 +29,7 @@ class TaskError(ValueError):
 
 
 class UnavailableError(TaskError):
-    """
-    An external resource of the task is missing, such as the answer of another model. No code is at fault, so a recipe shows the message
-    alone and ends with exit status 2.
-    """
+    """A resource outside of the task is missing, such as another model's answer. A recipe shows the message alone and ends with status 2."""
 
 
 class TaskInterrupt(KeyboardInterrupt):

@@ -59,9 +59,7 @@ def roles_to_vary(roles: Sequence[str]) -> Sequence[str]:
 def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
     """Returns all teams of a cross-play, each once: the teams as trained, and those in which one role's agent is from another run."""
     runs = range(num_runs)
-    return list(
-        dict.fromkeys(mix_of(roles, varied, i, j) for varied in roles_to_vary(roles) for i in runs for j in runs)
-    )
+    return list(dict.fromkeys(mix_of(roles, role, i, j) for role in roles_to_vary(roles) for i in runs for j in runs))
 
 
 def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:

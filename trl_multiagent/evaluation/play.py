@@ -144,9 +144,8 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
         loaded = policy.load()
         roles = policy.environment.roles
         if loaded.team.roles != tuple(roles):
-            raise ValueError(
-                f"The team in {policy.source} has the roles {list(loaded.team.roles)}, the environment {list(roles)}."
-            )
+            own = list(loaded.team.roles)
+            raise ValueError(f"The team in {policy.source} has the roles {own}, the environment {list(roles)}.")
     settings = describe_policy(policy, loaded, dataset, config)
     stage = Stage(transcripts_folder(config, policy), "evaluation", settings, accelerator)
     with stage.open():
@@ -230,10 +229,8 @@ def play_batch(
     config: EvaluationConfig,
 ) -> Records:
     """
-    Plays the episodes of some items. Returns one record per episode.
-
-    The `timing` of a record is about its batch: the wall time in seconds with scoring, the number of episodes, and for every turn the
-    seconds of each role's generate call, which makes the answers of all these episodes.
+    Plays the episodes of some items. Returns one record per episode. Its `timing` is about the batch: the wall time in seconds with scoring,
+    the number of episodes, and for every turn the seconds of each role's generate call, which makes the answers of all these episodes.
     """
     start = time.perf_counter()
     generator.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]

@@ -100,9 +100,7 @@ class Stage:
         try:
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         except FileNotFoundError:
-            raise ValueError(
-                f"{path} is missing: with several processes, the folder must be on a file system that all of them share."
-            ) from None
+            raise ValueError(f"{path} is missing: several processes need a folder that all of them share.") from None
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}. Remove it, and start again.") from None
 

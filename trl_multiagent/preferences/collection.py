@@ -99,9 +99,7 @@ def collect_preferences(
     if team.roles != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if any(parameter.numel() == 0 for parameter in team.parameters()):
-        raise ValueError(
-            "The weights of the team are sharded (ZeRO-3), so they cannot sample: save the team, and load it from its folder."
-        )
+        raise ValueError("The team is sharded (ZeRO-3), so it cannot sample: save it, and load it from its folder.")
     state = start_processes()
     comparator = comparator or make_comparator(team, config, round)
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
@@ -158,9 +156,7 @@ class _Collection:
             return False
         is_unchanged = facts.get("rows") in (None, digest_of_rows(load_from_disk(self.folder)))
         if not is_unchanged:
-            logger.warning(
-                f"The preferences in {self.folder} have changed on the disk, so they are made again of their candidates."
-            )
+            logger.warning(f"The preferences in {self.folder} have changed: they are made again of their candidates.")
         return is_unchanged
 
     # Sampling
@@ -266,9 +262,7 @@ class _Collection:
             path = CHUNK_FILE.format(number)
             lines = self.stage.read(path)
             if [line.get("index") for line in lines] != list(chunk):
-                raise ValueError(
-                    f"{self.folder / path} is damaged: it does not hold the items {chunk}. Remove it, and start again."
-                )
+                raise ValueError(f"{self.folder / path} is damaged: it lacks items. Remove it, and start again.")
             records += lines
         return records
 
@@ -339,10 +333,7 @@ def pairs_of(record: dict[str, Any]) -> list[Pair]:
 
 
 def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
-    """
-    Makes a dataset of rows whose components may differ. It has the right columns even if there are no rows: `prompts` tells whether a
-    role's columns are texts.
-    """
+    """Makes a dataset of rows whose components may differ, or of none: `prompts` tells whether a role's columns are texts."""
     messages = [{"role": Value("string"), "content": Value("string")}]
     features: dict[str, Any] = {}
     for role in roles:

@@ -52,9 +52,8 @@ def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment
     """Makes the task's environment for one agent. `purpose`: what needs it, for the message if the task has no such form."""
     problem = f"The {purpose} needs the task for one agent"
     try:
-        environment = evaluation.settings.task.environment(
-            settings_for_task(evaluation, num_agents=1, is_centralized=False)
-        )
+        settings = settings_for_task(evaluation, num_agents=1, is_centralized=False)
+        environment = evaluation.settings.task.environment(settings)
     except ValueError as error:
         raise ConfigError(f"{problem}. {error}") from error
     if len(environment.roles) != 1:

@@ -89,20 +89,12 @@ def _start_helper(name: str, fds: Sequence[int], config: dict, stdout: int = sub
 
 @dataclass(eq=False)
 class _Task:
-    """
-    A program of the batch and its state.
-
-    Args:
-        program (`Program`): The program.
-        verdict (`Verdict`, *optional*): Its verdict, once there is one.
-        failures (`int`): How often the sandbox failed while it ran this program.
-        lost_steps (`list[dict]`): The steps at which the program's answers ended a verifier, as the fields of `LostStep`. The next run
-            leaves them out.
-    """
+    """A program of the batch and its state."""
 
     program: Program
-    verdict: Verdict | None = None
-    failures: int = 0
+    verdict: Verdict | None = None  # once there is one
+    failures: int = 0  # how often the sandbox failed while it ran this program
+    # The steps at which its answers ended a verifier, as the fields of `LostStep`. The next run leaves them out
     lost_steps: list[dict] = field(default_factory=list)
 
     def job(self) -> dict[str, Any]:
@@ -222,9 +214,7 @@ class Sandbox(contextlib.AbstractContextManager):
             self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         for name, (low, high) in BOUNDS.items():
             if not low <= getattr(self, name) <= high:
-                raise ValueError(
-                    f"sandbox.{name} must be at least {low} and at most {high}, got {getattr(self, name)}"
-                )
+                raise ValueError(f"sandbox.{name} must be at least {low}, at most {high}, got {getattr(self, name)}")
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
@@ -378,10 +368,7 @@ class Sandbox(contextlib.AbstractContextManager):
             raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
 
     def _cores(self, number: int) -> set[int]:
-        """
-        Cores that a slot may use. A verifier and its program take turns, which is fastest on one core. Slots beyond the workers
-        run while other programs are slow, and may use all cores.
-        """
+        """Cores of a slot: one, because a verifier and its program take turns. Slots beyond the workers run beside slow programs, on any core."""
         cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_RANK", "0"))
         return {cores[(rank * self.workers + number) % len(cores)]} if number < self.workers else set(cores)
 
@@ -406,9 +393,8 @@ class Sandbox(contextlib.AbstractContextManager):
     def _verdict_on_lost(self, task: _Task) -> Verdict:
         """The verdict on a program whose answers have ended too many verifiers."""
         last = task.lost_steps[-1]
-        checks = tuple(
-            Check(last["status"], source, last["error"]) for source in read_asserts(task.program.checks).sources
-        )
+        sources = read_asserts(task.program.checks).sources
+        checks = tuple(Check(last["status"], source, last["error"]) for source in sources)
         calls = dict.fromkeys(task.program.watch, 0)
         return Verdict(Check("passed", ""), checks, calls, suspicious=("overloaded the checks",), tier=self.tier)
 

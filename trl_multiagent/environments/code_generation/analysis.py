@@ -29,75 +29,42 @@ INTERPRETER_MODULES = set(
 INTERPRETER_NAMES = set(
     "__builtins__ __import__ breakpoint compile delattr dir eval exec getattr globals hash id input locals memoryview open setattr vars".split()
 )
-_KINDS = (
-    types.FrameType,
-    types.CodeType,
-    types.TracebackType,
-    types.GeneratorType,
-    types.CoroutineType,
-    types.AsyncGeneratorType,
-)
-INTERPRETER_ATTRIBUTES = {name for kind in _KINDS for name in vars(kind) if "_" in name.strip("_")} | {
-    "now",
-    "today",
-    "utcnow",
-}
+_RUNNING = (types.FrameType, types.CodeType, types.TracebackType)
+_PAUSED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+INTERPRETER_ATTRIBUTES = {name for kind in (*_RUNNING, *_PAUSED) for name in vars(kind) if "_" in name.strip("_")}
+INTERPRETER_ATTRIBUTES |= {"now", "today", "utcnow"}
 DUNDERS = ("__init__", "__name__")
 SYS = ("maxsize", "getsizeof", "setrecursionlimit", "float_info")
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """
-    The facts that the syntax trees of a team's answer show.
+    """The facts that the syntax trees of a team's answer show."""
 
-    Args:
-        source (`str`): The whole program: the prompt's prefix, aux's part, main's part.
-        setup (`str`): The prompt's prefix alone.
-        aux_problem (`str`): The reason why aux's answer does not define `aux` with a result; empty if it does. See
-            `definitions.py`.
-        main_problem (`str`): The same for main's answer and the entry point.
-        syntax_problem (`str`): The parts of the program that do not parse, with place and reason; empty if all parts parse.
-        without_code (`tuple[str, ...]`): The functions for which an agent answered with a text that contains no code.
-        names_aux (`bool`): Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows
-            whether it is called.
-        aux_uses_main (`bool`): Whether aux's text uses a function, class or variable that main's text defines. The entry point counts only if
-            it has parameters that the item's function lacks.
-        reads_interpreter (`bool`): Whether a text uses what tells programs apart that return the same values; see [`reads_interpreter`].
-        thin_wrapper (`bool`): Whether the entry point only returns the value of `aux`.
-        drops_value (`bool`): Whether `aux` returns something, but a call of it stands by itself, or is assigned to a variable that
-            nothing reads.
-        aux_function_share (`float`):
-            The share of the characters of aux's completion, without white space, that belongs to `aux` and to the
-            statements that it needs: imports, variables, helpers, calls that fill a table. Imports that the prompt has, too,
-            belong to it. 0 if `aux` is not defined, 1 for a single agent.
-        main_function_share (`float`): The same for main's completion and the entry point.
-    """
-
-    source: str
-    setup: str
-    aux_problem: str
-    main_problem: str
-    syntax_problem: str
-    without_code: tuple[str, ...] = ()
+    source: str  # the whole program: the prompt's prefix, aux's part, main's part
+    setup: str  # the prompt's prefix alone
+    aux_problem: str  # why aux's answer does not define `aux` with a result, see `definitions.py`; empty if it does
+    main_problem: str  # the same for main's answer and the entry point
+    syntax_problem: str  # the parts of the program that do not parse, with place and reason
+    without_code: tuple[str, ...] = ()  # the functions for which an agent answered with a text that contains no code
+    # Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows whether it is called
     names_aux: bool = False
+    # Whether aux's text uses a function, class or variable that main's text defines. The entry point counts only if it has parameters
+    # that the item's function lacks
     aux_uses_main: bool = False
-    reads_interpreter: bool = False
-    thin_wrapper: bool = False
-    drops_value: bool = False
+    reads_interpreter: bool = False  # whether a text uses what tells apart programs that return the same values
+    thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
+    drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
+    # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements that it needs:
+    # imports, variables, helpers, calls that fill a table, and repeated imports of the prompt. 0 without `aux`, 1 for a single agent
     aux_function_share: float = 1.0
-    main_function_share: float = 1.0
+    main_function_share: float = 1.0  # the same for main's completion and the entry point
 
 
 def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:
     """
-    Analyses a team's answer.
-
-    Args:
-        prompt (`str`): The problem, as in the dataset.
-        entry_point (`str`): Name of the function that main writes.
-        aux_completion (`str` or `None`): The aux agent's raw answer; `None` for a single agent.
-        main_completion (`str`): The main agent's raw answer.
+    Analyses the raw answers of a team to a problem of the dataset, in which main writes the function `entry_point`. `aux_completion` is
+    `None` for a single agent.
     """
     problem = read_problem(prompt, entry_point)
     prefix = problem.prefix
@@ -129,9 +96,8 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
     """Whether `aux` and the entry point are the functions that the two agents define when the whole program runs."""
     if aux.result is None or main.result is None or aux.error or main.error or AUX in main.module.binders:
         return False
-    return not any(
-        {AUX, entry_point} & statement.declares for code in (aux, main) for statement in code.module.statements
-    )
+    statements = (*aux.module.statements, *main.module.statements)
+    return not any({AUX, entry_point} & statement.declares for statement in statements)
 
 
 def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str, signature: str) -> bool:
@@ -142,10 +108,8 @@ def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str, signature
     try:
         own, given, others = ([ast.unparse(node) for node in ast.parse(code).body] for code in (aux, prefix, main))
         mains, *inner = all_tables("\n".join(one for one in others if one not in {*own, *given}))
-        symbols = [
-            *mains.get_symbols(),
-            *(one for table in inner for one in table.get_symbols() if one.is_declared_global()),
-        ]
+        symbols = [*mains.get_symbols()]
+        symbols += [one for table in inner for one in table.get_symbols() if one.is_declared_global()]
         bound = {symbol.get_name() for symbol in symbols if symbol.is_assigned()}
         if _parameters(main, entry_point) <= _parameters(f"{signature} pass", entry_point):
             bound -= {entry_point}

@@ -14,10 +14,7 @@ MAX_DEPTH = 20  # levels of expressions and functions that are searched
 
 
 def is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
-    """
-    Whether the entry point only returns the value of `aux`, directly or through variables and functions. `needed` are the statements of
-    main's code that the entry point needs.
-    """
+    """Whether the entry point, which needs these statements, only returns the value of `aux`, directly or through variables and functions."""
     names = {AUX}
     for _ in range(2):  # a function may come before what it uses
         for statement in needed:

@@ -10,34 +10,21 @@ from trl_multiagent.sandbox import Check
 
 EXPERT_EDITS = "expert_edits"
 PASSED = "passed"
-OTHER_NAMES = {  # CoMLRL's
-    "expert": EXPERT_EDITS,
-    "edits": EXPERT_EDITS,
-    "feedback": "level_feedback",
-    "signals": "level_passed",
-}
+# CoMLRL's
+OTHER_NAMES = {"expert": EXPERT_EDITS, "edits": EXPERT_EDITS, "feedback": "level_feedback", "signals": "level_passed"}
 MAX_TEXT = 300  # characters of an assert or of an error message, which may have names that an agent wrote
 
 
 @dataclass(frozen=True)
 class LastAnswer:
-    """
-    What the feedback for one agent is made from.
+    """What the feedback for one agent is made from."""
 
-    Args:
-        item (`dict`): The dataset row.
-        result ([`CodeResult`]): How the joint answer of the last turn was judged.
-        checks (`Sequence[Check]`): The results of the asserts that the feedback may be about. Empty if no assert was run.
-        role (`str`): The agent's role, one of `roles`, which are `("aux", "main")` or `("main",)`.
-        edits (`str`, *optional*): What the expert proposes for the agent's function.
-    """
-
-    item: dict
-    result: CodeResult
-    checks: Sequence[Check]
-    role: str
-    roles: Sequence[str]
-    edits: str | None = None
+    item: dict  # the dataset row
+    result: CodeResult  # how the joint answer of the last turn was judged
+    checks: Sequence[Check]  # the results of the asserts that the feedback may be about; empty if no assert was run
+    role: str  # the agent's
+    roles: Sequence[str]  # `("aux", "main")` or `("main",)`
+    edits: str | None = None  # what the expert proposes for the agent's function
 
     @property
     def function(self) -> str:
@@ -87,10 +74,7 @@ MODES_WITH_TESTS = ("level_feedback", "level_passed", PASSED)  # whose feedback 
 
 
 def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
-    """
-    The checks that feedback may be about: all except the last `hidden_tests` and those with the same source as one of them. Empty if
-    there are no more checks than `hidden_tests`.
-    """
+    """Returns the checks that feedback may be about: all but the last `hidden_tests`, and those with the same source as one of them."""
     if hidden_tests == 0:
         return checks
     hidden = {check.source for check in checks[-hidden_tests:]}

@@ -39,24 +39,14 @@ MIN_TIMEOUT = 1.0  # shortest deadline of a check, in seconds
 
 @dataclass(frozen=True)
 class CodeResult:
-    """
-    The result of scoring a joint action. The next turn's feedback is made from it.
+    """The result of scoring a joint action. The next turn's feedback is made from it."""
 
-    Args:
-        analysis (`Analysis`): The analysis of the code.
-        verdict (`Verdict`, *optional*): The result of running the program; None if scoring stopped before the run.
-        executed (`bool`, *optional*, defaults to `True`): Whether the run of the tests also decides about collaboration, or only the
-            code.
-        needs_aux (`bool`, *optional*, defaults to `True`): Whether the experiments show that a test that passes depends on `aux`; for
-            the kind `paper`, on its values or on what it does in place.
-        divided (`bool`, *optional*, defaults to `False`): For the kind `earned`, whether both agents do a part of the work.
-    """
-
-    analysis: Analysis
-    verdict: Verdict | None = None
-    executed: bool = True
+    analysis: Analysis  # of the code
+    verdict: Verdict | None = None  # the result of running the program; `None` if scoring stopped before the run
+    executed: bool = True  # whether the run of the tests also decides about collaboration, or only the code
+    # Whether the experiments show that a test that passes depends on `aux`; for the kind `paper`, on its values or on what it does in place
     needs_aux: bool = True
-    divided: bool = False
+    divided: bool = False  # for the kind `earned`, whether both agents do a part of the work
 
     @property
     def called(self) -> bool:
@@ -78,12 +68,9 @@ class CodeResult:
 
 @dataclass
 class CodeReward:
-    """
-    Scores joint actions. `runner` runs the programs; the other arguments are those of [`CodeGenerationEnvironment`], where `kind` is
-    called `reward_kind`.
-    """
+    """Scores joint actions. The arguments are those of [`CodeGenerationEnvironment`], where `kind` is called `reward_kind`."""
 
-    runner: ProgramRunner
+    runner: ProgramRunner  # runs the programs
     kind: str = "paper"
     collaboration: str = "executed"
     adaptive_timeout: bool = True
@@ -94,9 +81,7 @@ class CodeReward:
             if value not in known:
                 raise ValueError(f"Unknown {name} {value!r}: choose {', '.join(known)}.")
         if self.kind == "earned" and self.collaboration == "static":
-            raise ValueError(
-                "The reward kind 'earned' needs `collaboration` 'executed', because it is decided by running programs."
-            )
+            raise ValueError("The reward kind 'earned' needs `collaboration` 'executed', because it runs programs.")
         self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
         self._experiments = Experiments(self.runner)
         self._unreadable: set[tuple[str | None, str]] = set()  # answers that were reported
@@ -114,7 +99,7 @@ class CodeReward:
         Returns:
             `list[Outcome]`: For each joint action, the reward, its parts as metrics, and the [`CodeResult`] as `info`.
         """
-        kinds = tuple(dict.fromkeys((self.kind, *kinds)))
+        kinds, executed = tuple(dict.fromkeys((self.kind, *kinds))), self.collaboration == "executed"
         facts = self._item_facts(items, "earned" in kinds)
         analyses = [self._analyze(item, action) for item, action in zip(items, joint_actions, strict=True)]
         programs = {
@@ -123,7 +108,7 @@ class CodeReward:
                 entry_point=items[k]["entry_point"],
                 checks=items[k]["test"],
                 setup=analysis.setup,
-                watch=(AUX,) if analysis.names_aux and (self.collaboration == "executed" or "earned" in kinds) else (),
+                watch=(AUX,) if analysis.names_aux and (executed or "earned" in kinds) else (),
                 check_timeout=self._check_timeout(facts[k]),
             )
             for k, analysis in enumerate(analyses)
@@ -131,21 +116,16 @@ class CodeReward:
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
         called = {k: program for k, program in programs.items() if verdicts[k].passed and verdicts[k].calls.get(AUX)}
-        results, parts = {}, {}
+        by_kind: dict[str, list[Outcome]] = {}
         for kind in kinds:
             found = self._make_experiments(kind, called, verdicts, facts, analyses)
-            results[kind] = [
-                CodeResult(analysis, verdicts.get(k), self.collaboration == "executed", *found.get(k, (True, False)))
+            by_kind[kind] = [
+                _outcome(kind, CodeResult(analysis, verdicts.get(k), executed, *found.get(k, (True, False))), facts[k])
                 for k, analysis in enumerate(analyses)
             ]
-            kind_parts = earned_parts if kind == "earned" else paper_parts
-            parts[kind] = [kind_parts(result, of_item) for result, of_item in zip(results[kind], facts, strict=True)]
-        outcomes = []
-        for k, result in enumerate(results[self.kind]):
-            outcome = _outcome(result, parts[self.kind][k], facts[k])
-            if len(kinds) > 1:
-                outcome.metrics |= {f"{kind}_reward": sum(parts[kind][k].values()) for kind in kinds}
-            outcomes.append(outcome)
+        outcomes = by_kind[self.kind]
+        for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
+            outcome.metrics |= {f"{kind}_reward": of_kind[k].reward for kind, of_kind in by_kind.items()}
         return outcomes
 
     def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
@@ -196,14 +176,14 @@ class CodeReward:
         analyses: list[Analysis],
     ) -> dict[int, tuple[bool, bool]]:
         """Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index."""
-        if kind == "earned":
-            solving = {
-                k: program
-                for k, program in programs.items()
-                if facts[k].share(verdicts[k].passed) > 0 and not analyses[k].reads_interpreter
-            }
-            return self._experiments.collaborate(solving, verdicts)
-        return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
+        if kind == "paper":
+            return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
+        solving = {
+            k: program
+            for k, program in programs.items()
+            if facts[k].share(verdicts[k].passed) > 0 and not analyses[k].reads_interpreter
+        }
+        return self._experiments.collaborate(solving, verdicts)
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
@@ -264,8 +244,9 @@ def _no_parts() -> dict[str, float]:
     return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
 
 
-def _outcome(result: CodeResult, parts: dict[str, float], facts: ItemFacts) -> Outcome:
+def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     verdict = result.verdict
+    parts = earned_parts(result, facts) if kind == "earned" else paper_parts(result, facts)
     reward = sum(parts.values())
     passed = verdict.passed if verdict else 0
     return Outcome(

@@ -144,13 +144,7 @@ def make_environment(
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
-    """
-    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
-
-    Raises:
-        ValueError: a row or a split is malformed.
-        ConnectionError: the dataset is on the Hub, which cannot be reached.
-    """
+    """Loads the training set and, with `dataset.eval_split`, the evaluation set. For errors see [`load_code_dataset`]."""
     dataset: CodeDataset = settings.sections["dataset"]
     assert dataset.name is not None
     load = partial(load_code_dataset, dataset.name, type=dataset.type, num_agents=settings.num_agents)

@@ -98,23 +98,15 @@ def check(candidate):
 
 @dataclass(frozen=True)
 class ItemFacts:
-    """
-    Facts about one item.
+    """Facts about one item."""
 
-    Args:
-        total (`int`): Number of tests, which are the asserts that can fail.
-        trivial (`int`): Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for
-            the examples in the prompt they return the result given there, and for the first test's call the right result. Beside the
-            first test's result, a step from the first argument counts, too, unless it solves the task.
-        reference (`int` or `None`): Number of tests that the reference solution passes; None if there is no solution.
-        reference_seconds (`float` or `None`): Processor time of the reference solution on all tests, in seconds; None if it
-            passes none.
-    """
-
-    total: int
+    total: int  # number of tests, which are the asserts that can fail
+    # Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for the examples in the
+    # prompt they return the result given there, and for the first test's call the right result. Beside the first test's result, a step
+    # from the first argument counts, too, unless it solves the task
     trivial: int = 0
-    reference: int | None = None
-    reference_seconds: float | None = None
+    reference: int | None = None  # number of tests that the reference solution passes; `None` if there is no solution
+    reference_seconds: float | None = None  # its processor time on all tests; `None` if it passes none
 
     def share(self, passed: int) -> float:
         """The share, 0 to 1, of an answer that passes this many tests, of the tests that trivial answers do not pass."""
@@ -123,12 +115,9 @@ class ItemFacts:
 
 def facts_program(item: dict, tries_trivial: bool) -> Program:
     """
-    The program that determines [`ItemFacts`]. Its source is the reference solution. It has two checks for each of the item's
-    tests: the first n checks pass if the best trivial answer passes n tests, and then the same for the reference solution.
-
-    Args:
-        item (`dict`): A row of a code dataset.
-        tries_trivial (`bool`): Whether to try trivial answers. If not, `trivial` is 0.
+    Makes the program that determines [`ItemFacts`] of a row. Its source is the reference solution. It has two checks for each of the
+    item's tests: the first n checks pass if the best trivial answer passes n tests, and then the same for the reference solution. Without
+    `tries_trivial`, no trivial answer is tried, and `trivial` is 0.
     """
     entry_point = item["entry_point"]
     asserts = read_asserts(item["test"])
@@ -172,10 +161,8 @@ def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
 
 def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    The examples in a prompt, from doctests and from prose. Only examples with literal values are found.
-
-    Returns:
-        `Iterator[tuple[str, str]]`: The `repr` of the tuple of arguments, and the source of the result.
+    Finds the examples in a prompt, in doctests and in prose, if their values are literals. Yields the `repr` of the tuple of arguments,
+    and the source of the result.
     """
     try:
         examples = [(example.source, example.want) for example in doctest.DocTestParser().get_examples(prompt)]

@@ -57,28 +57,16 @@ def _parse(source: str) -> tuple[ast.Module | None, int, str]:
 
 @dataclass(frozen=True)
 class Code:
-    """
-    The code in a completion.
+    """The code in a completion."""
 
-    Args:
-        source (`str`): Its text. It parses, unless the only definition of the function does not.
-        error (`str`): The place and the reason of the syntax error; empty if the text parses.
-        module (`Module`): The analysed code. If the text does not parse, its broken lines are replaced first.
-        result (`str`, *optional*): What the function that the agent was asked for gives its callers, see [`find_result`].
-        problem (`str`): The reason why the function is missing or has no result; empty if it is defined with a result.
-        needed (`list[Statement]`): The statements that the function needs, including its own definition.
-        share (`float`): The share, 0 to 1, of the completion's visible characters that belong to these and to imports of the prompt.
-        found (`bool`): Whether the completion contains any code, and not only prose that happens to parse, such as a single word.
-    """
-
-    source: str
-    error: str
-    module: Module
-    result: str | None
-    problem: str
-    needed: list[Statement]
-    share: float
-    found: bool
+    source: str  # its text. It parses, unless the only definition of the function does not
+    error: str  # the place and the reason of the syntax error; empty if the text parses
+    module: Module  # the analysed code. If the text does not parse, its broken lines are replaced first
+    result: str | None  # what the function that the agent was asked for gives its callers, see `find_result`
+    problem: str  # why the function is missing or has no result; empty if it is defined with a result
+    needed: list[Statement]  # the statements that the function needs, including its own definition
+    share: float  # of the completion's visible characters, 0 to 1, that belong to these and to imports of the prompt
+    found: bool  # whether the completion contains any code, and not only prose that happens to parse, such as a word
 
 
 def extract_code(completion: str, name: str) -> str:
@@ -101,10 +89,7 @@ def join_sources(*parts: str) -> str:
 
 
 def read_completion(completion: str, name: str, prompt: str = "") -> Code:
-    """
-    Reads an agent's answer to the request for the function `name`. `prompt` is the source before the function in the problem, whose imports
-    may be repeated.
-    """
+    """Reads an agent's answer to the request for the function `name`. It may repeat the imports of `prompt`, the source before the function."""
     given = {imported for node in ast.parse(prompt).body for imported in _imports(node)}
     if len(completion) > MAX_CHARS:
         completion = ""

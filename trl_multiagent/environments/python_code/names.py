@@ -79,11 +79,7 @@ def read_globals(tables: Iterable[symtable.SymbolTable]) -> set[str]:
 
 class Statement:
     """
-    A statement at the top level of a module.
-
-    Args:
-        node (`ast.stmt`): The statement's node.
-        text (`str`): Its source.
+    A statement at the top level of a module, from its node and its source.
 
     Attributes:
         binds (`set[str]`): Names of the module that it binds, or may bind.
@@ -202,10 +198,7 @@ def assignments(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
 
 class Module:
     """
-    A module's statements, or some of them. The dictionaries map names to indices of statements.
-
-    Args:
-        statements (`Sequence[Statement]`): In the order of the source.
+    A module's statements, or some of them, in the order of the source. The dictionaries map names to indices of statements.
 
     Attributes:
         imported (`set[str]`): The names that the module imports at its top level.
@@ -233,22 +226,17 @@ class Module:
             changes = statement.changes_now - statement.binds
             if isinstance(statement.node, BLOCKS) and statement.changes_now:  # of what it runs over, for example
                 changes |= statement.reads_now - functions - statement.binds
-            only_assigns = isinstance(statement.node, ASSIGNMENTS) and all(
-                isinstance(target, ast.Name) for target, _ in assignments(statement.node)
-            )
-            is_script = statement.called in SCRIPT_FUNCTIONS or (
-                statement.called in SCRIPT_METHODS and not changes - self.imported
-            )
+            targets = [target for target, _ in assignments(statement.node)]
+            only_assigns = isinstance(statement.node, ASSIGNMENTS) and all(isinstance(x, ast.Name) for x in targets)
+            called = statement.called
+            is_script = called in SCRIPT_FUNCTIONS or (called in SCRIPT_METHODS and not changes - self.imported)
             for name in changes if not is_script and not only_assigns else ():
                 self.changers.setdefault(name, []).append(place)
             for name in (statement.changes | statement.declares) - self.imported if statement.has_function else ():
                 self.changing.setdefault(name, set()).update(statement.binds)
 
     def bindings(self, name: str, before: int = END) -> Iterator[tuple[int, Statement]]:
-        """
-        The statements before an index that may have bound a name, each with its index. The latest comes first, and the first
-        one that always binds the name comes last.
-        """
+        """Yields the statements before an index that may have bound a name, with their indices, backwards up to one that always does."""
         for place in reversed(self.binders.get(name, ())):
             if place < before:
                 yield place, self.statements[place]
@@ -258,40 +246,26 @@ class Module:
 
 def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
     """
-    Chooses the statements that belong in the program.
+    Returns the indices of the statements of a completion to keep in the program, and of those that the function `name` needs, for which the
+    agent was asked. Calls of this function are examples, which are never needed.
 
-    Args:
-        module (`Module`): A completion's code.
-        name (`str`): The function that the agent was asked for. Its calls are examples, which are never needed.
-
-    Returns:
-        `tuple[list[int], list[int]]`: The indices of the statements to keep, and of those that the function needs. All
-        definitions and imports are kept, with the statements that they need. A call is kept only if the function
-        that was asked for needs it; a call such as `main()` may fill a variable that only `main` reads. Bindings that
-        later ones replace are kept, but the function does not need them.
+    All definitions and imports are kept, with the statements that they need. A call is kept only if the function that was asked for needs
+    it; a call such as `main()` may fill a variable that only `main` reads. Bindings that later ones replace are kept, but the function
+    does not need them.
     """
     always = {name, FUTURE, SETTING}
     kept = _needs(module, name, always, only_last=False)
-    definitions = {
-        place for place, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))
-    }
-    mentioned = {
-        wanted for place in definitions for wanted in module.statements[place].reads | module.statements[place].binds
-    }
-    kept |= definitions | _needs(module, name, mentioned, only_last=False, with_calls=False)
+    defining = {k: one for k, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))}
+    mentioned = {wanted for one in defining.values() for wanted in one.reads | one.binds}
+    kept |= defining.keys() | _needs(module, name, mentioned, only_last=False, with_calls=False)
     return sorted(kept), sorted(_needs(module, name, always, only_last=True))
 
 
 def _needs(module: Module, name: str, names: set[str], only_last: bool, with_calls: bool = True) -> set[int]:
     """
-    Collects the statements that names need: those that bind them, those that change their objects, and what these need.
-
-    Args:
-        module (`Module`): The module.
-        name (`str`): The function whose calls are examples.
-        names (`set[str]`): The names.
-        only_last (`bool`): Whether to leave out bindings of a name that a later one replaces, and calls that print.
-        with_calls (`bool`, *optional*): Whether to collect calls of the module's functions for the variables that they change.
+    Collects the statements that names need: those that bind them, those that change their objects, and what these need. Calls of the
+    function `name` are examples. `only_last` leaves out bindings of a name that a later one replaces, and calls that print. `with_calls`
+    collects calls of the module's functions for the variables that they change.
     """
     places: set[int] = set()
     seen: set[str] = set()
@@ -321,10 +295,7 @@ def _needs(module: Module, name: str, names: set[str], only_last: bool, with_cal
 
 
 def _binders(module: Module, name: str, only_last: bool) -> Iterator[int]:
-    """
-    The statements that bind a name. With `only_last`, a binding that always happens replaces all earlier ones, and one in a branch
-    replaces those in other branches.
-    """
+    """Yields the statements that bind a name; with `only_last`, without those that a later one replaces: one in a branch, those in others."""
     in_branch = False  # whether a later branch binds the name
     for place in reversed(module.binders.get(name, ())):
         statement = module.statements[place]
