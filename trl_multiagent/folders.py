@@ -36,7 +36,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file, which replaces the one at `path` when it is on the disk. A kill leaves it behind, to be overwritten."""
+    """Yields the path of a new file, which replaces `path` when it is on the disk. A killed process leaves it, and the next overwrites it."""
     unfinished = unfinished_path(path)
     try:
         with naming(path):
@@ -84,10 +84,8 @@ def write_json(path: Path, value: Any) -> None:
 @contextlib.contextmanager
 def locked(folder: Path, advice: str) -> Iterator[None]:
     """
-    Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the process.
-
-    Raises:
-        ValueError: another program has locked it, or it is a file. The message ends with `advice`, what to do then.
+    Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the process. Raises a
+    `ValueError` that ends with `advice`, what to do then, if another program has locked it, or it is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: {advice}.")

@@ -58,10 +58,8 @@ def setting(help: str, default: Any = None, **limits: Any) -> Any:
 def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """
     Checks the value of a setting against its type (`hint`) and its limits, and returns it with that type: a number that YAML reads as text,
-    such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed.
-
-    Raises:
-        ValueError: the value is not allowed. The message is the end of a sentence that starts with the name of the setting.
+    such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed. Raises a `ValueError` if the value is
+    not allowed, whose message is the end of a sentence that starts with the name of the setting.
     """
     adapter = TypeAdapter(_constrained(hint, limits), config=STRICT)
     try:
@@ -82,10 +80,7 @@ def check_arguments(args: Any) -> None:
     """
     Checks the arguments of a configuration class: those that [`setting`] describes, and inherited ones in two ClassVars of the class and
     its base classes. `refused` maps arguments that must keep their default to the reason, `positive` lists numbers that must be greater
-    than 0. TRL and transformers check the others.
-
-    Raises:
-        ValueError: a value is not allowed.
+    than 0. TRL and transformers check the others. Raises `ValueError` if a value is not allowed.
     """
     hints, refused = hints_of(args.__class__), refused_by(type(args))
     for name in {name for base in type(args).__mro__ for name in vars(base).get("positive", ())}:

@@ -26,11 +26,8 @@ RESERVED_ROLES = ("shared", "default")
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     """
-    Refuses roles that cannot be the names of a team's agents, and returns them as a tuple.
-
-    Raises:
-        ValueError: the roles are not a list of distinct names, or one cannot be the name of a folder and a module. Case does not count,
-            because many file systems ignore it.
+    Returns roles as a tuple. Raises `ValueError` if they are not a list of distinct names, or one cannot be the name of a folder and a
+    module. Case does not count, because many file systems ignore it.
     """
     if isinstance(roles, str) or not isinstance(roles, Sequence):
         raise ValueError(f"`roles` must be a list with one name per agent, such as ['aux', 'main'], not {roles!r}.")
@@ -269,10 +266,8 @@ def judge(
     evaluation: bool = False,
 ) -> list[Outcome]:
     """
-    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`.
-
-    Raises:
-        TaskError: the environment failed, or did not return one outcome with a finite reward per joint action.
+    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`. Raises
+    [`TaskError`] if it fails, or does not return one outcome with a finite reward per joint action.
     """
     name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
     with task_code(name):

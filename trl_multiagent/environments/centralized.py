@@ -78,10 +78,8 @@ class CentralizedEnvironment(EnvironmentWrapper):
     A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
     [`split_blocks`]. The joint reward is the task's. This is a control, which shows what a team adds to one model that has all roles.
 
-    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several.
-
-    Raises:
-        ValueError: the task has one role.
+    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several. A
+    task with one role is a `ValueError`.
     """
 
     def __init__(self, task: Environment):

@@ -26,11 +26,8 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 def read_file(path: Path) -> list[dict]:
     """
-    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is not UTF-8 or not JSON, or a row is not an object; the message names the file and the row.
+    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`. Raises `FileNotFoundError`, or a `ValueError` that names the file and the
+    row if it is not UTF-8 or not JSON, or a row is not an object.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a {LOCAL_FILE}.")
@@ -67,10 +64,8 @@ def read_file(path: Path) -> list[dict]:
 
 def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
     """
-    Makes a dataset of rows. A field that a row lacks is null in it.
-
-    Raises:
-        ValueError: a field has values of different types; the message names `source` and the first row that differs.
+    Makes a dataset of rows. A field that a row lacks is null in it. Raises a `ValueError` that names `source` and the first row that differs
+    if a field has values of different types.
     """
     import datasets
     import pyarrow
@@ -147,10 +142,8 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:
     """
-    Returns the split to load from the Hub. If `split` has no name, it is the split `test` or the only one that the dataset has.
-
-    Raises:
-        ValueError: the dataset has several splits, and none of them is `test`.
+    Returns the split to load from the Hub. If `split` has no name, it is `test`, or the only split of the dataset. Raises `ValueError` if it
+    has several, and none of them is `test`.
     """
     if split and not split.startswith("["):
         return split
@@ -164,11 +157,8 @@ def hub_split(name: str, config: str | None, split: str | None) -> str:
 
 def load_from_hub(name: str, config: str | None, split: str) -> datasets.Dataset:
     """
-    Loads rows of a dataset on the Hub.
-
-    Raises:
-        ValueError: the dataset cannot be loaded, for example because it is a script.
-        ConnectionError: the Hub cannot be reached.
+    Loads rows of a dataset on the Hub. Raises `ConnectionError` if the Hub cannot be reached, and `ValueError` if the dataset cannot be
+    loaded, for example because it is a script.
     """
     import datasets
 
@@ -179,12 +169,7 @@ def load_from_hub(name: str, config: str | None, split: str) -> datasets.Dataset
 
 
 def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:
-    """
-    Selects the rows of a local file that a split such as `"train[:8]"` names. The file has only one split, so any name is accepted.
-
-    Raises:
-        ValueError: the split is malformed or selects no rows.
-    """
+    """Selects the rows of a local file, see [`read_split`]. The file has only one split, so any name is accepted."""
     if not split:
         return dataset
     only_split = re.split(r"\W", split, maxsplit=1)[0] or "test"
@@ -200,10 +185,8 @@ def without_marks(row: dict) -> dict:
 
 def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
     """
-    Refuses a row in which a field is missing, is empty, or has another type than `fields` demands.
-
-    Raises:
-        ValueError: a field is wrong; the message begins with `where`, the file and number of the row, and names the field.
+    Refuses a row in which a field is missing, is empty, or has another type than `fields` demands, by a `ValueError` that begins with
+    `where`, the file and number of the row, and names the field.
     """
     for field, kind in fields.items():
         if row.get(field) is None:

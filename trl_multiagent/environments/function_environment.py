@@ -202,12 +202,7 @@ def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict
 
 
 def fill_template(role: str, template: str, item: dict) -> str:
-    """
-    Fills a template with the columns of an item.
-
-    Raises:
-        TaskError: the item lacks a column, or the template has a brace without its partner.
-    """
+    """Fills a template with the columns of an item. A missing column, or a brace without its partner, is a [`TaskError`]."""
     try:
         return template.format(**item)
     except KeyError as error:

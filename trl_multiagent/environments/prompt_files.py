@@ -28,10 +28,8 @@ class OwnPrompt:
 
     def make(self, values: Mapping[str, str], *arguments: Any) -> Prompt:
         """
-        Makes the prompt: the template filled with `values`, or what the function returns for the `arguments`.
-
-        Raises:
-            TaskError: the function failed, or did not return a prompt.
+        Makes the prompt: the template filled with `values`, or what the function returns for the `arguments`. Raises [`TaskError`] if the
+        function fails, or does not return a prompt.
         """
         if self.function is None:
             return (self.template or "").format(**values)
@@ -82,11 +80,8 @@ def is_text(value: str) -> bool:
 
 def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequence[str]) -> OwnPrompt:
     """
-    Reads the value of a setting, see [`PromptFiles`].
-
-    Raises:
-        ValueError: there is no such file or function, the file is not UTF-8 text, a template has a field other than `fields`, or a function
-            does not take these `arguments`.
+    Reads the value of a setting, see [`PromptFiles`]. Raises `ValueError` if there is no such file or function, the file is not UTF-8 text,
+    a template has a field other than `fields`, or a function does not take these `arguments`.
     """
     if is_text(value):
         check_template(f"`{setting}`", value, fields)

@@ -137,16 +137,10 @@ def call_rewards(
     names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
 ) -> list[Any]:
     """
-    Calls reward functions with their arguments. `names` are those in messages.
+    Calls reward functions with their arguments, and returns what each returned. `names` are those in messages.
 
     The `async` ones run on the event loop of this process, concurrently with each other and with the plain ones, which run one after the
-    other in this thread. They may take `timeout` seconds.
-
-    Returns:
-        `list[Any]`: What each function returned.
-
-    Raises:
-        TaskError: A function failed, or an `async` one did not finish in time.
+    other in this thread. They may take `timeout` seconds. Raises [`TaskError`] if a function fails, or does not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
     running: dict[Future, int] = {}

@@ -74,9 +74,7 @@ def function_name(function: Callable) -> str:
 def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
     """
     Converts the return value of the reward function `name` to numbers. `None` in place of a number means that the function does not apply.
-
-    Raises:
-        TaskError: the value is not a list of `count` numbers, or a number is not finite.
+    Raises [`TaskError`] if the value is not a list of `count` numbers, or a number is not finite.
     """
     wanted = f"it must return a list of {count} numbers, one per joint action"
     values = as_list(rewards)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.metrics import Result
@@ -27,9 +27,7 @@ class MixedTeam:
     def __init__(self, sources: Mapping[str, SamplingTeam]):
         self.sources = dict(sources)
         self.roles = tuple(sources)
-        self.tokenizers: dict[str, PreTrainedTokenizerBase] = {
-            role: team.tokenizers[role] for role, team in sources.items()
-        }
+        self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
         return self.sources[role].activate(role)

@@ -131,14 +131,11 @@ class EpisodeGenerator(TransformersGenerator):
 
 def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, accelerator: Accelerator) -> Records:
     """
-    Plays all episodes of a policy that its transcripts do not have yet.
+    Plays all episodes of a policy that its transcripts do not have yet. Returns the transcripts, in the order of the items; none in all
+    processes but the main one.
 
-    Items are played in batches that do not depend on the number of processes, each by one process. A batch that was
-    interrupted is played again as a whole. Returns the transcripts, in the order of the items; none in all processes but the main one.
-
-    Raises:
-        ValueError: the roles do not match, or the folder holds the transcripts of another evaluation.
-        TaskError: the environment failed, see [`~environments.base.judge`].
+    Items are played in batches that do not depend on the number of processes, each by one process. A batch that was interrupted is played
+    again as a whole. Raises `ValueError` if the roles do not match, or the folder holds the transcripts of another evaluation.
     """
     with fail_together(accelerator):
         loaded = policy.load()

@@ -24,12 +24,7 @@ class OtherProcessUnavailable(OtherProcessError):
 
 
 def start_processes() -> PartialState:
-    """
-    Connects the processes of this run, unless that was done before.
-
-    Raises:
-        ValueError: accelerate found only one of several processes.
-    """
+    """Connects the processes of this run, unless that was done before. Raises `ValueError` if accelerate found only one of several."""
     # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
     state = PartialState(cpu=not torch.accelerator.is_available())
     launched = int(os.environ.get("WORLD_SIZE", "1"))

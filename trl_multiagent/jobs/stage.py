@@ -52,11 +52,8 @@ class Stage:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """
-        Locks the folder, compares what it holds with this work, and writes the manifest. Inside, parts can be saved.
-
-        Raises:
-            StageChanged: the folder holds other work, or files that no stage wrote.
-            ValueError: another program is writing to the folder, or the processes have different settings.
+        Locks the folder, compares what it holds with this work, and writes the manifest. Inside, parts can be saved. Raises [`StageChanged`] if
+        the folder holds other work or files, and `ValueError` if another program is writing to it, or the processes have other settings.
         """
         check_agreement(self.state, self.settings)
         with contextlib.ExitStack() as stack:

@@ -26,10 +26,8 @@ PAIRING_FIELDS = (
 @dataclass
 class PreferenceConfig(SamplingOptions):
     """
-    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`.
-
-    Raises:
-        ValueError: a value is impossible, or contradicts another one.
+    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. A value that is
+    impossible, or contradicts another one, is a `ValueError`.
     """
 
     output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")

@@ -86,9 +86,7 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
             raise ConfigError(f"`{section}.comparator_generation_mode` cannot be sequential: {reason}.")
         changes["comparator_generation_mode"] = "decentralized"  # the only agent gets the assignments of all roles
     for setting in ("comparator_model_name", "comparator_agents"):
-        models = given.get(setting) or []
-        names = [models] if isinstance(models, str) else models
-        check_names([name for name in names if name not in settings.task.models], f"{section}.{setting}")
+        check_names(given.get(setting) or [], f"{section}.{setting}")
     folder = Path(given.get("output_dir") or settings.output.base_dir) / FOLDER
     return settings.part(PreferenceConfig, **{"output_dir": given.get("preference_dataset") or str(folder), **changes})
 

@@ -149,8 +149,7 @@ def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dic
     model = evaluation.config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
     if model is None:
         raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
-    if model not in settings.task.models:
-        check_names(model, "control_model")
+    check_names(model, "control_model")
     return {team.name: make_control(evaluation, team, kind, model, task) for team in evaluation.teams}
 
 

@@ -146,10 +146,7 @@ def baseline_model(evaluation: Evaluation) -> str | list[str]:
     names = evaluation.config.baseline_model or evaluation.base
     if names is None:
         raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
-    own = [
-        name for name in ([names] if isinstance(names, str) else names) if name not in evaluation.settings.task.models
-    ]
-    check_names(own, "baseline_model")
+    check_names(names, "baseline_model")
     return names
 
 

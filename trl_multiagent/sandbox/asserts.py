@@ -77,12 +77,7 @@ def _is_check(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
 
 @functools.lru_cache(maxsize=4096)
 def read_asserts(test: str) -> Asserts:
-    """
-    Finds the asserts of a test. The result is cached.
-
-    Raises:
-        `SyntaxError` or `ValueError`: the test is not Python.
-    """
+    """Finds the asserts of a test. The result is cached. Raises `SyntaxError` or `ValueError` if the test is not Python."""
     instrument = _Instrument()
     tree = ast.parse(test)
     has_check = any(_is_check(node) for node in tree.body)

@@ -45,12 +45,8 @@ def _is_call_of_aux(node: ast.AST) -> bool:
 
 def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool:
     """
-    Whether a function with this body only returns the value of `aux`.
-
-    Args:
-        body (`Sequence[ast.stmt]`): Statements.
-        names (`set[str]`): Names for `aux`, for functions that only return its value, and for that value. Others for these are added.
-        depth (`int`): How many functions are around the body.
+    Whether a function with this body, in `depth` other functions, only returns the value of `aux`. `names` are those for `aux`, for
+    functions that only return its value, and for that value. Others for these are added.
     """
     for node in body:
         expression = node.value if isinstance(node, ast.Expr) else None

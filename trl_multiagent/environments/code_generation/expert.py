@@ -38,15 +38,8 @@ Edits = dict[str, str]  # role -> what to change in its function
 
 class Expert:
     """
-    Gets edits for whole turns from a model, handles failures as the settings require, and counts requests.
-
-    Args:
-        settings ([`ExpertSettings`]): The settings.
-        roles (`Sequence[str]`): The roles that get edits.
-        run_folder (`Path`): Folder of the run.
-
-    Raises:
-        ValueError: a setting is impossible.
+    Gets edits for whole turns from a model, for the agents of some roles, handles failures as the settings require, and counts requests.
+    Impossible settings are a `ValueError`.
     """
 
     def __init__(self, settings: ExpertSettings, roles: Sequence[str], run_folder: Path):
@@ -59,17 +52,8 @@ class Expert:
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
-        Gets edits for the answers of many branches at once.
-
-        Args:
-            items (`Sequence[dict]`): The dataset row of each branch.
-            turns (`Sequence[Turn]`): The last turn of each branch.
-
-        Returns:
-            `list[dict[str, str]]`: The edits for each branch, by role. Roles without edits are missing.
-
-        Raises:
-            UnavailableError: there is no answer, and `expert_on_failure` is not `"plain"`.
+        Gets edits for the answers in the last turns of many branches at once: for each branch, by role. Roles without edits are missing.
+        Raises [`UnavailableError`] if there is no answer, and `expert_on_failure` is not `"plain"`.
         """
         proposals = self.source.propose(items, turns, self.roles)
         failures = [proposal for proposal in proposals if isinstance(proposal, Exception)]
@@ -105,12 +89,8 @@ class Expert:
 
     def plan(self, items: Sequence[dict], requests: int, answer_tokens: int) -> str:
         """
-        Returns the largest cost of the requests, in words. Sends nothing.
-
-        Args:
-            items (`Sequence[dict]`): The items, of which the longest counts; possibly none.
-            requests (`int`): Number of requests.
-            answer_tokens (`int`): Tokens of one agent's answer at most.
+        Describes the largest cost of some requests. Sends nothing. Of the items, which may be none, the longest counts. `answer_tokens`:
+        tokens of one agent's answer at most.
         """
         questions = (question_text(item, item["prompt"], {}, self.roles) for item in items)
         question = max(map(len, questions), default=0) // CHARACTERS_PER_TOKEN

@@ -66,12 +66,7 @@ class ExpertSettings:
         return self.expert_base_url is None and ("/" in self.expert_model or Path(self.expert_model).is_dir())
 
     def expert_endpoint(self) -> Endpoint:
-        """
-        The endpoint to ask.
-
-        Raises:
-            ValueError: a setting is impossible, or it is not known where the model is.
-        """
+        """Makes the endpoint to ask. Raises `ValueError` if a setting is impossible, or it is not known where the model is."""
         assert self.expert_model is not None
         endpoint = make_endpoint(
             self.expert_model,
@@ -89,10 +84,8 @@ class ExpertSettings:
 
     def check_expert(self) -> None:
         """
-        Checks the settings that the mode `expert_edits` needs.
-
-        Raises:
-            ValueError: one is missing or impossible, would make every request fail, or would put a key into the saved settings.
+        Checks the settings that the mode `expert_edits` needs. Raises `ValueError` if one is missing or impossible, would make every request
+        fail, or would put a key into the saved settings.
         """
         if self.expert_model is None:
             raise ValueError("`external.mode: expert_edits` needs `external.expert_model`, which proposes edits.")

@@ -116,10 +116,7 @@ def make_environment(
 ) -> CodeGenerationEnvironment:
     """
     Makes the environment that the sections `external`, `reward` and `sandbox` describe. For the other arguments see
-    [`CodeGenerationEnvironment`].
-
-    Raises:
-        UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
+    [`CodeGenerationEnvironment`]. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
     """
     external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
     roles = (AUX, MAIN) if settings.num_agents == 2 else (MAIN,)

@@ -42,12 +42,9 @@ VALUE, CHANGE, NOTHING = "value", "change", "nothing"  # results of a function
 
 def find_result(module: Module, name: str) -> str | None:
     """
-    Finds the function that a name refers to at the end of a module. If several branches bind the name, any of them may run. A
-    function with a result is then preferred.
-
-    Returns:
-        `str` or `None`: `"value"` if the function returns or yields one, `"change"` if it only changes an argument or a variable of the
-        module, otherwise `"nothing"`. None if the name does not refer to a function.
+    Finds the function that a name refers to at the end of a module. If several branches bind the name, any of them may run, and a
+    function with a result is preferred. Returns `"value"` if the function returns or yields one, `"change"` if it only changes an argument
+    or a variable of the module, otherwise `"nothing"`. Returns `None` if the name does not refer to a function.
     """
     found = [*islice(_results(module, name), MAX_DEFINITIONS)]
     return next((result for result in found if result != NOTHING), found[0] if found else None)

@@ -236,7 +236,7 @@ class Module:
                 self.changing.setdefault(name, set()).update(statement.binds)
 
     def bindings(self, name: str, before: int = END) -> Iterator[tuple[int, Statement]]:
-        """Yields the statements before an index that may have bound a name, with their indices, backwards up to one that always does."""
+        """Yields the statements before an index that may have bound a name, with their indices: the latest first, up to one that always does."""
         for place in reversed(self.binders.get(name, ())):
             if place < before:
                 yield place, self.statements[place]
@@ -295,7 +295,10 @@ def _needs(module: Module, name: str, names: set[str], only_last: bool, with_cal
 
 
 def _binders(module: Module, name: str, only_last: bool) -> Iterator[int]:
-    """Yields the statements that bind a name; with `only_last`, without those that a later one replaces: one in a branch, those in others."""
+    """
+    Yields the statements that bind a name. With `only_last`, a binding that always happens replaces all earlier ones, and one in a branch
+    replaces those in other branches.
+    """
     in_branch = False  # whether a later branch binds the name
     for place in reversed(module.binders.get(name, ())):
         statement = module.statements[place]

@@ -227,9 +227,8 @@ def _single(named: tuple, *rest: tuple | dict) -> list:
     follow it.
     """
     single = [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
-    inside = (
-        _NO_VALUE if isinstance(one, _FUNCTION_TYPES) else _unwrapped(one) for one in single
-    )  # may not be called
+    # A function must not be called here
+    inside = (_NO_VALUE if isinstance(one, _FUNCTION_TYPES) else _unwrapped(one) for one in single)
     return [part for both in zip(single, inside, strict=True) for part in both]
 
 

@@ -135,9 +135,7 @@ def _moment(kind: Any, names: str) -> Codec:
 
     def read(value: Any) -> list:
         zone, fold = kind.tzinfo.__get__(value), kind.fold.__get__(value)
-        if (
-            zone is not None and type(zone) is not timezone
-        ):  # a class of the program or of zoneinfo, which has no data here
+        if zone is not None and type(zone) is not timezone:  # of the program, or of zoneinfo, which has no data here
             offset = kind.utcoffset(value)
             zone = None if offset is None else timezone(offset)
         return [zone, fold, *(field.__get__(value) for field in fields)]
@@ -185,10 +183,7 @@ _PLAIN: dict[type, Codec] = {  # type: (its parts, the value that they make)
     ),
     type({}.keys()): (list, lambda parts: dict.fromkeys(_hashed(parts)).keys()),
     type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
-    type({}.items()): (
-        lambda value: _PLAIN[dict][0](dict(value)),
-        lambda parts: _BUILD["dict"](parts).items(),
-    ),
+    type({}.items()): (lambda value: _PLAIN[dict][0](dict(value)), lambda parts: _BUILD["dict"](parts).items()),
     bytes: _one(str, bytes.hex, bytes.fromhex),
     bytearray: _one(str, bytearray.hex, bytearray.fromhex),
     complex: _fields(complex, "real imag", (float, float)),
