@@ -81,6 +81,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """Reads what [`write_json`] wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 @contextlib.contextmanager
 def locked(folder: Path, advice: str) -> Iterator[None]:
     """

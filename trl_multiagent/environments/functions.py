@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.base import Prompt, ask_one, check_prompt, check_roles
+from trl_multiagent.environments.base import Prompt, ask_one, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -90,7 +90,6 @@ class Functions:
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ValueError("`functions.prompts` is missing: a template for each role, such as {poet: 'Write ...'}.")
-        check_roles(list(self.prompts))
         for role, template in self.prompts.items():
             check_prompt(f"`functions.prompts.{role}`", template)
         if not self.reward_funcs:

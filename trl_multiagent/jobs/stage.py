@@ -10,7 +10,7 @@ from typing import Any
 
 from accelerate import Accelerator, PartialState
 
-from trl_multiagent.folders import locked, unfinished_path, write_json, write_text
+from trl_multiagent.folders import locked, read_json, unfinished_path, write_json, write_text
 from trl_multiagent.jobs.processes import check_agreement, fail_together
 
 
@@ -70,7 +70,7 @@ class Stage:
         path = self.folder / MANIFEST
         if not path.is_file():
             raise StageChanged(f"{self.folder} holds other files, or work of an earlier release: {self.advice}.")
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_json(path)
         before, now = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in self.free]
         if changed:
@@ -103,7 +103,7 @@ class Stage:
 
     def result(self, part: str) -> Any:
         """Returns what [`~Stage.save_result`] wrote."""
-        return json.loads((self.folder / part).read_text(encoding="utf-8"))
+        return read_json(self.folder / part)
 
     def save_result(self, part: str, value: Any) -> None:
         """Writes a part that all processes have worked on, as JSON. None of them goes on before it is there."""

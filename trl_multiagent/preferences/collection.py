@@ -6,7 +6,6 @@ interruption nor the number of processes changes the result.
 """
 
 import contextlib
-import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -112,7 +111,7 @@ def collect_preferences(
                     collection.write_dataset()
     preferences = load_from_disk(collection.folder)
     if state.is_main_process:
-        warn_if_few_pairs(json.loads((collection.folder / PREFERENCES_FILE).read_text())["numbers"])
+        warn_if_few_pairs(collection.stage.result(PREFERENCES_FILE)["numbers"])
     return preferences
 
 
@@ -148,10 +147,9 @@ class _Collection:
 
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of these settings, unchanged."""
-        path = self.folder / PREFERENCES_FILE
-        if not path.is_file() or not (self.folder / DATASET_STATE).is_file():
+        if not (self.stage.has(PREFERENCES_FILE) and self.stage.has(DATASET_STATE)):
             return False
-        facts = json.loads(path.read_text())
+        facts = self.stage.result(PREFERENCES_FILE)
         if facts["sampling"] != self.stage.settings or facts["pairing"] != self.config.values(PAIRING_FIELDS):
             return False
         is_unchanged = facts.get("rows") in (None, digest_of_rows(load_from_disk(self.folder)))
