@@ -50,7 +50,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error of the system says that a disk is full, or that a limit of the user or of a file's size is reached."""
+    """Returns whether an error of the system says that a disk is full, or that a limit of the user or of a file's size is reached."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -66,7 +66,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Where the new content of a file is written first."""
+    """Returns where the new content of a file is written first."""
     return path.with_name(f"_{path.name}_unfinished")
 
 
@@ -109,10 +109,10 @@ def locked(folder: Path, advice: str) -> Iterator[None]:
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether a folder is that of a model, an adapter or a saved team."""
+    """Returns whether a folder is that of a model, an adapter or a saved team."""
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def is_collection(folder: str | Path) -> bool:
-    """Whether a folder holds collected preferences, all of them."""
+    """Returns whether a folder holds collected preferences, all of them."""
     return all((Path(folder) / name).is_file() for name in (DATASET_STATE, PREFERENCES_FILE))

@@ -100,28 +100,28 @@ def check_arguments(args: Any) -> None:
 
 
 def asks_for_something(value: Any) -> bool:
-    """Whether a value switches something on. Parsers of command lines read `no` as False."""
+    """Returns whether a value switches something on. Parsers of command lines read `no` as False."""
     return bool(value) and value != "no" and value is not dataclasses.MISSING
 
 
 def refused_by(cls: type) -> dict[str, str]:
-    """The inherited arguments that a configuration class refuses, each with the reason, as it and its base classes list them."""
+    """Returns the inherited arguments that a configuration class refuses, each with the reason, as it and its base classes list them."""
     return {name: why for base in reversed(cls.__mro__) for name, why in vars(base).get("refused", {}).items()}
 
 
 @functools.cache
 def hints_of(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields."""
+    """Returns the types of a dataclass's fields."""
     return typing.get_type_hints(cls)
 
 
 def same(value: Any, other: Any) -> bool:
-    """Whether two values are equal and have the same type."""
+    """Returns whether two values are equal and have the same type."""
     return type(value) is type(other) and bool(value == other)
 
 
 def short(value: Any) -> str:
-    """A value as one short line for a message."""
+    """Returns a value as one short line for a message."""
     if value is None:
         return "null"
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
@@ -131,7 +131,7 @@ def short(value: Any) -> str:
 
 
 def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
-    """The type with the limits, for pydantic."""
+    """Returns the type with the limits, for pydantic."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
@@ -181,7 +181,7 @@ def _differ(forbidden: float | None, value: float) -> float:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether all numbers in nested lists and dicts are finite."""
+    """Returns whether all numbers in nested lists and dicts are finite."""
     if isinstance(value, dict | list):
         return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, float) or math.isfinite(value)

@@ -149,7 +149,7 @@ class _Call:
         )
 
     async def answer(self, sdk: Any, key: str, question: Question) -> Answer | EndpointError:
-        """The answer to a question, which is kept, or why there is none."""
+        """Returns the answer to a question, which is kept, or why there is none."""
         async with self.slots:
             try:
                 answer = await self.answer_with_retries(sdk, question)
@@ -278,7 +278,7 @@ class _Call:
         return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
 
     def without_key(self, text: str) -> str:
-        """A text that came from outside. An endpoint may repeat the key, which must not get into logs and files."""
+        """Returns a text that came from outside. An endpoint may repeat the key, which must not get into logs and files."""
         return text.replace(self.key, "[key]") if self.key is not None and len(self.key) >= MIN_KEY else text
 
 
@@ -298,12 +298,12 @@ async def read_body(response: Any) -> None:
 
 
 def as_count(value: Any) -> int | None:
-    """A number of tokens; `None` if it cannot be one, as 0 cannot: a budget would never be spent."""
+    """Returns a number of tokens; `None` if it cannot be one, as 0 cannot: a budget would never be spent."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else None
 
 
 def retry_after(value: str | None) -> float | None:
-    """The seconds that the header Retry-After asks for, a number or a date; `None` if it asks for nothing."""
+    """Returns the seconds that the header Retry-After asks for, a number or a date; `None` if it asks for nothing."""
     if value is None:
         return None
     with contextlib.suppress(ValueError):

@@ -106,7 +106,7 @@ class Endpoint:
         return (input_tokens * (self.input_price or 0.0) + output_tokens * (self.output_price or 0.0)) / 1e6
 
     def problem(self) -> str | None:
-        """Why this process cannot use the endpoint, or `None`. Nothing is contacted to find out."""
+        """Returns why this process cannot use the endpoint, or `None`. Nothing is contacted to find out."""
         if importlib.util.find_spec(self.api) is None:
             return f"the package {self.api} is not installed: pip install 'trl-multiagent[endpoints]'"
         try:
@@ -200,5 +200,5 @@ def describe_requests(endpoint: Endpoint | None, requests: int, input_tokens: in
 
 
 def describe_endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    """What an endpoint's answers depend on, as plain values. The place is no part of it: a server may move."""
+    """Returns what an endpoint's answers depend on, as plain values. The place is no part of it: a server may move."""
     return {"api": endpoint.api, **endpoint.parameters}

@@ -96,7 +96,7 @@ def check_texts(rows: list[dict], source: str) -> None:
 
 
 def is_column(values: list) -> bool:
-    """Whether values can form one column of a dataset."""
+    """Returns whether values can form one column of a dataset."""
     import pyarrow
 
     try:
@@ -212,7 +212,7 @@ def kind_of(value: object) -> str:
 
 
 def item_ids(dataset: datasets.Dataset) -> list[str]:
-    """The name of each item: its `item_id`, `task_id` or `id` if all of them are different, or else its number."""
+    """Returns the name of each item: its `item_id`, `task_id` or `id` if all of them are different, or else its number."""
     for column in ID_COLUMNS:
         if column in dataset.column_names:
             names = [str(value) for value in dataset[column]]

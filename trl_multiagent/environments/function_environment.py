@@ -136,7 +136,7 @@ class FunctionEnvironment(Environment):
         return prompts
 
     def resume_settings(self) -> dict[str, Any]:
-        """The templates, the weights, and the names of the functions. The code of the functions is not compared."""
+        """Returns the templates, the weights, and the names of the functions. The code of the functions is not compared."""
         prompts = {
             role: template if isinstance(template, str) else f"function {function_name(template)}"
             for role, template in self.templates.items()
@@ -215,7 +215,7 @@ def fill_template(role: str, template: str, item: dict) -> str:
 
 
 def is_model(function: Any) -> bool:
-    """Whether this is a reward model or the id of one. Torch is not imported for this: without it, there are no models."""
+    """Returns whether this is a reward model or the id of one. Torch is not imported for this: without it, there are no models."""
     torch = sys.modules.get("torch")
     return isinstance(function, str) or (torch is not None and isinstance(function, torch.nn.Module))
 

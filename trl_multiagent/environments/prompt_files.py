@@ -59,12 +59,12 @@ class PromptFiles:
         }
 
     def given(self) -> dict[str, str]:
-        """The settings that have a value."""
+        """Returns the settings that have a value."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     def saved(self) -> dict[str, str]:
-        """The settings with the texts of the templates in place of their paths. They are saved with the run."""
+        """Returns the settings with the texts of the templates in place of their paths. They are saved with the run."""
         saved = self.given()
         for name, prompt in self.prompts.items():
             if prompt.template is not None:
@@ -74,7 +74,7 @@ class PromptFiles:
 
 
 def is_text(value: str) -> bool:
-    """Whether the value of a setting is the text of a template."""
+    """Returns whether the value of a setting is the text of a template."""
     return "{" in value or "\n" in value
 
 

@@ -28,7 +28,7 @@ _CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", defa
 
 
 def scoring_context() -> ScoringContext:
-    """The context of the batch that is scored now; an empty one if the environment was called directly."""
+    """Returns the context of the batch that is scored now; an empty one if the environment was called directly."""
     return _CONTEXT.get() or ScoringContext()
 
 

@@ -56,7 +56,7 @@ def task_code(name: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """The type and the message of an error, on one line."""
+    """Returns the type and the message of an error, on one line."""
     try:
         text = printable(" ".join(str(error).split()))
     except Exception:  # the error's `__str__` fails
@@ -65,7 +65,7 @@ def describe(error: BaseException) -> str:
 
 
 def function_name(function: Callable) -> str:
-    """The name of a function, of the function inside a `functools.partial`, or of the class of a callable object."""
+    """Returns the name of a function, of the function inside a `functools.partial`, or of the class of a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
@@ -94,7 +94,7 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
 
 
 def as_list(values: Any) -> list[Any] | None:
-    """The entries of a list, tuple, array or tensor; `None` for anything else."""
+    """Returns the entries of a list, tuple, array or tensor; `None` for anything else."""
     if isinstance(values, Collection) and not isinstance(values, str | bytes | Mapping | Set):
         with contextlib.suppress(TypeError):  # a tensor without a dimension
             return list(values)

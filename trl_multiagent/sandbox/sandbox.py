@@ -98,7 +98,7 @@ class _Task:
     lost_steps: list[dict] = field(default_factory=list)
 
     def job(self) -> dict[str, Any]:
-        """The message that starts this program in a verifier."""
+        """Returns the message that starts this program in a verifier."""
         source = self.program.source[: MAX_SOURCE + 1]  # the verifier refuses a source of this length
         asserts = vars(read_asserts(self.program.checks))
         return vars(self.program) | asserts | {"source": source, "lost_steps": self.lost_steps}
@@ -134,7 +134,7 @@ class _Slot:
             self.socket.sendall(pack(task.job()))
 
     def receive(self) -> dict[str, Any] | None:
-        """The verifier's message, or one that takes its place when it has ended. None while the message is incomplete."""
+        """Returns the verifier's message, or one that takes its place when it has ended. None while the message is incomplete."""
         with contextlib.suppress(OSError):
             if chunk := self.socket.recv(1 << 16):
                 self.inbox.data += chunk
@@ -149,14 +149,14 @@ class _Slot:
         return _lost_message(step, "error", "the checks crashed on the program's answers")
 
     def is_silent(self, limit: float) -> bool:
-        """Whether the verifier has made no progress for `limit` seconds."""
+        """Returns whether the verifier has made no progress for `limit` seconds."""
         progress = self._progress()
         if progress != self.last_progress:
             self.last_progress, self.last_progress_time = progress, time.monotonic()
         return time.monotonic() - self.last_progress_time > limit
 
     def silent_message(self) -> dict[str, Any]:
-        """The message that takes the place of a silent verifier's."""
+        """Returns the message that takes the place of a silent verifier's."""
         step, _ = self._progress()
         stopped = os.waitid(os.P_PID, self.processes[-1].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if step < 0 or stopped:
@@ -331,7 +331,7 @@ class Sandbox(contextlib.AbstractContextManager):
             free -= 1
 
     def _idle_slot(self) -> _Slot | None:
-        """A slot without a task. None if the machine refuses another slot while programs run, which may be the reason."""
+        """Returns a slot without a task. None if the machine refuses another slot while programs run, which may be the reason."""
         idle = [slot for slot in self._slots if slot.task is None]
         if not idle:
             number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
@@ -391,7 +391,7 @@ class Sandbox(contextlib.AbstractContextManager):
         return Verdict(**fields, tier=self.tier)
 
     def _verdict_on_lost(self, task: _Task) -> Verdict:
-        """The verdict on a program whose answers have ended too many verifiers."""
+        """Returns the verdict on a program whose answers have ended too many verifiers."""
         last = task.lost_steps[-1]
         sources = read_asserts(task.program.checks).sources
         checks = tuple(Check(last["status"], source, last["error"]) for source in sources)

@@ -93,7 +93,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
 
 
 def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
-    """Whether `aux` and the entry point are the functions that the two agents define when the whole program runs."""
+    """Returns whether `aux` and the entry point are the functions that the two agents define when the whole program runs."""
     if aux.result is None or main.result is None or aux.error or main.error or AUX in main.module.binders:
         return False
     statements = (*aux.module.statements, *main.module.statements)
@@ -102,8 +102,8 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
 
 def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str, signature: str) -> bool:
     """
-    Whether aux's code reads a global name that a statement of main binds, if aux and the prefix do not have the same statement. The entry
-    point counts only if it has parameters that the item's `signature` lacks, because a call could then ask for another function.
+    Returns whether aux's code reads a global name that a statement of main binds, if aux and the prefix do not have the same statement. The
+    entry point counts only if it has parameters that the item's `signature` lacks, because a call could then ask for another function.
     """
     try:
         own, given, others = ([ast.unparse(node) for node in ast.parse(code).body] for code in (aux, prefix, main))
@@ -119,7 +119,7 @@ def _uses_names_of(aux: str, main: str, prefix: str, entry_point: str, signature
 
 
 def _parameters(source: str, name: str) -> set[tuple[str, int]]:
-    """The parameters of a module's function, as kinds and numbers."""
+    """Returns the parameters of a module's function, as kinds and numbers."""
     functions = [node.args for node in ast.parse(source).body if isinstance(node, FUNCTIONS) and node.name == name]
     return {
         (kind, number)
@@ -132,8 +132,8 @@ def _parameters(source: str, name: str) -> set[tuple[str, int]]:
 
 def reads_interpreter(source: str, prefix: str, other: str) -> bool:
     """
-    Whether code uses time, chance, threads or the interpreter's own objects, changes a module, or uses attributes of the function `other`,
-    which the other agent writes. Modules that the prompt's `prefix` imports are allowed.
+    Returns whether code uses time, chance, threads or the interpreter's own objects, changes a module, or uses attributes of the function
+    `other`, which the other agent writes. Modules that the prompt's `prefix` imports are allowed.
     """
     try:
         tree, tables = ast.parse(source), all_tables(source)
@@ -156,7 +156,7 @@ def reads_interpreter(source: str, prefix: str, other: str) -> bool:
 
 
 def _imports(node: ast.AST) -> list[tuple[str, str]]:
-    """The packages that a statement imports, each with the name in it; for `import sys`, an allowed one."""
+    """Returns the packages that a statement imports, each with the name in it; for `import sys`, an allowed one."""
     if isinstance(node, ast.ImportFrom):
         return [((node.module or "").partition(".")[0], alias.name) for alias in node.names]
     names = node.names if isinstance(node, ast.Import) else []

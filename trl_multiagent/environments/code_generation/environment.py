@@ -120,7 +120,7 @@ class CodeGenerationEnvironment(Environment):
         )
 
     def resume_settings(self) -> dict[str, Any]:
-        """The settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
+        """Returns the settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
         optional = {
             "expert": None if self.expert is None else self.expert.source.describe(),
@@ -161,7 +161,7 @@ class CodeGenerationEnvironment(Environment):
         ]
 
     def _later_prompts(self, item: dict, history: History, edits: Mapping[str, str] | None) -> dict[str, Prompt]:
-        """The prompts of a later turn, with what an expert proposes."""
+        """Returns the prompts of a later turn, with what an expert proposes."""
         result = history[-1].outcome.info  # a `CodeResult`
         checks: Sequence[Check] = ()
         if result.verdict is not None:
@@ -188,7 +188,7 @@ class CodeGenerationEnvironment(Environment):
         return prompts
 
     def _first_prompt(self, role: str, item: dict, problem: str) -> Prompt:
-        """The prompt of a role at the first turn, with `problem` in the place of the item's problem."""
+        """Returns the prompt of a role at the first turn, with `problem` in the place of the item's problem."""
         own_prompt = self.prompt_files.prompts.get(role)
         if own_prompt is not None:
             return own_prompt.make({**_fields(item), "prompt": problem}, {**item, "prompt": problem})
@@ -216,7 +216,7 @@ class CodeGenerationEnvironment(Environment):
         return outcomes
 
     def _hidden_tests_pass(self, outcome: Outcome) -> bool | None:
-        """Whether an answer passes all tests that feedback does not show; `None` if it shows all of them."""
+        """Returns whether an answer passes all tests that feedback does not show; `None` if it shows all of them."""
         verdict = outcome.info.verdict
         if verdict is not None:
             checks = feedback.hidden_checks(verdict.checks, self.mode, self.sandbox_slice, self.hidden_tests)
@@ -246,7 +246,7 @@ class CodeGenerationEnvironment(Environment):
 
 
 def _fields(item: dict) -> dict[str, str]:
-    """The fields of an item that templates may have."""
+    """Returns the fields of an item that templates may have."""
     return {**{name: item[name] for name in ("prompt", "entry_point", "task_id")}, "signature": signature(item)}
 
 

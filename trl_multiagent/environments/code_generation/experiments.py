@@ -81,7 +81,7 @@ class Experiments:
 
 
 def _check_timeout(program: Program, verdict: Verdict) -> float:
-    """The deadline of a check, in seconds. It is short because a program may loop forever when a value is changed."""
+    """Returns the deadline of a check, in seconds. It is short because a program may loop forever when a value is changed."""
     if verdict.timeouts:  # the processor time includes that of the endless loop
         return (program.check_timeout or 2.0) / 2
     enough = 0.25 + 10 * verdict.cpu_seconds

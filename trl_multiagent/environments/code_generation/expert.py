@@ -108,7 +108,7 @@ class EndpointExpert:
         self.stops = settings.expert_on_failure == "error"
 
     def take_usage(self) -> Usage:
-        """What was used since the last call of this method."""
+        """Returns what was used since the last call of this method."""
         return self.client.take_usage()
 
     def prepare(self) -> None:
@@ -118,7 +118,7 @@ class EndpointExpert:
             raise UnavailableError(f"`external.mode: expert_edits` cannot use the expert: {problem}.")
 
     def describe(self) -> dict[str, Any]:
-        """What the edits depend on, as plain values."""
+        """Returns what the edits depend on, as plain values."""
         return describe_endpoint(self.client.endpoint)
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
@@ -226,7 +226,7 @@ def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | No
 
 
 def function_names(entry_point: str, roles: Sequence[str]) -> dict[str, str]:
-    """The name of each role's function."""
+    """Returns the name of each role's function."""
     return {role: AUX if role == AUX else entry_point for role in roles}
 
 
@@ -282,7 +282,7 @@ def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
 
 
 def _objects_in(text: str) -> Iterator[dict]:
-    """The JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut off."""
+    """Yields the JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut off."""
     decoder = json.JSONDecoder(strict=False)  # strings may contain line breaks
     found = []
     for match in re.finditer(r"\{", text):
@@ -306,7 +306,7 @@ def _objects_in(text: str) -> Iterator[dict]:
 
 
 def _as_text(value: Any, depth: int = 0) -> str:
-    """The text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are no edits."""
+    """Returns the text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are no edits."""
     if isinstance(value, str):
         # JSON can hold halves of characters, which no tokenizer and no file takes
         return value.encode("utf-8", "replace").decode("utf-8").strip()

@@ -143,13 +143,13 @@ class CodeReward:
             return analyze(item["prompt"], item["entry_point"], None if texts[0] is None else "", "")
 
     def _check_timeout(self, facts: ItemFacts) -> float | None:
-        """The deadline of a check, in seconds; None for that of the sandbox."""
+        """Returns the deadline of a check, in seconds; None for that of the sandbox."""
         if not self.adaptive_timeout or facts.reference_seconds is None:
             return None
         return max(MIN_TIMEOUT, REFERENCE_FACTOR * facts.reference_seconds)
 
     def _item_facts(self, items: list[dict], tries_trivial: bool) -> list[ItemFacts]:
-        """The facts about the items, in order. The facts about an item are determined when it is scored for the first time."""
+        """Returns the facts about the items, in order. The facts about an item are determined when it is scored for the first time."""
         keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "", tries_trivial) for item in items]
         if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
             return [ItemFacts(count_asserts(item["test"])) for item in items]
@@ -187,7 +187,7 @@ class CodeReward:
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
-    """The parts of the reward according to the published table."""
+    """Returns the parts of the reward according to the published table."""
     analysis, verdict = result.analysis, result.verdict
     parts = _no_parts()
     parts["definition"] = AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem)
@@ -203,7 +203,7 @@ def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
 
 def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     """
-    The parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part
+    Returns the parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part
     1.0 s c, and -0.5 s if aux is ignored. s is the share of the tests that pass, of those that trivial answers do not pass; m and a
     are the shares of main's and aux's text that belong to their functions; c is 1 if the team collaborates, and 0 if not.
     """
@@ -226,7 +226,7 @@ def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
 
 
 def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
-    """The smallest and the largest possible value of the reward and of its parts."""
+    """Returns the smallest and the largest possible value of the reward and of its parts."""
     defined = MAIN_DEFINED + (AUX_DEFINED if num_agents == 2 else 0.0)
     together = AUX_USED + NOT_A_WRAPPER if num_agents == 2 else 0.0
     rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def quoted(choices: Iterable[str]) -> str:
-    """The choices in words: `'a', 'b' or 'c'`."""
+    """Returns the choices in words: `'a', 'b' or 'c'`."""
     *others, last = map(repr, choices)
     return f"{', '.join(others)} or {last}"
 

@@ -109,7 +109,7 @@ class ItemFacts:
     reference_seconds: float | None = None  # its processor time on all tests; `None` if it passes none
 
     def share(self, passed: int) -> float:
-        """The share, 0 to 1, of an answer that passes this many tests, of the tests that trivial answers do not pass."""
+        """Returns the share, 0 to 1, of an answer that passes this many tests, of the tests that trivial answers do not pass."""
         return max(0, passed - self.trivial) / max(1, self.total - self.trivial)
 
 
@@ -146,7 +146,7 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
 
 
 def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
-    """The facts about an item, from the verdict on its [`facts_program`]."""
+    """Returns the facts about an item, from the verdict on its [`facts_program`]."""
     total = verdict.total // 2
     trivial = sum(check.status == "passed" for check in verdict.checks[:total])
     reference = verdict.passed - trivial
@@ -192,7 +192,7 @@ def _parsed(source: str) -> ast.expr | None:
 
 
 def _literal(node: ast.expr | str) -> Any:
-    """The value of a literal. `NO_LITERAL` for other expressions."""
+    """Returns the value of a literal. `NO_LITERAL` for other expressions."""
     try:
         return ast.literal_eval(node)
     except PARSE_ERRORS:
@@ -200,7 +200,7 @@ def _literal(node: ast.expr | str) -> Any:
 
 
 def _longest_value(text: str) -> str | None:
-    """The source of the longest literal at the start of a text; prose may follow it."""
+    """Returns the source of the longest literal at the start of a text; prose may follow it."""
     text = text.strip().split("\n")[0]
     for end in [len(text), *(match.start() for match in reversed([*re.finditer(r"[\s,;.)#]", text)]))]:
         if (value := _literal(text[:end].strip().rstrip(",;."))) is not NO_LITERAL:
@@ -209,7 +209,7 @@ def _longest_value(text: str) -> str | None:
 
 
 def _test_constants(test: str) -> list[str]:
-    """The literals in a test, most frequent first, without those that are arguments of the candidate."""
+    """Returns the literals in a test, most frequent first, without those that are arguments of the candidate."""
     found: Counter[str] = Counter()
     stack: list[ast.AST] = [ast.parse(test)]
     while stack:

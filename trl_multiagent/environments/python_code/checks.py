@@ -85,7 +85,7 @@ def _compile_problem(source: str) -> str:
 
 
 def bound_names(source: str) -> set[str]:
-    """The names that a module defines at its top level, and `"*"` if it has an import such as `from math import *`."""
+    """Returns the names that a module defines at its top level, and `"*"` if it has an import such as `from math import *`."""
     module, *tables = all_tables(source)
     names = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     for inner in tables:

@@ -117,7 +117,7 @@ def _without_invisible(text: str) -> str:
 
 
 def _imports(node: ast.stmt) -> set[tuple[str | None, ...]]:
-    """What an import binds: the module, and the names there and here. Empty for other statements."""
+    """Returns what an import binds: the module, and the names there and here. Empty for other statements."""
     if not isinstance(node, IMPORTS):
         return set()
     module = node.module if isinstance(node, ast.ImportFrom) else None
@@ -183,7 +183,7 @@ def _is_code(statement: ast.stmt) -> bool:
 
 
 def _byte_lines(text: str) -> list[bytes]:
-    """The lines in UTF-8, since a syntax tree counts columns in bytes. Broken text may contain lone surrogates."""
+    """Returns the lines in UTF-8, since a syntax tree counts columns in bytes. Broken text may contain lone surrogates."""
     return text.encode(errors="surrogatepass").split(b"\n")
 
 
@@ -206,7 +206,7 @@ class _Budget:
 
 
 def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
-    """The runs of lines that may be code, in order, each with whether it parses. Code between prose may be indented."""
+    """Yields the runs of lines that may be code, in order, each with whether it parses. Code between prose may be indented."""
     lines = text.split("\n")
     if budget.parses(lines):
         yield text, True
@@ -249,7 +249,7 @@ def _stretch_end(lines: list[str], start: int, budget: _Budget) -> tuple[int, bo
 
 
 def _kept_source(lines: list[bytes], module: Module, kept: list[int]) -> str:
-    """The text of the statements to keep, with imports from `__future__` first."""
+    """Returns the text of the statements to keep, with imports from `__future__` first."""
     future, rest = [], []
     for place in kept:
         node = module.statements[place].node
@@ -268,7 +268,7 @@ def _start(node: ast.stmt) -> tuple[int, int]:
 
 
 def _text(lines: list[bytes], start: tuple[int, int], last: int, end: int | None) -> str:
-    """The text from a line and column to the column `end` of the line `last`."""
+    """Returns the text from a line and column to the column `end` of the line `last`."""
     first, column = start
     segment = lines[first - 1 : last]
     segment[-1] = segment[-1][:end]
@@ -277,14 +277,14 @@ def _text(lines: list[bytes], start: tuple[int, int], last: int, end: int | None
 
 
 def _segment(lines: list[bytes], node: ast.stmt) -> str:
-    """The text of a statement."""
+    """Returns the text of a statement."""
     space = "\n\n" if isinstance(node, DEFINITIONS) else ""
     return space + _text(lines, _start(node), node.end_lineno or node.lineno, node.end_col_offset)
 
 
 def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
     """
-    The number of visible characters in some statements. A statement extends to the end of its last line, or to the next
+    Returns the number of visible characters in some statements. A statement extends to the end of its last line, or to the next
     statement on that line. Indented comments that follow belong to it. Identical statements count once.
     """
     starts = [_start(statement.node) for statement in module.statements] + [(len(lines) + 1, 0)]

@@ -37,7 +37,7 @@ END = 1 << 60  # greater than the index of any statement
 
 
 def own_nodes(*nodes: ast.AST) -> Iterator[ast.AST]:
-    """The nodes and those in them, last first. Functions, lambdas and classes come without what is in them."""
+    """Yields the nodes and those in them, last first. Functions, lambdas and classes come without what is in them."""
     stack = [*nodes]
     while stack:
         node = stack.pop()
@@ -47,7 +47,7 @@ def own_nodes(*nodes: ast.AST) -> Iterator[ast.AST]:
 
 
 def _nodes_that_run(definition: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a definition that run with it, and not when a function is called."""
+    """Yields the nodes of a definition that run with it, and not when a function is called."""
     stack: list[ast.AST] = [definition]
     while stack:
         node = stack.pop()
@@ -59,12 +59,12 @@ def _nodes_that_run(definition: ast.stmt) -> Iterator[ast.AST]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """All names in a node, read or bound."""
+    """Returns all names in a node, read or bound."""
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
 def all_tables(source: str) -> list[symtable.SymbolTable]:
-    """The symbol tables of a module, which comes first, and of the functions and classes in it."""
+    """Returns the symbol tables of a module, which comes first, and of the functions and classes in it."""
     tables = [symtable.symtable(source, "<source>", "exec")]
     for table in tables:
         tables += table.get_children()
@@ -72,7 +72,7 @@ def all_tables(source: str) -> list[symtable.SymbolTable]:
 
 
 def read_globals(tables: Iterable[symtable.SymbolTable]) -> set[str]:
-    """The module's names, and those of builtins, that code reads."""
+    """Returns the module's names, and those of builtins, that code reads."""
     symbols = (symbol for table in tables for symbol in table.get_symbols())
     return {symbol.get_name() for symbol in symbols if symbol.is_global() and symbol.is_referenced()}
 
@@ -130,7 +130,7 @@ class Statement:
 
 
 def _names_of(node: ast.stmt, text: str) -> tuple[set[str], set[str], set[str]]:
-    """What a statement binds, what functions in it declare `global` and bind, and what it reads."""
+    """Returns what a statement binds, what functions in it declare `global` and bind, and what it reads."""
     try:
         module, *inner = tables = all_tables(text)
     except PARSE_ERRORS:  # the compiler refuses what the parser accepts, so the program will not run
@@ -151,7 +151,7 @@ def _names_of(node: ast.stmt, text: str) -> tuple[set[str], set[str], set[str]]:
 
 
 def changed_names(node: ast.AST) -> set[str]:
-    """The names whose objects a node may change."""
+    """Returns the names whose objects a node may change."""
     changed: list[ast.expr] = []
     if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
         changed = [node]
@@ -170,7 +170,7 @@ def changed_names(node: ast.AST) -> set[str]:
 
 
 def root_name(node: ast.expr) -> str:
-    """The first name of a chain of attributes, items and calls: `a` in `a.b[0].c()`. Empty if it begins otherwise."""
+    """Returns the first name of a chain of attributes, items and calls: `a` in `a.b[0].c()`. Empty if it begins otherwise."""
     for _ in range(MAX_CHAIN):
         if isinstance(node, ast.Name):
             return node.id
@@ -181,14 +181,14 @@ def root_name(node: ast.expr) -> str:
 
 
 def called_name(call: ast.Call) -> str:
-    """The name of the function or method that a call calls; empty if it has none."""
+    """Returns the name of the function or method that a call calls; empty if it has none."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def assignments(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
-    """The targets of a node that assigns values, each with the expression."""
+    """Returns the targets of a node that assigns values, each with the expression."""
     if isinstance(node, ast.Assign):
         return [(target, node.value) for target in node.targets]
     if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
@@ -311,7 +311,7 @@ def _binders(module: Module, name: str, only_last: bool) -> Iterator[int]:
 
 
 def _calls(module: Module, functions: set[str], called: set[str], only_last: bool) -> Iterator[int]:
-    """The statements that call some functions not in `called`: directly, through other functions, or by another name."""
+    """Yields the statements that call some functions not in `called`: directly, through other functions, or by another name."""
     queue = [*functions]
     while queue:
         name = queue.pop()

@@ -67,5 +67,5 @@ def check_problem(row: dict, fields: Iterable[str], where: str, test_field: str 
 
 
 def count_asserts(test: str) -> int:
-    """The number of asserts in a test that can fail. `assert True` does not count."""
+    """Returns the number of asserts in a test that can fail. `assert True` does not count."""
     return len(read_asserts(test).sources)

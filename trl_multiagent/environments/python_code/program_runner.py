@@ -64,7 +64,7 @@ class ProgramRunner:
 
     def metrics(self) -> dict[str, float]:
         """
-        The results since the last call of this method.
+        Returns the results since the last call of this method.
 
         Returns:
             `dict[str, float]`: `executions_per_second`, the agents' programs per second spent running them, with equal programs of a

@@ -73,7 +73,7 @@ class Watch:
 
     def given(self, *parameters: Any) -> tuple:
         """
-        What the function gets for its arguments: `parameters` are a tuple of single ones, the tuple of the further positional ones and
+        Returns what the function gets for its arguments: `parameters` are a tuple of single ones, the tuple of the further positional ones and
         the dictionary of the further named ones, as far as there are any.
         """
         if self.depth.value > 1 or Watch.experiment not in WITH_COPIES:
@@ -86,11 +86,11 @@ class Watch:
         self.depth.value -= 1
 
     def raises(self) -> bool:
-        """Whether the caller gets the exception that the function raised."""
+        """Returns whether the caller gets the exception that the function raised."""
         return self.depth.value > 1 or Watch.experiment != "echo"
 
     def filled(self) -> Any:
-        """The known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
+        """Returns the known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
         arguments = [argument for argument, _ in self.arguments]
         with contextlib.suppress(Exception):
             return self.template.filled(arguments) if self.template else arguments[0]
@@ -108,7 +108,7 @@ class Watch:
                 self.template.places = common if all(common) else self.template.places
 
     def start(self, *parameters: Any) -> bool:
-        """The same as `enter` and `given`, for a generator. Other code runs between its values, so it has no depth."""
+        """Does the same as `enter` and `given`, for a generator. Other code runs between its values, so it has no depth."""
         self.calls += 1
         if self.first is _NO_VALUE:
             self.first = []
@@ -119,12 +119,12 @@ class Watch:
         return Watch.experiment not in NO_YIELD or (Watch.experiment == "echo" and self.calls == 1)
 
     def instead_of_values(self) -> Iterator:
-        """What a generator that is not run yields."""
+        """Yields what a generator that is not run yields."""
         with contextlib.suppress(TypeError):  # the argument is not iterable
             yield from self.filled() or () if Watch.experiment == "echo" else ()
 
     def produce(self, value: Any) -> Any:
-        """What a generator's caller gets in place of one of its values."""
+        """Returns what a generator's caller gets in place of one of its values."""
         values, arguments, self.arguments = self.first, self.arguments, []
         # with `echo`, a generator runs once, to make a template of its values
         result = value if Watch.experiment == "echo" else self.give(value)
@@ -136,7 +136,7 @@ class Watch:
         return result
 
     def give(self, value: Any) -> Any:
-        """What the caller gets in place of a value."""
+        """Returns what the caller gets in place of a value."""
         if not Watch.experiment or self.depth.value > 1:
             return value
         if isinstance(value, Iterator):
@@ -171,7 +171,7 @@ class Watch:
         return result
 
     def each(self, values: Iterable) -> Iterable:
-        """What a generator yields in place of the values of another one."""
+        """Returns what a generator yields in place of the values of another one."""
         return map(self.produce, values) if Watch.experiment else values
 
 
@@ -199,7 +199,7 @@ class _Watched:
 
 
 def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: dict) -> Callable:
-    """The entry point as the checks call it. An experiment may replace its result by a watched function's."""
+    """Returns the entry point as the checks call it. An experiment may replace its result by a watched function's."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if Watch.experiment == "alone":
@@ -223,7 +223,7 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
 
 def _single(named: tuple, *rest: tuple | dict) -> list:
     """
-    All arguments of a call, each with what it contains if that is a single value. Those in a tuple or a dictionary of further arguments
+    Returns all arguments of a call, each with what it contains if that is a single value. Those in a tuple or a dictionary of further arguments
     follow it.
     """
     single = [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
@@ -256,7 +256,7 @@ class _Template(pickle.Pickler):
         return 2 * len(self.places) - 2 + is_function if equal else None
 
     def filled(self, arguments: list) -> Any:
-        """The value with other arguments."""
+        """Returns the value with other arguments."""
         reading = pickle.Unpickler(io.BytesIO(self.file.getvalue()))
 
         def load(place: int) -> Any:
@@ -270,7 +270,7 @@ class _Template(pickle.Pickler):
 
 @functools.cache
 def _has_methods(kind: type) -> bool:
-    """Whether the program defines methods of a class besides `__init__`."""
+    """Returns whether the program defines methods of a class besides `__init__`."""
     return any(
         isinstance(member, property)
         or (isinstance(member, types.FunctionType) and member.__code__.co_filename == PROGRAM)
@@ -281,7 +281,7 @@ def _has_methods(kind: type) -> bool:
 
 def _in_form_of(value: Any, first: Any) -> Any:
     """
-    The watched function's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a
+    Returns the watched function's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a
     container. An entry point that only does this has not done any work.
     """
     forms = [_listed(first)]
@@ -297,7 +297,7 @@ def _in_form_of(value: Any, first: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The value in a container or an object that has a single one, or what a function returns without arguments, or without names in it for None."""
+    """Returns the only value in a container or an object, or what a function returns without arguments, or for None if it has no names in it."""
     inside = _NO_VALUE
     if type(value) in _ATOMS:
         return inside
@@ -318,7 +318,7 @@ def _listed(value: Any) -> Any:
 
 
 def _altered(value: Any) -> Any:
-    """A different value of the same type. For types that are not built in, a new object."""
+    """Returns a different value of the same type. For types that are not built in, a new object."""
     kind = type(value)
     if kind is bool:
         return not value
@@ -363,7 +363,7 @@ def compile_watched(source: str, names: Sequence[str], filename: str) -> tuple[t
 
 
 def _with_constants(code: types.CodeType, constants: dict[str, Any]) -> types.CodeType:
-    """The code, and that of its functions, with other constants in place of some of its strings."""
+    """Returns the code, and that of its functions, with other constants in place of some of its strings."""
     values = (
         _with_constants(value, constants)
         if isinstance(value, types.CodeType)
@@ -462,7 +462,7 @@ def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]
 
 
 def _parameters(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr]]:
-    """The expressions that read a function's parameters, as `Watch.given` takes them, and those that assign to them."""
+    """Returns the expressions that read a function's parameters, as `Watch.given` takes them, and those that assign to them."""
     named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     rest = [argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument]
     read, written = (
@@ -473,7 +473,7 @@ def _parameters(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr
 
 
 def _own_nodes(function: _Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body, without those of functions and classes within it."""
+    """Yields the nodes of a function's body, without those of functions and classes within it."""
     stack: list[ast.AST] = [*function.body]
     while stack:
         node = stack.pop()
