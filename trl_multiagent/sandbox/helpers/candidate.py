@@ -104,7 +104,7 @@ def _calls_since(before: list[int]) -> list[int]:
 
 
 def _answer(question: dict) -> bytes:
-    """Returns the packed answer to one call: its value and what it changed in its arguments, or what it raised."""
+    """The packed answer to one call: its value and what it changed in its arguments, or what it raised."""
     before = _calls()
     try:
         args, kwargs = decode_call(question, _proxy)
@@ -124,7 +124,7 @@ def _answer(question: dict) -> bytes:
 
 
 def _proxy(number: int) -> Callable:
-    """Returns a function of the checks. A call of it asks the verifier, which may call the program before it answers."""
+    """A function of the checks. A call of it asks the verifier, which may call the program before it answers."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with _calling_checks:

@@ -394,7 +394,7 @@ class Evaluation:
         return error
 
     def _proxy(self, number: int) -> Callable:
-        """Returns the program's function of this number, for the checks."""
+        """The program's function of this number, for the checks."""
         return lambda *args, **kwargs: self._call(number, args, kwargs)
 
     def _call_back(self, request: dict) -> dict:
@@ -417,7 +417,7 @@ class Evaluation:
                 raise Died("the program ended its process") from error
 
     def _receive(self) -> dict:
-        """Returns the candidate's next message, without its notes."""
+        """The candidate's next message, without its notes."""
         while True:
             self._look_when_due()  # a program that sends many messages must not avoid its time limit
             while (message := self.inbox.next()) is None:
@@ -532,7 +532,7 @@ def _compile(source: str) -> types.CodeType:
 
 
 def _well_formed(answer: dict, arguments: int) -> bool:
-    """Returns whether an answer has the right parts. The values in them are checked when they are decoded."""
+    """Whether an answer has the right parts. The values in them are checked when they are decoded."""
     changed = answer.get("changed")
     return (
         "value" in answer

@@ -73,7 +73,7 @@ class Watch:
 
     def given(self, *parameters: Any) -> tuple:
         """
-        Returns what the function gets for its arguments: `parameters` are a tuple of single ones, the tuple of the further positional ones and
+        What the function gets for its arguments: `parameters` are a tuple of single ones, the tuple of the further positional ones and
         the dictionary of the further named ones, as far as there are any.
         """
         if self.depth.value > 1 or Watch.experiment not in WITH_COPIES:
@@ -86,11 +86,11 @@ class Watch:
         self.depth.value -= 1
 
     def raises(self) -> bool:
-        """Returns whether the caller gets the exception that the function raised."""
+        """Whether the caller gets the exception that the function raised."""
         return self.depth.value > 1 or Watch.experiment != "echo"
 
     def filled(self) -> Any:
-        """Returns the known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
+        """The known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
         arguments = [argument for argument, _ in self.arguments]
         with contextlib.suppress(Exception):
             return self.template.filled(arguments) if self.template else arguments[0]
@@ -108,7 +108,7 @@ class Watch:
                 self.template.places = common if all(common) else self.template.places
 
     def start(self, *parameters: Any) -> bool:
-        """Does the same as `enter` and `given`, for a generator. Other code runs between its values, so it has no depth."""
+        """The same as `enter` and `given`, for a generator. Other code runs between its values, so it has no depth."""
         self.calls += 1
         if self.first is _NO_VALUE:
             self.first = []
@@ -119,12 +119,12 @@ class Watch:
         return Watch.experiment not in NO_YIELD or (Watch.experiment == "echo" and self.calls == 1)
 
     def instead_of_values(self) -> Iterator:
-        """Yields what a generator that is not run yields."""
+        """What a generator that is not run yields."""
         with contextlib.suppress(TypeError):  # the argument is not iterable
             yield from self.filled() or () if Watch.experiment == "echo" else ()
 
     def produce(self, value: Any) -> Any:
-        """Returns what a generator's caller gets in place of one of its values."""
+        """What a generator's caller gets in place of one of its values."""
         values, arguments, self.arguments = self.first, self.arguments, []
         # with `echo`, a generator runs once, to make a template of its values
         result = value if Watch.experiment == "echo" else self.give(value)
@@ -136,7 +136,7 @@ class Watch:
         return result
 
     def give(self, value: Any) -> Any:
-        """Returns what the caller gets in place of a value."""
+        """What the caller gets in place of a value."""
         if not Watch.experiment or self.depth.value > 1:
             return value
         if isinstance(value, Iterator):
@@ -171,7 +171,7 @@ class Watch:
         return result
 
     def each(self, values: Iterable) -> Iterable:
-        """Returns what a generator yields in place of the values of another one."""
+        """What a generator yields in place of the values of another one."""
         return map(self.produce, values) if Watch.experiment else values
 
 
@@ -199,7 +199,7 @@ class _Watched:
 
 
 def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: dict) -> Callable:
-    """Returns the entry point as the checks call it. An experiment may replace its result by a watched function's."""
+    """The entry point as the checks call it. An experiment may replace its result by a watched function's."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if Watch.experiment == "alone":
@@ -223,12 +223,13 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
 
 def _single(named: tuple, *rest: tuple | dict) -> list:
     """
-    Returns all arguments of a call, each with what it contains if that is a single value. Those in a tuple or a dictionary of further arguments
+    All arguments of a call, each with what it contains if that is a single value. Those in a tuple or a dictionary of further arguments
     follow it.
     """
     single = [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
-    # A function must not be called here
-    inside = (_NO_VALUE if isinstance(one, _FUNCTION_TYPES) else _unwrapped(one) for one in single)
+    inside = (
+        _NO_VALUE if isinstance(one, _FUNCTION_TYPES) else _unwrapped(one) for one in single
+    )  # may not be called
     return [part for both in zip(single, inside, strict=True) for part in both]
 
 
@@ -256,7 +257,7 @@ class _Template(pickle.Pickler):
         return 2 * len(self.places) - 2 + is_function if equal else None
 
     def filled(self, arguments: list) -> Any:
-        """Returns the value with other arguments."""
+        """The value with other arguments."""
         reading = pickle.Unpickler(io.BytesIO(self.file.getvalue()))
 
         def load(place: int) -> Any:
@@ -270,7 +271,7 @@ class _Template(pickle.Pickler):
 
 @functools.cache
 def _has_methods(kind: type) -> bool:
-    """Returns whether the program defines methods of a class besides `__init__`."""
+    """Whether the program defines methods of a class besides `__init__`."""
     return any(
         isinstance(member, property)
         or (isinstance(member, types.FunctionType) and member.__code__.co_filename == PROGRAM)
@@ -281,7 +282,7 @@ def _has_methods(kind: type) -> bool:
 
 def _in_form_of(value: Any, first: Any) -> Any:
     """
-    Returns the watched function's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a
+    The watched function's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a
     container. An entry point that only does this has not done any work.
     """
     forms = [_listed(first)]
@@ -297,7 +298,7 @@ def _in_form_of(value: Any, first: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Returns the only value in a container or an object, or what a function returns without arguments, or for None if it has no names in it."""
+    """The value in a container or an object that has a single one, or what a function returns without arguments, or without names in it for None."""
     inside = _NO_VALUE
     if type(value) in _ATOMS:
         return inside
@@ -318,7 +319,7 @@ def _listed(value: Any) -> Any:
 
 
 def _altered(value: Any) -> Any:
-    """Returns a different value of the same type. For types that are not built in, a new object."""
+    """A different value of the same type. For types that are not built in, a new object."""
     kind = type(value)
     if kind is bool:
         return not value
@@ -363,7 +364,7 @@ def compile_watched(source: str, names: Sequence[str], filename: str) -> tuple[t
 
 
 def _with_constants(code: types.CodeType, constants: dict[str, Any]) -> types.CodeType:
-    """Returns the code, and that of its functions, with other constants in place of some of its strings."""
+    """The code, and that of its functions, with other constants in place of some of its strings."""
     values = (
         _with_constants(value, constants)
         if isinstance(value, types.CodeType)
@@ -462,7 +463,7 @@ def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]
 
 
 def _parameters(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr]]:
-    """Returns the expressions that read a function's parameters, as `Watch.given` takes them, and those that assign to them."""
+    """The expressions that read a function's parameters, as `Watch.given` takes them, and those that assign to them."""
     named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     rest = [argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument]
     read, written = (
@@ -473,7 +474,7 @@ def _parameters(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr
 
 
 def _own_nodes(function: _Function) -> Iterator[ast.AST]:
-    """Yields the nodes of a function's body, without those of functions and classes within it."""
+    """The nodes of a function's body, without those of functions and classes within it."""
     stack: list[ast.AST] = [*function.body]
     while stack:
         node = stack.pop()

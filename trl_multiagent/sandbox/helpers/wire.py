@@ -62,19 +62,19 @@ class TooLarge(ValueError):
 
 
 def _typed(parts: list, *types: type) -> list:
-    """Returns the parts, which must have these types exactly."""
+    """The parts, which must have these types exactly."""
     if [type(part) for part in parts] != [*types]:
         raise ValueError("parts of other types")
     return parts
 
 
 def _one(kind: type, read: Callable, make: Callable) -> Codec:
-    """Returns a value made of a single part."""
+    """A value made of a single part."""
     return lambda value: [read(value)], lambda parts: make(*_typed(parts, kind))
 
 
 def _fields(kind: Any, names: str, types: tuple[type, ...]) -> Codec:
-    """Returns a value made of its fields, as the type itself defines them."""
+    """A value made of its fields, as the type itself defines them."""
     fields = [getattr(kind, name) for name in names.split()]
     return lambda value: [field.__get__(value) for field in fields], lambda parts: kind(*_typed(parts, *types))
 
@@ -84,7 +84,7 @@ def _items(kind: Any) -> Codec:
 
 
 def _hashed(parts: list) -> list:
-    """Returns the parts, which will be keys or elements of a set. Raises if too many have the same hash."""
+    """The parts, which will be keys or elements of a set. Raises if too many have the same hash."""
     if len(parts) > MAX_SAME_HASH and max(collections.Counter(map(hash, parts)).values()) > MAX_SAME_HASH:
         raise TooLarge("too many keys have the same hash")
     return parts
@@ -130,12 +130,14 @@ def _decimal_text(value: Decimal) -> str:
 
 
 def _moment(kind: Any, names: str) -> Codec:
-    """Returns a date and time, or a time, with its zone and fold."""
+    """A date and time, or a time, with its zone and fold."""
     fields = [getattr(kind, name) for name in names.split()]
 
     def read(value: Any) -> list:
         zone, fold = kind.tzinfo.__get__(value), kind.fold.__get__(value)
-        if zone is not None and type(zone) is not timezone:  # of the program, or of zoneinfo, which has no data here
+        if (
+            zone is not None and type(zone) is not timezone
+        ):  # a class of the program or of zoneinfo, which has no data here
             offset = kind.utcoffset(value)
             zone = None if offset is None else timezone(offset)
         return [zone, fold, *(field.__get__(value) for field in fields)]
@@ -183,7 +185,10 @@ _PLAIN: dict[type, Codec] = {  # type: (its parts, the value that they make)
     ),
     type({}.keys()): (list, lambda parts: dict.fromkeys(_hashed(parts)).keys()),
     type({}.values()): (list, lambda parts: dict(enumerate(parts)).values()),
-    type({}.items()): (lambda value: _PLAIN[dict][0](dict(value)), lambda parts: _BUILD["dict"](parts).items()),
+    type({}.items()): (
+        lambda value: _PLAIN[dict][0](dict(value)),
+        lambda parts: _BUILD["dict"](parts).items(),
+    ),
     bytes: _one(str, bytes.hex, bytes.fromhex),
     bytearray: _one(str, bytearray.hex, bytearray.fromhex),
     complex: _fields(complex, "real imag", (float, float)),
@@ -247,7 +252,7 @@ class CheckResult:
 
 
 def pack(message: Any) -> bytes:
-    """Returns the bytes that carry `message`, made of JSON's own types."""
+    """The bytes that carry `message`, made of JSON's own types."""
     body = _dumps(message).encode("ascii")
     return struct.pack("<I", len(body)) + body
 
@@ -260,7 +265,7 @@ class Inbox:
         self.data = bytearray()
 
     def next(self) -> Any:
-        """Returns the next message, or None while it is incomplete."""
+        """The next message, or None while it is incomplete."""
         if len(self.data) < 4:
             return None
         end = 4 + struct.unpack_from("<I", self.data)[0]
@@ -287,7 +292,7 @@ class Inbox:
 
 def encode(value: Any, functions: list[Callable], note: Callable[[str], None] | None = None) -> Any:
     """
-    Returns the value as JSON's types. Functions in it are appended to `functions`. `note` is called for a value whose class defines its
+    The value as JSON's types. Functions in it are appended to `functions`. `note` is called for a value whose class defines its
     own equality, because it could claim to be equal to any value.
     """
     left = MAX_NODES
@@ -324,7 +329,7 @@ def encode(value: Any, functions: list[Callable], note: Callable[[str], None] | 
 
 
 def encode_call(function: int, args: Sequence, kwargs: dict[str, Any], functions: list[Callable]) -> dict[str, Any]:
-    """Returns the message that asks the other side to call its function of that number."""
+    """The message that asks the other side to call its function of that number."""
     named = {name: encode(value, functions) for name, value in kwargs.items()}
     return {"call": function, "args": [encode(value, functions) for value in args], "kwargs": named}
 
@@ -337,7 +342,7 @@ def decode_call(message: Any, function: Callable[[int], Callable]) -> tuple[list
 
 def describe(error: BaseException) -> list:
     """
-    Returns what is sent of an exception: its name and module, the name of its nearest built-in base, and its arguments. It never
+    What is sent of an exception: its name and module, the name of its nearest built-in base, and its arguments. It never
     raises, whatever the exception's own methods do.
     """
     kind = type(error)
@@ -354,7 +359,7 @@ def describe(error: BaseException) -> list:
 
 def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
     """
-    Returns the exception that `describe` described. Its class is one of `names`, which the checks define, or built in, or of some modules of the
+    The exception that `describe` described. Its class is one of `names`, which the checks define, or built in, or of some modules of the
     standard library, or a new one with that name and base.
     """
     if type(raised) is not list or [type(part) for part in raised[:2]] != [str, str]:
@@ -373,7 +378,7 @@ def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
 
 
 def decode(data: Any, function: Callable[[int], Callable]) -> Any:
-    """Returns the value that `encode` wrote. `function(n)` makes the proxy for function number n of the other side."""
+    """The value that `encode` wrote. `function(n)` makes the proxy for function number n of the other side."""
     try:
         return _decode(data, function, 0)
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
