@@ -183,7 +183,7 @@ def check_url(name: str, url: str) -> None:
     except ValueError:
         parts = urlsplit("")
     if "@" in parts.netloc or parts.query or parts.fragment:  # not shown, because it may hold a key
-        raise ValueError(f"`{name}` must have no user, no password and nothing after a `?`: it is saved with the run.")
+        raise ValueError(f"`{name}` must not have a user, password or anything after a `?`: it is saved with the run.")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"`{name}` must be a URL such as http://localhost:8000/v1.")
 

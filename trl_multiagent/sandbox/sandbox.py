@@ -393,8 +393,9 @@ class Sandbox(contextlib.AbstractContextManager):
     def _verdict_on_lost(self, task: _Task) -> Verdict:
         """Returns the verdict on a program whose answers have ended too many verifiers."""
         last = task.lost_steps[-1]
-        sources = read_asserts(task.program.checks).sources
-        checks = tuple(Check(last["status"], source, last["error"]) for source in sources)
+        checks = tuple(
+            Check(last["status"], source, last["error"]) for source in read_asserts(task.program.checks).sources
+        )
         calls = dict.fromkeys(task.program.watch, 0)
         return Verdict(Check("passed", ""), checks, calls, suspicious=("overloaded the checks",), tier=self.tier)
 
