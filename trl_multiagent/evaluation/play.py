@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from accelerate import Accelerator
 from datasets import Dataset
-from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
 from trl_multiagent.environments.base import Environment, scoring_metrics
@@ -20,7 +19,7 @@ from trl_multiagent.evaluation.baselines import PipelineSampler
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.jobs.identity import describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together
-from trl_multiagent.jobs.stage import Stage, chunks_of
+from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed, play_episodes
 from trl_multiagent.rollout.sampler import (
@@ -185,14 +184,8 @@ def _play_batches(
     sampler = PipelineSampler(policy.environment, *prompting) if policy.is_pipeline else TeamSampler(*prompting)
     sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
     names = item_ids(dataset)
-    bar = tqdm(
-        desc=f"Evaluating {policy.name}",
-        unit=" items",
-        total=sum(map(len, own)),
-        initial=sum(map(len, own)) - sum(map(len, missing)),
-        disable=config.disable_tqdm or not accelerator.is_main_process,
-    )
-    with bar:
+    silent = config.disable_tqdm or not accelerator.is_main_process
+    with progress_bar(f"Evaluating {policy.name}", own, missing, silent) as bar:
         for batch in missing:
             stage.save(part_of(batch), play_batch(policy, sampler, generator, dataset, batch, names, config))
             bar.update(len(batch))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator, PartialState
+from tqdm.auto import tqdm
 
 from trl_multiagent.folders import locked, read_json, unfinished_path, write_json, write_text
 from trl_multiagent.jobs.processes import check_agreement, fail_together
@@ -111,6 +112,12 @@ class Stage:
         with fail_together(self.state):
             if self.state.is_main_process:
                 write_json(self.folder / part, value)
+
+
+def progress_bar(text: str, own: Sequence[range], missing: Sequence[range], disable: bool) -> tqdm:
+    """Makes a progress bar of items, for the parts of this process, of which those that are not `missing` are there already."""
+    total, left = sum(map(len, own)), sum(map(len, missing))
+    return tqdm(desc=text, unit=" items", total=total, initial=total - left, disable=disable)
 
 
 def chunks_of(num_items: int, size: int) -> list[range]:

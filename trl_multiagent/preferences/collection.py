@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, Features, Value, load_from_disk
-from tqdm.auto import tqdm
 from transformers import set_seed
 from transformers.utils import logging
 
@@ -26,7 +25,7 @@ from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
 from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together, start_processes
-from trl_multiagent.jobs.stage import Stage, chunks_of
+from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
@@ -170,15 +169,9 @@ class _Collection:
             self.environment.load_state_dict(state)
         sampler = team_sampler(self.team, self.config)
         sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
-        numbers = {number: len(self.chunks[number]) for number in own}
-        bar = tqdm(
-            desc="Collecting preferences",
-            unit=" items",
-            total=sum(numbers.values()),
-            initial=sum(size for number, size in numbers.items() if number not in missing),
-            disable=config.disable_tqdm or not self.state.is_main_process,
-        )
-        with bar:
+        parts, left = ([self.chunks[number] for number in numbers] for numbers in (own, missing))
+        silent = config.disable_tqdm or not self.state.is_main_process
+        with progress_bar("Collecting preferences", parts, left, silent) as bar:
             for number in missing:
                 lines = self.sample_chunk(number, sampler)
                 state = self.environment.state_dict()
