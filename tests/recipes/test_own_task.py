@@ -353,7 +353,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     transformers_logging.enable_progress_bar()
     with locked(Path("whole"), ""), pytest.raises(SystemExit):
         cli.main(["run", *argv, "whole"])
-    assert "Another program is writing to whole: wait until it has ended" in capsys.readouterr().err
+    assert "Another program is writing to whole: wait until it ends" in capsys.readouterr().err
     cli.main(["run", *argv, "whole"])
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err
