@@ -104,7 +104,7 @@ def test_a_configuration_for_deepspeed_needs_deepspeed(launched, monkeypatch, ca
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["train", "magrpo", "--accelerate_config", "zero3", *DEMO])
     assert exit_info.value.code == 2 and launched == []
-    assert "not installed: pip install 'trl-multiagent[deepspeed]'" in capsys.readouterr().err
+    assert "needs DeepSpeed: pip install 'trl-multiagent[deepspeed]'" in capsys.readouterr().err
 
 
 def test_a_file_wins_over_a_name_of_the_package(launched, tmp_path, monkeypatch, capsys):

@@ -95,7 +95,7 @@ def test_work_goes_on_that_was_killed_when_it_wrote_its_first_file(tmp_path):
 
 
 def test_one_program_at_a_time(tmp_path):
-    message = f"Another program is writing to {tmp_path}: wait until it has ended, or choose another folder"
+    message = f"Another program is writing to {tmp_path}: wait until it ends, or choose another folder"
     with locked(tmp_path, "choose another folder"), pytest.raises(ValueError, match=message):
         work(tmp_path)
     assert not list(tmp_path.iterdir())
@@ -106,7 +106,7 @@ def test_one_program_at_a_time(tmp_path):
 
 def test_parts_that_are_missing_or_damaged_are_named(tmp_path):
     work(tmp_path)
-    with pytest.raises(ValueError, match=r"/3 is missing: with several processes, the folder must be on a"):
+    with pytest.raises(ValueError, match=r"/3 is missing: several processes need a folder that all of them share"):
         stage(tmp_path).read("3")
     (tmp_path / "1").write_text('{"part"')
     with pytest.raises(ValueError, match=r"/1 is damaged: .*\. Remove it, and start again\."):

@@ -137,8 +137,8 @@ def test_invalid_teams_are_refused(build, message, tiny_model):
 
 WRONG_ROLES = {
     "main": r"must be a list with one name per agent, such as \['aux', 'main'\], not 'main'",
-    ("a", "a"): r"\['a', 'a'\] contain one twice",
-    ("Aux", "aux"): r"\['Aux', 'aux'\] contain one twice \(case does not count\)",
+    ("a", "a"): r"\['a', 'a'\] has one twice",
+    ("Aux", "aux"): r"\['Aux', 'aux'\] has one twice \(case does not count\)",
     (): "at least one agent",
     ("",): "'' must be a Python identifier",
     ("class",): "'class' must be a Python identifier and no keyword",

@@ -57,18 +57,13 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "[recipe arguments]",
         **rest,
     )
-    launched = [
-        train,
-        commands.add_parser("collect", help="Collect joint preferences, to train on them later.", **rest),
-        commands.add_parser(
-            "evaluate", help="Evaluate saved teams: pass@k, every part of the reward, cost, baselines.", **rest
-        ),
-        commands.add_parser("cross-play", help="Play the agents of several runs with each other.", **rest),
-    ]
-    for command in launched:
-        text = (
-            "Configuration for `accelerate launch`: a file, or the name of one of this package, such as ddp or zero3."
-        )
+    helps = {
+        "collect": "Collect joint preferences, to train on them later.",
+        "evaluate": "Evaluate saved teams: pass@k, every part of the reward, cost, baselines.",
+        "cross-play": "Play the agents of several runs with each other.",
+    }
+    for command in (train, *(commands.add_parser(name, help=text, **rest) for name, text in helps.items())):
+        text = "Configuration for `accelerate launch`: a file, or the name of one in the package, such as zero3."
         command.add_argument("--accelerate_config", metavar="FILE", help=text)
         text = "Number of processes, for `accelerate launch`."
         command.add_argument("--num_processes", metavar="N", type=positive, help=text)
@@ -130,11 +125,8 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    if (
-        options.num_processes not in (None, 1)
-        and options.accelerate_config is None
-        and not Path(default_config_file).is_file()
-    ):
+    is_configured = options.accelerate_config is not None or Path(default_config_file).is_file()
+    if options.num_processes not in (None, 1) and not is_configured:
         # Without a configuration, accelerate starts a single process where there is no GPU
         flags += ["--config_file", config_file("--accelerate_config", "ddp", ACCELERATE)]
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_END)
@@ -161,20 +153,11 @@ def check_accelerate_config(file: str) -> None:
 
     try:
         config = load_config_from_file(file)
-    except (
-        YAMLError,
-        OSError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        KeyError,
-    ) as error:  # depending on what is wrong
+    except (YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         problem = " ".join(str(error).split())
         raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
     if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
-        raise ConfigError(
-            f"--accelerate_config {file} needs DeepSpeed, which is not installed: pip install 'trl-multiagent[deepspeed]'."
-        )
+        raise ConfigError(f"--accelerate_config {file} needs DeepSpeed: pip install 'trl-multiagent[deepspeed]'.")
 
 
 def init(folder: str) -> None:

@@ -1,7 +1,4 @@
-"""
-Names of the files in the folders of models, teams and runs; locks of folders; atomic writes. Nothing slow is imported here, so that
-settings can be checked early.
-"""
+"""Names of files in the folders of models, teams and runs; locks of folders; atomic writes. Importing this module must stay fast."""
 
 import contextlib
 import errno
@@ -39,10 +36,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """
-    Yields the path of a new file, which replaces the one at `path` at the end, when it is on the disk. A process that is killed leaves the
-    new file behind, and the next one overwrites it.
-    """
+    """Yields the path of a new file, which replaces `path` when it is on the disk. A killed process leaves it, and the next overwrites it."""
     unfinished = unfinished_path(path)
     try:
         with naming(path):
@@ -56,7 +50,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error of the system says that a disk is full, or that a limit of the user or of a file's size is reached."""
+    """Returns whether an error of the system says that a disk is full, or that a limit of the user or of a file's size is reached."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -72,7 +66,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Where the new content of a file is written first."""
+    """Returns where the new content of a file is written first."""
     return path.with_name(f"_{path.name}_unfinished")
 
 
@@ -87,13 +81,16 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """Reads what [`write_json`] wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 @contextlib.contextmanager
 def locked(folder: Path, advice: str) -> Iterator[None]:
     """
-    Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the process.
-
-    Raises:
-        ValueError: another program has locked it, or it is a file. The message ends with `advice`, what to do then.
+    Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the process. Raises a
+    `ValueError` that ends with `advice`, what to do then, if another program has locked it, or it is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: {advice}.")
@@ -103,9 +100,7 @@ def locked(folder: Path, advice: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
-                f"Another program is writing to {folder}: wait until it has ended, or {advice}."
-            ) from None
+            raise ValueError(f"Another program is writing to {folder}: wait until it ends, or {advice}.") from None
         except OSError as error:  # some network file systems have no locks
             logger.warning("%s cannot be locked (%s): start no other program in it.", folder, error.strerror)
         yield
@@ -114,10 +109,10 @@ def locked(folder: Path, advice: str) -> Iterator[None]:
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether a folder is that of a model, an adapter or a saved team."""
+    """Returns whether a folder is that of a model, an adapter or a saved team."""
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def is_collection(folder: str | Path) -> bool:
-    """Whether a folder holds collected preferences, all of them."""
+    """Returns whether a folder holds collected preferences, all of them."""
     return all((Path(folder) / name).is_file() for name in (DATASET_STATE, PREFERENCES_FILE))

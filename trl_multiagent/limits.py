@@ -70,10 +70,8 @@ def setting(help: str = "", default: Any = None, **limits: Any) -> Any:
 def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """
     Checks the value of a setting against its type (`hint`) and its limits, and returns it with that type: a number that YAML reads as text,
-    such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed.
-
-    Raises:
-        ValueError: the value is not allowed. The message is the end of a sentence that starts with the name of the setting.
+    such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed. Raises a `ValueError` if the value is
+    not allowed, whose message is the end of a sentence that starts with the name of the setting.
     """
     adapter = TypeAdapter(_constrained(hint, limits), config=STRICT)
     try:
@@ -94,10 +92,7 @@ def check_arguments(args: Any) -> None:
     """
     Checks the arguments of a configuration class: those that [`setting`] describes, and inherited ones in two ClassVars of the class and
     its base classes. `refused` maps arguments that must keep their default to the reason, `positive` lists numbers that must be greater
-    than 0. TRL and transformers check the others.
-
-    Raises:
-        ValueError: a value is not allowed.
+    than 0. TRL and transformers check the others. Raises `ValueError` if a value is not allowed.
     """
     hints, refused = hints_of(args.__class__), refused_by(type(args))
     for name in {name for base in type(args).__mro__ for name in vars(base).get("positive", ())}:
@@ -117,28 +112,28 @@ def check_arguments(args: Any) -> None:
 
 
 def asks_for_something(value: Any) -> bool:
-    """Whether a value switches something on. Parsers of command lines read `no` as False."""
+    """Returns whether a value switches something on. Parsers of command lines read `no` as False."""
     return bool(value) and value != "no" and value is not dataclasses.MISSING
 
 
 def refused_by(cls: type) -> dict[str, str]:
-    """The inherited arguments that a configuration class refuses, each with the reason, as it and its base classes list them."""
+    """Returns the inherited arguments that a configuration class refuses, each with the reason, as it and its base classes list them."""
     return {name: why for base in reversed(cls.__mro__) for name, why in vars(base).get("refused", {}).items()}
 
 
 @functools.cache
 def hints_of(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields."""
+    """Returns the types of a dataclass's fields."""
     return typing.get_type_hints(cls)
 
 
 def same(value: Any, other: Any) -> bool:
-    """Whether two values are equal and have the same type."""
+    """Returns whether two values are equal and have the same type."""
     return type(value) is type(other) and bool(value == other)
 
 
 def short(value: Any) -> str:
-    """A value as one short line for a message."""
+    """Returns a value as one short line for a message."""
     if value is None:
         return "null"
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
@@ -148,7 +143,7 @@ def short(value: Any) -> str:
 
 
 def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
-    """The type with the limits, for pydantic."""
+    """Returns the type with the limits, for pydantic."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
@@ -198,7 +193,7 @@ def _differ(forbidden: float | None, value: float) -> float:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether all numbers in nested lists and dicts are finite."""
+    """Returns whether all numbers in nested lists and dicts are finite."""
     if isinstance(value, dict | list):
         return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, float) or math.isfinite(value)

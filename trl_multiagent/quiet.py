@@ -18,9 +18,7 @@ def quiet_libraries() -> None:
 
 
 def hide_progress_bars() -> None:
-    """
-    Hides the progress bars of other libraries, such as "Loading weights", from now on. A trainer's `disable_tqdm` does not concern them.
-    """
+    """Hides the progress bars of other libraries, such as "Loading weights". A trainer's `disable_tqdm` does not concern them."""
     import datasets
     from transformers.utils import logging as transformers_logging
 

@@ -2,5 +2,5 @@
 
 
 def printable(text: str) -> str:
-    """A text with a dot for each character that could control the terminal. Line breaks and tabs stay."""
+    """Returns a text with a dot for each character that could control the terminal. Line breaks and tabs stay."""
     return "".join(c if c in "\n\t" or c.isprintable() else "·" for c in text)

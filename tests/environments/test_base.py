@@ -56,7 +56,7 @@ def test_roles_and_prompts_come_from_templates_and_functions():
 
 def test_a_template_that_needs_a_missing_column_says_which():
     env = environment(prompts={"poet": "Write about {subject}."})
-    with pytest.raises(ValueError, match="`poet` needs the column 'subject'; the items have topic, level"):
+    with pytest.raises(ValueError, match="`poet` needs the column 'subject'; items have topic, level"):
         env.prompts(ITEMS[0], [])
 
 
@@ -341,8 +341,8 @@ def test_outcomes_become_plain_numbers():
     [
         (None, "`Own.prompts` returned None; it must return a dict with one prompt per role."),
         ({"poet": "p"}, "`Own.prompts` returned no prompt for critic; it gave poet."),
-        ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or a list"),
-        ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or a list"),
+        ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or messages"),
+        ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or messages"),
         (SystemExit(3), "`Own.prompts` called sys.exit(3)."),
         (KeyError("topic"), "`Own.prompts` raised KeyError: 'topic'"),
     ],

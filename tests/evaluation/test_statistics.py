@@ -236,7 +236,7 @@ def test_settings_that_contradict_each_other():
     assert EvaluationConfig(num_episodes=7).pass_at == [1, 5]
     for wrong, message in [
         ({"num_episodes": 3, "k": [1, 5]}, "pass@5 needs at least 5 episodes per item, but `num_episodes` is 3"),
-        ({"temperature": 0.0}, "`temperature` is 0, so all 10 episodes"),
+        ({"temperature": 0.0}, "`temperature` is 0, so all episodes"),
         ({"k": [1, 1]}, "different numbers"),
         ({"k": []}, "different numbers"),
         ({"k": [0]}, "at least 1"),

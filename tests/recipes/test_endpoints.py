@@ -249,7 +249,7 @@ def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shar
     ("argv", "problem"),
     [
         (["--comparator_api_model", "null"], "needs `comparator_api_model`"),
-        (["--comparator_api_format", "generic"], "'generic', which `comparator_policy: api` does not support"),
+        (["--comparator_api_format", "generic"], "`comparator_api_format: generic` is not supported"),
         (["--override", f"madpo.comparator_api_key={KEY}"], "`madpo.comparator_api_key` cannot be used"),
         (["--override", f"madpo.comparator_api_headers={{X-Key: {KEY}}}"], "`madpo.comparator_api_headers` cannot"),
         (["--comparator_api_key_env", KEY], "`comparator_api_key_env` must be the name of an environment variable"),

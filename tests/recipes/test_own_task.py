@@ -249,8 +249,8 @@ def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("{subject}", "The prompt template of `poet` needs the column 'subject'; the items have topic."),
-        ([{"role": "user", "content": "{subject}"}], "The prompt template of `poet` needs the column 'subject'"),
+        ("{subject}", "The prompt of `poet` needs the column 'subject'; items have topic."),
+        ([{"role": "user", "content": "{subject}"}], "The prompt of `poet` needs the column 'subject'"),
         ("A brace { alone", "The prompt template of `poet` cannot be filled"),
     ],
 )
@@ -353,7 +353,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     transformers_logging.enable_progress_bar()
     with locked(Path("whole"), ""), pytest.raises(SystemExit):
         cli.main(["run", *argv, "whole"])
-    assert "Another program is writing to whole: wait until it has ended" in capsys.readouterr().err
+    assert "Another program is writing to whole: wait until it ends" in capsys.readouterr().err
     cli.main(["run", *argv, "whole"])
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err

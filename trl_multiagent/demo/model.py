@@ -42,7 +42,7 @@ TWO_TURNS = ImitationModel("demo-two-turns", lambda number, rng: make_demonstrat
 
 def demo_model(progress: bool = True, num_turns: int = 1) -> str:
     """
-    The path of the demo's base model and tokenizer. The first call builds them, which takes about half a minute on one core, or
+    Returns the path of the demo's base model and tokenizer. The first call builds them, which takes about half a minute on one core, or
     two minutes for two turns. See [`ImitationModel.path`].
 
     Args:

@@ -209,9 +209,8 @@ def demo_dataset(split: str) -> Dataset:
     Returns the demo's problems in the schema of HumanEval: task_id, prompt, entry_point, test, canonical_solution.
 
     Args:
-        split (`str`):
-            `"train"` (1158 rows: 386 combinations in three variants of inputs and wording) or `"test"` (96 rows, one for
-            each of the combinations that are not in `"train"`).
+        split (`str`): `"train"` (1158 rows: 386 combinations in three variants of inputs and wording) or `"test"` (96 rows, one for each of
+            the combinations that are not in `"train"`).
     """
     variants = 1 if split == "test" else VARIANTS
     problems = demo_problems(split)

@@ -106,13 +106,8 @@ class DemoReport(TrainerCallback):
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""
         problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
         results = Evaluation([item for item in self.items for _ in range(self.num_episodes)], [], [], [])
-        with tqdm(
-            total=len(self.items),
-            desc=description,
-            unit="problem",
-            dynamic_ncols=True,
-            disable=not self.is_main_process,
-        ) as bar:
+        silent = not self.is_main_process
+        with tqdm(total=len(self.items), desc=description, unit="problem", dynamic_ncols=True, disable=silent) as bar:
             for start in range(0, len(self.items), CHUNK):
                 chunk = self.items[start : start + CHUNK]
                 episodes = trainer.collaborate(chunk, num_episodes=self.num_episodes)
@@ -148,11 +143,8 @@ def numbers(side: Evaluation) -> dict[str, str]:
 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
     """Returns the first episodes of the first problem about lists and of the first problem about strings."""
-    starts = ("xs", "s")
-    first = {
-        start: k for start in starts for k, item in reversed(list(enumerate(items))) if f"({start}):" in item["prompt"]
-    }
-    return [k * num_episodes for k in first.values()]
+    found = ([k for k, item in enumerate(items) if f"({start}):" in item["prompt"]] for start in ("xs", "s"))
+    return [places[0] * num_episodes for places in found if places]
 
 
 def sample(start: Evaluation, end: Evaluation, episode: int) -> str:

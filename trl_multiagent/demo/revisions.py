@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from trl_multiagent.demo.demonstrations import CONVENTIONS, draw_style, write
 from trl_multiagent.demo.problems import Problem, demo_prompts
-from trl_multiagent.environments.base import JointAction, Turn, ask, judge
+from trl_multiagent.environments.base import History, JointAction, Turn, ask, judge
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.rollout.history import whole_prompt
@@ -43,9 +43,9 @@ def demonstrate_revisions(
         {role: write(problems[item["entry_point"]], role, *style[role], rng) for role in (AUX, MAIN)}
         for item, style in zip(items, styles, strict=True)
     ]
-    first: list[Sequence[Turn]] = [()] * len(items)
+    first: list[History] = [()] * len(items)
     outcomes = judge(environment, list(items), actions, first)
-    histories: list[Sequence[Turn]] = [
+    histories: list[History] = [
         [Turn({**demo_prompts(item)}, action, outcome)]
         for item, action, outcome in zip(items, actions, outcomes, strict=True)
     ]

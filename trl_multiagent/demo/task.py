@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.base import Environment
@@ -77,9 +78,8 @@ def make_environment(settings: TaskSettings) -> Environment:
 
     dataset: DemoDataset = settings.sections["dataset"]
     # A few of the demo's items have tests that trivial answers pass. Its user cannot change them, so no warning is needed
-    return code_generation.make_environment(
-        settings, demo_prompts if dataset.is_demo else None, warn_about_items=not dataset.is_demo
-    )
+    prompts = demo_prompts if dataset.is_demo else None
+    return code_generation.make_environment(settings, prompts, warn_about_items=not dataset.is_demo)
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
@@ -92,16 +92,10 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     return demo_dataset(dataset.train_split or "train"), eval_dataset
 
 
-def build_model() -> str:
+def build_model(num_turns: int) -> str:
     from trl_multiagent.demo.model import demo_model
 
-    return demo_model()
-
-
-def build_two_turn_model() -> str:
-    from trl_multiagent.demo.model import demo_model
-
-    return demo_model(num_turns=2)
+    return demo_model(num_turns=num_turns)
 
 
 def introduction(settings: TaskSettings) -> str | None:
@@ -124,7 +118,7 @@ TASK = Task(
     make_environment,
     load_datasets,
     settings={**code_generation.TASK.settings, "dataset": DemoDataset},
-    models={NAME: build_model, TWO_TURNS: build_two_turn_model},
+    models={NAME: partial(build_model, 1), TWO_TURNS: partial(build_model, 2)},
     introduction=introduction,
     callbacks=callbacks,
 )

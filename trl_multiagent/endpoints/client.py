@@ -110,9 +110,7 @@ class _Call:
     def __init__(self, client: EndpointClient, stop_at_failure: bool):
         self.client, self.endpoint, self.stop_at_failure = client, client.endpoint, stop_at_failure
         self.key = self.endpoint.read_key()
-        self.library: Any = importlib.import_module(
-            self.endpoint.api
-        )  # the provider's package has the name of the API
+        self.library: Any = importlib.import_module(self.endpoint.api)  # the provider's package has the API's name
         self.end = time.monotonic() + self.endpoint.deadline
         self.slots = asyncio.Semaphore(self.endpoint.concurrency)
         self.problem: EndpointError | None = None  # why no more requests are sent
@@ -151,7 +149,7 @@ class _Call:
         )
 
     async def answer(self, sdk: Any, key: str, question: Question) -> Answer | EndpointError:
-        """The answer to a question, which is kept, or why there is none."""
+        """Returns the answer to a question, which is kept, or why there is none."""
         async with self.slots:
             try:
                 answer = await self.answer_with_retries(sdk, question)
@@ -267,9 +265,8 @@ class _Call:
         output_tokens = as_count(counts[1]) or len(text) // CHARACTERS_PER_TOKEN + 1
         self.client.count(input_tokens, output_tokens)
         if not text.strip():
-            advice = (
-                f" after {output_tokens} tokens: raise the limit of {self.endpoint.max_tokens}" if truncated else ""
-            )
+            limit = self.endpoint.max_tokens
+            advice = f" after {output_tokens} tokens: raise the limit of {limit}" if truncated else ""
             raise EndpointError(f"{self.endpoint} answered with an empty text{advice}", retry=not truncated)
         return Answer(self.without_key(text), input_tokens, output_tokens, truncated)
 
@@ -281,7 +278,7 @@ class _Call:
         return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
 
     def without_key(self, text: str) -> str:
-        """A text that came from outside. An endpoint may repeat the key, which must not get into logs and files."""
+        """Returns a text that came from outside. An endpoint may repeat the key, which must not get into logs and files."""
         return text.replace(self.key, "[key]") if self.key is not None and len(self.key) >= MIN_KEY else text
 
 
@@ -301,12 +298,12 @@ async def read_body(response: Any) -> None:
 
 
 def as_count(value: Any) -> int | None:
-    """A number of tokens; `None` if it cannot be one, as 0 cannot: a budget would never be spent."""
+    """Returns a number of tokens; `None` if it cannot be one, as 0 cannot: a budget would never be spent."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else None
 
 
 def retry_after(value: str | None) -> float | None:
-    """The seconds that the header Retry-After asks for, a number or a date; `None` if it asks for nothing."""
+    """Returns the seconds that the header Retry-After asks for, a number or a date; `None` if it asks for nothing."""
     if value is None:
         return None
     with contextlib.suppress(ValueError):

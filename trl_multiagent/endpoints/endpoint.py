@@ -25,6 +25,8 @@ PROVIDERS = (
     ("gpt-", OPENAI, "https://api.openai.com/v1", "OPENAI_API_KEY"),
 )
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# The fields of an `Endpoint` that are settings of the same name, with a prefix, wherever there are settings of an endpoint
+LIMITS = "extra_body timeout deadline tries concurrency token_budget input_price output_price".split()
 
 
 class EndpointError(RuntimeError):
@@ -104,7 +106,7 @@ class Endpoint:
         return (input_tokens * (self.input_price or 0.0) + output_tokens * (self.output_price or 0.0)) / 1e6
 
     def problem(self) -> str | None:
-        """Why this process cannot use the endpoint, or `None`. Nothing is contacted to find out."""
+        """Returns why this process cannot use the endpoint, or `None`. Nothing is contacted to find out."""
         if importlib.util.find_spec(self.api) is None:
             return f"the package {self.api} is not installed: pip install 'trl-multiagent[endpoints]'"
         try:
@@ -124,9 +126,7 @@ class Endpoint:
                 concerns_all=True,
             )
         if not (key.isascii() and key.isprintable()):
-            raise EndpointError(
-                f"the environment variable {self.key_env} holds characters that no key has", concerns_all=True
-            )
+            raise EndpointError(f"the variable {self.key_env} holds characters that no key has", concerns_all=True)
         return key
 
     def __str__(self) -> str:
@@ -183,13 +183,22 @@ def check_url(name: str, url: str) -> None:
     except ValueError:
         parts = urlsplit("")
     if "@" in parts.netloc or parts.query or parts.fragment:  # not shown, because it may hold a key
-        raise ValueError(
-            f"`{name}` must not have a user, a password or anything after a `?`: it is saved with the run."
-        )
+        raise ValueError(f"`{name}` must not have a user, password or anything after a `?`: it is saved with the run.")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"`{name}` must be a URL such as http://localhost:8000/v1.")
 
 
+def describe_requests(endpoint: Endpoint | None, requests: int, input_tokens: int, output_tokens: int) -> str:
+    """Describes the largest number of requests to an endpoint, or to this machine if it is `None`, and their cost, for a plan."""
+    text = f"{requests} requests with about {input_tokens} prompt tokens and {output_tokens} answer tokens at most"
+    if endpoint is None:
+        return f"{text}, on this machine"
+    price = f", cost {endpoint.cost(input_tokens, output_tokens):.2f}" if endpoint.has_price else ""
+    budget = "" if endpoint.token_budget is None else f", token budget {endpoint.token_budget}"
+    problem = endpoint.problem()
+    return f"{text}{price}{budget}, at {endpoint.base_url}{f' ({problem})' if problem else ''}"
+
+
 def describe_endpoint(endpoint: Endpoint) -> dict[str, Any]:
-    """What an endpoint's answers depend on, as plain values. The place is no part of it: a server may move."""
+    """Returns what an endpoint's answers depend on, as plain values. The place is no part of it: a server may move."""
     return {"api": endpoint.api, **endpoint.parameters}

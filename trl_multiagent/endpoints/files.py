@@ -15,23 +15,17 @@ USAGE_FILE = "usage.jsonl"
 
 @dataclass(frozen=True)
 class Question:
-    """
-    A request to a model.
+    """A request to a model."""
 
-    Args:
-        messages (`tuple[dict[str, str], ...]`): Chat messages with `role` and `content`. The first may be of the system.
-        sample (`str`, *optional*): Distinguishes questions with the same messages that need different answers.
-    """
-
-    messages: tuple[dict[str, str], ...]
-    sample: str = ""
+    messages: tuple[dict[str, str], ...]  # chat messages with `role` and `content`. The first may be of the system
+    sample: str = ""  # distinguishes questions with the same messages that need different answers
 
     @property
     def num_characters(self) -> int:
         return sum(len(message["content"]) for message in self.messages)
 
     def key(self, parameters: dict[str, Any]) -> str:
-        """The name of the answer in the cache. It depends on the messages, the parameters and the sample."""
+        """Returns the name of the answer in the cache. It depends on the messages, the parameters and the sample."""
         parts = [list(self.messages), parameters, self.sample]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -56,7 +50,7 @@ class AnswerCache:
         return self.folder / key[:2] / f"{key}.json"
 
     def read(self, key: str) -> Answer | None:
-        """The answer with this key; `None` if there is none, or if its file is damaged."""
+        """Returns the answer with this key; `None` if there is none, or if its file is damaged."""
         try:
             values = json.loads(self.path(key).read_text(encoding="utf-8"))
             answer = Answer(**values)

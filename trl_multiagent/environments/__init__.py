@@ -1,4 +1,4 @@
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.reward_functions import role_reward
@@ -12,6 +12,7 @@ __all__ = [
     "Environment",
     "EnvironmentWrapper",
     "FunctionEnvironment",
+    "History",
     "JointAction",
     "Outcome",
     "Prompt",

@@ -26,11 +26,8 @@ RESERVED_ROLES = ("shared", "default")
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     """
-    Refuses roles that cannot be the names of a team's agents, and returns them as a tuple.
-
-    Raises:
-        ValueError: the roles are not a list of distinct names, or one cannot be the name of a folder and a module. Case does not count,
-            because many file systems ignore it.
+    Returns roles as a tuple. Raises `ValueError` if they are not a list of distinct names, or one cannot be the name of a folder and a
+    module. Case does not count, because many file systems ignore it.
     """
     if isinstance(roles, str) or not isinstance(roles, Sequence):
         raise ValueError(f"`roles` must be a list with one name per agent, such as ['aux', 'main'], not {roles!r}.")
@@ -38,15 +35,11 @@ def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
         raise ValueError("A team needs at least one agent, but the list of roles is empty.")
     for role in roles:
         if not isinstance(role, str) or not role.isidentifier() or keyword.iskeyword(role):
-            raise ValueError(
-                f"A role is the name of a folder and of a module, so {role!r} must be a Python identifier and no keyword."
-            )
+            raise ValueError(f"Roles name folders and modules: {role!r} must be a Python identifier and no keyword.")
         if role.casefold() in RESERVED_ROLES:
             raise ValueError(f"{role!r} is a name that the files of a team need: choose another name for this role.")
     if len({role.casefold() for role in roles}) < len(roles):
-        raise ValueError(
-            f"Every agent needs a name of its own, but the roles {list(roles)} contain one twice (case does not count)."
-        )
+        raise ValueError(f"Every agent needs its own name, but {list(roles)} has one twice (case does not count).")
     return tuple(roles)
 
 
@@ -79,6 +72,9 @@ class Turn:
     outcome: Outcome
 
 
+History = Sequence[Turn]  # the past turns of a branch, oldest first
+
+
 class Environment(ABC):
     """
     Base class of a task family: the team's roles, the prompts of each turn, and the joint reward.
@@ -103,26 +99,26 @@ class Environment(ABC):
         return self
 
     @abstractmethod
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         """
         Makes the prompts of one turn.
 
         Args:
             item (`dict`): The dataset row.
-            history (`Sequence[Turn]`): The branch's past turns, oldest first; empty at the first turn.
+            history (`History`): The branch's past turns, oldest first; empty at the first turn.
 
         Returns:
             `dict[str, Prompt]`: One new prompt per role. The trainer adds the agent's own past prompts and responses in front of it.
         """
 
-    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """
         Makes the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`] for each branch.
         Override it if making many prompts at once is faster, for example if another model writes feedback.
 
         Args:
             items (`list[dict]`): The dataset rows; an item occurs once per branch.
-            histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first.
+            histories (`list[History]`): The past turns of each branch, oldest first.
 
         Returns:
             `list[dict[str, Prompt]]`: The prompts of each branch, in order.
@@ -133,10 +129,7 @@ class Environment(ABC):
         """Raises `ValueError` if this environment cannot play so many turns. By default it can. Nothing is loaded for this."""
 
     def answers(self, joint_action: JointAction) -> JointAction:
-        """
-        Returns the answers of the task's roles: the joint action itself, unless this environment has one agent answer for all roles of the
-        task that it wraps.
-        """
+        """Returns the answers of the task's roles. They are the joint action, unless one agent answers for all roles of a wrapped task."""
         return joint_action
 
     def prepare(self, num_turns: int) -> None:  # noqa: B027
@@ -160,29 +153,22 @@ class Environment(ABC):
         return {}
 
     @abstractmethod
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         """
         Scores a batch of joint actions.
 
         Args:
             items (`list[dict]`): The dataset row of each joint action.
             joint_actions (`list[JointAction]`): The agents' completions, by role.
-            histories (`list[Sequence[Turn]]`): The past turns of each branch, oldest first; empty at the first turn.
+            histories (`list[History]`): The past turns of each branch, oldest first; empty at the first turn.
 
         Returns:
             `list[Outcome]`: One outcome per joint action, in order. A number stands for an outcome with this reward, and so does each entry
             of an array or a tensor of shape (number of joint actions,).
         """
 
-    def evaluate(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
-        """
-        Scores joint actions in an evaluation, by default as [`~Environment.score`]. Override it to report metrics that training does not
-        need.
-        """
+    def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        """Scores joint actions in an evaluation, by default with [`~Environment.score`]. Override it to report more metrics."""
         return self.score(items, joint_actions, histories)
 
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
@@ -230,7 +216,7 @@ class Environment(ABC):
 # Functions that call an environment's methods and check the return values
 
 
-def ask(environment: Environment, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
     """Calls [`~Environment.next_prompts`]. Raises [`TaskError`] if it fails, or does not return one valid prompt for each item and role."""
     name = f"`{type(environment).__name__}.next_prompts`"
     with task_code(name):
@@ -242,7 +228,7 @@ def ask(environment: Environment, items: list[dict], histories: list[Sequence[Tu
     return list(prompts)
 
 
-def ask_one(environment: Environment, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+def ask_one(environment: Environment, item: dict, history: History) -> dict[str, Prompt]:
     """Calls [`~Environment.prompts`] for one item and history, and checks the prompts as [`ask`] does."""
     name = f"`{type(environment).__name__}.prompts`"
     with task_code(name):
@@ -269,23 +255,19 @@ def check_prompt(name: str, prompt: Any) -> None:
         return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
 
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt and all(map(is_message, prompt))):
-        raise TaskError(
-            f"{name} returned {show(prompt)}; a prompt is text, or a list of messages with the texts 'role' and 'content'."
-        )
+        raise TaskError(f"{name} returned {show(prompt)}; a prompt is text, or messages with 'role' and 'content'.")
 
 
 def judge(
     environment: Environment,
     items: list[dict],
     joint_actions: list[JointAction],
-    histories: list[Sequence[Turn]],
+    histories: list[History],
     evaluation: bool = False,
 ) -> list[Outcome]:
     """
-    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`.
-
-    Raises:
-        TaskError: the environment failed, or did not return one outcome with a finite reward per joint action.
+    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`. Raises
+    [`TaskError`] if it fails, or does not return one outcome with a finite reward per joint action.
     """
     name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
     with task_code(name):

@@ -7,10 +7,10 @@ from typing import Any
 
 from trl_multiagent.environments.base import (
     Environment,
+    History,
     JointAction,
     Outcome,
     Prompt,
-    Turn,
     ask,
     judge,
     resume_settings,
@@ -78,24 +78,20 @@ class CentralizedEnvironment(EnvironmentWrapper):
     A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
     [`split_blocks`]. The joint reward is the task's. This is a control, which shows what a team adds to one model that has all roles.
 
-    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several.
-
-    Raises:
-        ValueError: the task has one role.
+    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several. A
+    task with one role is a `ValueError`.
     """
 
     def __init__(self, task: Environment):
         if len(task.roles) < 2:
-            raise ValueError(
-                f"The task has the role {task.roles[0]!r} alone, so one agent answers for all roles already."
-            )
+            raise ValueError(f"The task has one role, {task.roles[0]!r}: one agent answers for all roles already.")
         super().__init__(task)
         self.roles = (CENTRAL_ROLE,)
 
     def answers(self, joint_action: JointAction) -> JointAction:
         return self.task.answers(split_blocks(joint_action[CENTRAL_ROLE], self.task.roles).answers)
 
-    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if any(histories):
             raise TaskError("A model that answers for all roles plays one turn.")
         roles = self.task.roles
@@ -107,7 +103,7 @@ class CentralizedEnvironment(EnvironmentWrapper):
         self.task.check_turns(num_turns)
 
     def judge(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]], evaluation: bool
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
         roles, context = self.task.roles, scoring_context()
         if not items:

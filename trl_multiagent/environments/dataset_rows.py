@@ -9,7 +9,7 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded
+from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded, read_split
 
 
 if TYPE_CHECKING:
@@ -26,11 +26,8 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 def read_file(path: Path) -> list[dict]:
     """
-    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is not UTF-8 or not JSON, or a row is not an object; the message names the file and the row.
+    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`. Raises `FileNotFoundError`, or a `ValueError` that names the file and the
+    row if it is not UTF-8 or not JSON, or a row is not an object.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a {LOCAL_FILE}.")
@@ -59,9 +56,7 @@ def read_file(path: Path) -> list[dict]:
                 raise ValueError(f"{path}, row {number} is not a line of JSON: {error}.") from None
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise ValueError(
-                f"{path}, row {number} must be an object with the fields of a problem, not {kind_of(row)}."
-            )
+            raise ValueError(f"{path}, row {number} must be an object with named fields, not {kind_of(row)}.")
     if "\\ud" in text.lower():  # how JSON escapes half of a surrogate pair
         check_texts(rows, str(path))
     return rows
@@ -69,10 +64,8 @@ def read_file(path: Path) -> list[dict]:
 
 def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
     """
-    Makes a dataset of rows. A field that a row lacks is null in it.
-
-    Raises:
-        ValueError: a field has values of different types; the message names `source` and the first row that differs.
+    Makes a dataset of rows. A field that a row lacks is null in it. Raises a `ValueError` that names `source` and the first row that differs
+    if a field has values of different types.
     """
     import datasets
     import pyarrow
@@ -99,13 +92,11 @@ def check_texts(rows: list[dict], source: str) -> None:
     for number, row in enumerate(rows, 1):
         for field, value in row.items():
             if SURROGATES.search(json.dumps([field, value], ensure_ascii=False, default=str)):
-                raise ValueError(
-                    f"{source}, row {number}: field {field!a} has half of a surrogate pair, which is no text."
-                )
+                raise ValueError(f"{source}, row {number}: field {field!a} has half of a surrogate pair, not text.")
 
 
 def is_column(values: list) -> bool:
-    """Whether values can form one column of a dataset."""
+    """Returns whether values can form one column of a dataset."""
     import pyarrow
 
     try:
@@ -151,10 +142,8 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:
     """
-    Returns the split to load from the Hub. If `split` has no name, it is the split `test` or the only one that the dataset has.
-
-    Raises:
-        ValueError: the dataset has several splits, and none of them is `test`.
+    Returns the split to load from the Hub. If `split` has no name, it is `test`, or the only split of the dataset. Raises `ValueError` if it
+    has several, and none of them is `test`.
     """
     if split and not split.startswith("["):
         return split
@@ -168,11 +157,8 @@ def hub_split(name: str, config: str | None, split: str | None) -> str:
 
 def load_from_hub(name: str, config: str | None, split: str) -> datasets.Dataset:
     """
-    Loads rows of a dataset on the Hub.
-
-    Raises:
-        ValueError: the dataset cannot be loaded, for example because it is a script.
-        ConnectionError: the Hub cannot be reached.
+    Loads rows of a dataset on the Hub. Raises `ConnectionError` if the Hub cannot be reached, and `ValueError` if the dataset cannot be
+    loaded, for example because it is a script.
     """
     import datasets
 
@@ -183,26 +169,11 @@ def load_from_hub(name: str, config: str | None, split: str) -> datasets.Dataset
 
 
 def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:
-    """
-    Selects the rows of a local file that a split such as `"train[:8]"` names. The file has only one split, so any name is accepted.
-
-    Raises:
-        ValueError: the split is malformed or selects no rows.
-    """
+    """Selects the rows of a local file, see [`read_split`]. The file has only one split, so any name is accepted."""
     if not split:
         return dataset
-    import datasets
-
-    spec = f"test{split}" if split.startswith("[") else split
-    only_split = re.split(r"\W", spec, maxsplit=1)[0]  # the name that is given to the file's only split
-    try:
-        instructions = datasets.ReadInstruction.from_spec(spec).to_absolute({only_split: len(dataset)})
-    except (ValueError, AssertionError) as error:
-        raise ValueError(f"{split!r} does not select rows of {source}: {error}") from None
-    indices = [index for part in instructions for index in range(part.from_, part.to)]
-    if not indices:
-        raise ValueError(f"The split {split!r} selects none of the {len(dataset)} rows of {source}.")
-    return dataset.select(indices)
+    only_split = re.split(r"\W", split, maxsplit=1)[0] or "test"
+    return dataset.select([position for _, position in read_split(split, {only_split: len(dataset)}, source)])
 
 
 def without_marks(row: dict) -> dict:
@@ -214,10 +185,8 @@ def without_marks(row: dict) -> dict:
 
 def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
     """
-    Refuses a row in which a field is missing, is empty, or has another type than `fields` demands.
-
-    Raises:
-        ValueError: a field is wrong; the message begins with `where`, the file and number of the row, and names the field.
+    Refuses a row in which a field is missing, is empty, or has another type than `fields` demands, by a `ValueError` that begins with
+    `where`, the file and number of the row, and names the field.
     """
     for field, kind in fields.items():
         if row.get(field) is None:
@@ -243,7 +212,7 @@ def kind_of(value: object) -> str:
 
 
 def item_ids(dataset: datasets.Dataset) -> list[str]:
-    """The name of each item: its `item_id`, `task_id` or `id` if all of them are different, or else its number."""
+    """Returns the name of each item: its `item_id`, `task_id` or `id` if all of them are different, or else its number."""
     for column in ID_COLUMNS:
         if column in dataset.column_names:
             names = [str(value) for value in dataset[column]]

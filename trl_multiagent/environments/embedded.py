@@ -29,28 +29,27 @@ def is_short_name(name: str) -> bool:
 
 
 def read_embedded(name: str, split: str | None) -> list[dict]:
+    """Reads the rows of an embedded benchmark, a key of `EMBEDDED`, that a split selects, see [`read_split`]."""
+    splits = embedded_splits(name)
+    chosen = read_split(split, {key: len(rows) for key, rows in splits.items()}, name)
+    return [splits[key][position] for key, position in chosen]
+
+
+def read_split(split: str | None, sizes: dict[str, int], source: str) -> list[tuple[str, int]]:
     """
-    Reads rows of an embedded benchmark.
-
-    Args:
-        name (`str`): A key of `EMBEDDED`.
-        split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:8]"`. By default, and if it is a slice without a name,
-            the split is `test`.
-
-    Raises:
-        ValueError: the split does not exist, is malformed, or selects no rows.
+    Returns the rows that a split such as `"train[:8]"` selects, each as the name of its split and its position there. `sizes`: the numbers
+    of rows. Without a name, the split is `test`. Raises `ValueError` if it does not exist, is malformed, or selects no rows of `source`.
     """
     import datasets  # takes a second to import
 
-    splits = embedded_splits(name)
     spec = f"test{split or ''}" if not split or split.startswith("[") else split
     try:
-        parts = datasets.ReadInstruction.from_spec(spec).to_absolute({key: len(rows) for key, rows in splits.items()})
+        parts = datasets.ReadInstruction.from_spec(spec).to_absolute(sizes)
     except (ValueError, AssertionError) as error:
-        raise ValueError(f"{split!r} does not select rows of {name}: {error}") from None
-    rows = [row for part in parts for row in splits[part.splitname][part.from_ : part.to]]
+        raise ValueError(f"{split!r} does not select rows of {source}: {error}") from None
+    rows = [(part.splitname, position) for part in parts for position in range(part.from_, part.to)]
     if not rows:
-        raise ValueError(f"The split {split!r} selects no rows of {name}.")
+        raise ValueError(f"The split {split!r} selects none of the {sum(sizes.values())} rows of {source}.")
     return rows
 
 

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 from trl_multiagent.environments.base import (
     Environment,
+    History,
     JointAction,
     Outcome,
     Prompt,
-    Turn,
     check_prompt,
     check_prompts,
     check_roles,
@@ -32,15 +32,13 @@ class FunctionEnvironment(Environment):
         prompts (`dict[str, str | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a `str.format` template
             filled with the item's columns, or a function from the item to a prompt.
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see [`~trl.GRPOTrainer`]. Each is called with
-            keyword arguments, and returns one float per joint action, or `None` where it does not apply. It gets those that it names, or
-            all
-            of them if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every column of
-                the
-            items, and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and
-            `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role, unless
-            [`JointRewardTrainer`] trained it on these roles.
+            keyword arguments, and returns one float per joint action, or `None` where it does not apply. It gets the arguments that it
+            names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every
+            column of the items, and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`,
+            `log_metric` and `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role,
+            unless [`JointRewardTrainer`] trained it on these roles.
         reward_weights (`list[float]`, *optional*): Weight of each reward function, all 1.0 by default.
-        transition (`Callable[[dict, Sequence[Turn]], dict[str, Prompt]]`, *optional*): Function `(item, history) -> {role: prompt}` that
+        transition (`Callable[[dict, History], dict[str, Prompt]]`, *optional*): Function `(item, history) -> {role: prompt}` that
             builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of chat messages, as in
             TRL, instead of texts for the roles whose tokenizer has a chat template.
@@ -69,7 +67,7 @@ class FunctionEnvironment(Environment):
         prompts: dict[str, str | Callable[[dict], Prompt]],
         reward_funcs: RewardFunction | list[RewardFunction],
         reward_weights: Sequence[float] | None = None,
-        transition: Callable[[dict, Sequence[Turn]], dict[str, Prompt]] | None = None,
+        transition: Callable[[dict, History], dict[str, Prompt]] | None = None,
         conversational: bool = False,
         reward_timeout: float | None = 600.0,
     ):
@@ -124,11 +122,9 @@ class FunctionEnvironment(Environment):
 
     def check_turns(self, num_turns: int) -> None:
         if num_turns > 1 and self.transition is None:
-            raise ValueError(
-                f"`num_turns` is {num_turns}, but there is no `transition`, the function that makes the prompts of later turns."
-            )
+            raise ValueError(f"`num_turns` is {num_turns}, but no `transition` makes the prompts of later turns.")
 
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         if not history:
             return {role: first_prompt(role, template, item) for role, template in self.templates.items()}
         if self.transition is None:
@@ -140,7 +136,7 @@ class FunctionEnvironment(Environment):
         return prompts
 
     def resume_settings(self) -> dict[str, Any]:
-        """The templates, the weights, and the names of the functions. The code of the functions is not compared."""
+        """Returns the templates, the weights, and the names of the functions. The code of the functions is not compared."""
         prompts = {
             role: template if isinstance(template, str) else f"function {function_name(template)}"
             for role, template in self.templates.items()
@@ -153,12 +149,11 @@ class FunctionEnvironment(Environment):
             **({"conversational": True} if self.conversational else {}),
         }
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         if not items:
             return []
         context = scoring_context()
+        chat_roles = context.chat_roles
         outcomes = [Outcome(reward=0.0) for _ in joint_actions]
         arguments: dict[str, Any] = {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
@@ -177,10 +172,7 @@ class FunctionEnvironment(Environment):
             if self.conversational and not isinstance(function, RoleReward):
                 for key, speaker in (("prompts", "user"), ("completions", "assistant")):
                     of_functions[-1][key] = [
-                        {
-                            role: as_messages(x, speaker) if role in context.chat_roles else x
-                            for role, x in texts.items()
-                        }
+                        {role: as_messages(x, speaker) if role in chat_roles else x for role, x in texts.items()}
                         for texts in arguments[key]
                     ]
         outputs = call_rewards(names, self.reward_funcs, of_functions, self.reward_timeout)
@@ -210,18 +202,11 @@ def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict
 
 
 def fill_template(role: str, template: str, item: dict) -> str:
-    """
-    Fills a template with the columns of an item.
-
-    Raises:
-        TaskError: the item lacks a column, or the template has a brace without its partner.
-    """
+    """Fills a template with the columns of an item. A missing column, or a brace without its partner, is a [`TaskError`]."""
     try:
         return template.format(**item)
     except KeyError as error:
-        raise TaskError(
-            f"The prompt template of `{role}` needs the column {error}; the items have {', '.join(item)}."
-        ) from None
+        raise TaskError(f"The prompt of `{role}` needs the column {error}; items have {', '.join(item)}.") from None
     except (IndexError, ValueError, AttributeError, TypeError) as error:
         raise TaskError(
             f"The prompt template of `{role}` cannot be filled: {error}. Write {{column}} for a column's value, and {{{{ "
@@ -230,10 +215,9 @@ def fill_template(role: str, template: str, item: dict) -> str:
 
 
 def is_model(function: Any) -> bool:
-    """Whether this is a reward model or the id of one. Torch is not imported for this: without it, there are no models."""
-    return isinstance(function, str) or (
-        "torch" in sys.modules and isinstance(function, sys.modules["torch"].nn.Module)
-    )
+    """Returns whether this is a reward model or the id of one. Torch is not imported for this: without it, there are no models."""
+    torch = sys.modules.get("torch")
+    return isinstance(function, str) or (torch is not None and isinstance(function, torch.nn.Module))
 
 
 def load_if_model(function: Any) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 from string import Formatter
 from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.base import Prompt, ask_one, check_prompt, check_roles
+from trl_multiagent.environments.base import Prompt, ask_one, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -62,11 +62,8 @@ class Rows(DatasetSource):
 
     def load(self, split: str | None) -> Dataset:
         """
-        Loads rows, such as those of the split `"train[:100]"`. A local file has one split, with any name.
-
-        Raises:
-            ValueError: the file or the split is malformed, or there are no rows.
-            ConnectionError: the dataset is on the Hub, which cannot be reached.
+        Loads rows, such as those of the split `"train[:100]"`. A local file has one split, with any name. Raises `ConnectionError` if the Hub
+        cannot be reached, and `ValueError` if the file or the split is malformed, or there are no rows.
         """
         name = str(self.name)
         if self.is_file:
@@ -93,7 +90,6 @@ class Functions:
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ValueError("`functions.prompts` is missing: a template for each role, such as {poet: 'Write ...'}.")
-        check_roles(list(self.prompts))
         for role, template in self.prompts.items():
             check_prompt(f"`functions.prompts.{role}`", template)
         if not self.reward_funcs:
@@ -139,11 +135,8 @@ def make_environment(settings: TaskSettings) -> FunctionEnvironment:
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     """
-    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
-
-    Raises:
-        ValueError: a file or a split is malformed, or a template needs a column that the rows do not have.
-        ConnectionError: the dataset is on the Hub, which cannot be reached.
+    Loads the training set and, with `dataset.eval_split`, the evaluation set, see [`Rows.load`]. Raises `ValueError` if a template needs a
+    column that the rows do not have.
     """
     rows: Rows = settings.sections["dataset"]
     train_dataset = rows.load(rows.train_split)

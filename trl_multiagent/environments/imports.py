@@ -12,10 +12,7 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
     """
     Imports the object that a setting names as `package.module:name` or `package.module.name`. Its module may be in the working directory,
     or else in the folder of the file `config` with this setting or the folders above, the nearest first: a run's folder is in that of its
-    task.
-
-    Raises:
-        ValueError: there is no such object, or importing its module failed.
+    task. Raises `ValueError` if there is no such object, or importing its module failed.
     """
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from statistics import StatisticsError, correlation
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Turn, judge, resume_settings
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, judge, resume_settings
 from trl_multiagent.environments.scoring import scoring_context
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
@@ -42,9 +42,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     def __repr__(self) -> str:
         return f"ModelRewardEnvironment({self.task!r}, version={self.version!r})"
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         scores = self._scores(items, joint_actions, histories)
         if not self.score_task:
             return [Outcome(score, self._metrics(score)) for score in scores]
@@ -58,9 +56,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
             outcome.reward = score
         return outcomes
 
-    def evaluate(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         """Scores joint actions with the reward of the task. The model's is a metric."""
         outcomes = judge(self.task, items, joint_actions, histories, evaluation=True)
         for outcome, score in zip(outcomes, self._scores(items, joint_actions, histories), strict=True):
@@ -70,9 +66,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     def resume_settings(self) -> dict[str, Any]:
         return {**resume_settings(self.task), "reward_model": self.version}
 
-    def _scores(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[float]:
+    def _scores(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[float]:
         if not items:
             return []
         prompts = scoring_context().prompts

@@ -20,25 +20,16 @@ FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")  # package.module:name
 
 @dataclass(frozen=True)
 class OwnPrompt:
-    """
-    A prompt that the user gave: a template or a function.
+    """A prompt that the user gave: a template or a function."""
 
-    Args:
-        setting (`str`): The setting that gave it, for messages.
-        template (`str`, *optional*): Text with fields such as `{prompt}`.
-        function (`Callable`, *optional*): A function that returns a prompt.
-    """
-
-    setting: str
-    template: str | None = None
-    function: Callable[..., Prompt] | None = None
+    setting: str  # the setting that gave it, for messages
+    template: str | None = None  # a text with fields such as `{prompt}`
+    function: Callable[..., Prompt] | None = None  # returns a prompt
 
     def make(self, values: Mapping[str, str], *arguments: Any) -> Prompt:
         """
-        Makes the prompt: the template filled with `values`, or what the function returns for the `arguments`.
-
-        Raises:
-            TaskError: the function failed, or did not return a prompt.
+        Makes the prompt: the template filled with `values`, or what the function returns for the `arguments`. Raises [`TaskError`] if the
+        function fails, or does not return a prompt.
         """
         if self.function is None:
             return (self.template or "").format(**values)
@@ -68,12 +59,12 @@ class PromptFiles:
         }
 
     def given(self) -> dict[str, str]:
-        """The settings that have a value."""
+        """Returns the settings that have a value."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     def saved(self) -> dict[str, str]:
-        """The settings with the texts of the templates in place of their paths. They are saved with the run."""
+        """Returns the settings with the texts of the templates in place of their paths. They are saved with the run."""
         saved = self.given()
         for name, prompt in self.prompts.items():
             if prompt.template is not None:
@@ -83,17 +74,14 @@ class PromptFiles:
 
 
 def is_text(value: str) -> bool:
-    """Whether the value of a setting is the text of a template."""
+    """Returns whether the value of a setting is the text of a template."""
     return "{" in value or "\n" in value
 
 
 def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequence[str]) -> OwnPrompt:
     """
-    Reads the value of a setting, see [`PromptFiles`].
-
-    Raises:
-        ValueError: there is no such file or function, the file is not UTF-8 text, a template has a field other than `fields`, or a function
-            does not take these `arguments`.
+    Reads the value of a setting, see [`PromptFiles`]. Raises `ValueError` if there is no such file or function, the file is not UTF-8 text,
+    a template has a field other than `fields`, or a function does not take these `arguments`.
     """
     if is_text(value):
         check_template(f"`{setting}`", value, fields)
@@ -103,14 +91,10 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
         try:
             inspect.signature(function).bind(*arguments)
         except (TypeError, ValueError):
-            raise ValueError(
-                f"`{setting}` names {value!r}, which must be a function of {len(arguments)} "
-                f"argument{'s' * (len(arguments) > 1)}: {', '.join(arguments)}."
-            ) from None
+            names = ", ".join(arguments)
+            raise ValueError(f"`{setting}` names {value!r}, which must be a function of {names}.") from None
         if is_async(function):
-            raise ValueError(
-                f"`{setting}` names {value!r}, which is `async`: it must be a plain function that returns the prompt."
-            )
+            raise ValueError(f"`{setting}` names {value!r}, which is `async`: it must be a plain function.")
         return OwnPrompt(setting, function=function)
     try:
         template = Path(value).read_text(encoding="utf-8-sig")

@@ -70,12 +70,12 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
 
 
 def as_messages(text: Any, role: str) -> list[dict[str, str]]:
-    """A text as a list of one chat message; chat messages as they are."""
+    """Returns a text as a list of one chat message; chat messages as they are."""
     return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
 def unwrapped(function: Any) -> Any:
-    """The function inside `functools.partial` objects and role rewards."""
+    """Returns the function inside `functools.partial` objects and role rewards."""
     while isinstance(function, functools.partial | RoleReward):
         function = function.func if isinstance(function, functools.partial) else function.function
     return function
@@ -107,7 +107,7 @@ def check_reward_function(function: Any) -> None:
 
 
 def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a function names; all of them if it takes any (`**kwargs`)."""
+    """Returns the arguments that a function names; all of them if it takes any (`**kwargs`)."""
     parameters = _parameters(function)
     kinds = {parameter.kind for parameter in (parameters or {}).values()}
     if parameters is None or inspect.Parameter.VAR_KEYWORD in kinds:
@@ -116,7 +116,7 @@ def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict
 
 
 def _parameters(function: Callable) -> Mapping[str, inspect.Parameter] | None:
-    """The parameters of a function; `None` if it is not written in Python and does not declare them."""
+    """Returns the parameters of a function; `None` if it is not written in Python and does not declare them."""
     try:
         return inspect.signature(function).parameters
     except ValueError as error:
@@ -137,16 +137,10 @@ def call_rewards(
     names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
 ) -> list[Any]:
     """
-    Calls reward functions with their arguments. `names` are those in messages.
+    Calls reward functions with their arguments, and returns what each returned. `names` are those in messages.
 
     The `async` ones run on the event loop of this process, concurrently with each other and with the plain ones, which run one after the
-    other in this thread. They may take `timeout` seconds.
-
-    Returns:
-        `list[Any]`: What each function returned.
-
-    Raises:
-        TaskError: A function failed, or an `async` one did not finish in time.
+    other in this thread. They may take `timeout` seconds. Raises [`TaskError`] if a function fails, or does not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
     running: dict[Future, int] = {}
@@ -165,9 +159,7 @@ def call_rewards(
             done, waiting = wait(waiting, left, FIRST_COMPLETED)
             if not done:
                 late = names[min(running[future] for future in waiting)]
-                raise TaskError(
-                    f"{late} did not finish within {timeout:g} seconds. If it needs longer, raise `reward_timeout`."
-                )
+                raise TaskError(f"{late} did not finish within {timeout:g} seconds: raise `reward_timeout` if needed.")
             for future in done:
                 outputs[running[future]], error = future.result()
                 if error is not None:

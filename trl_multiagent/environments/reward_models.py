@@ -142,5 +142,5 @@ def is_joint(model: nn.Module) -> bool:
 
 
 def show_model(model: str | nn.Module) -> str:
-    """A model's id, or its class, for a message."""
+    """Returns a model's id, or its class, for a message."""
     return repr(model) if isinstance(model, str) else f"`{type(model).__name__}`"

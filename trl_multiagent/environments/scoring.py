@@ -15,29 +15,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class ScoringContext:
-    """
-    Facts about the joint actions that an environment scores, besides the arguments of `Environment.score`.
+    """Facts about the joint actions that an environment scores, besides the arguments of `Environment.score`."""
 
-    Args:
-        prompts (`list[dict[str, Prompt]]`, *optional*): The prompts that each joint action answers.
-        completion_ids (`list[dict[str, list[int]]]`, *optional*): The token ids of each joint action, by role.
-        chat_roles (`frozenset[str]`, *optional*): Roles whose prompts are chat messages.
-        trainer_state ([`~transformers.TrainerState`], *optional*): The state of the trainer, if there is one.
-        metrics (`dict[str, list[float]]`, *optional*): Numbers to log, by name. The environment adds to them.
-    """
-
-    prompts: "list[dict[str, Prompt]] | None" = None
-    completion_ids: list[dict[str, list[int]]] | None = None
-    chat_roles: frozenset[str] = frozenset()
-    trainer_state: "TrainerState | None" = None
-    metrics: dict[str, list[float]] = field(default_factory=dict)
+    prompts: "list[dict[str, Prompt]] | None" = None  # that each joint action answers
+    completion_ids: list[dict[str, list[int]]] | None = None  # of each joint action, by role
+    chat_roles: frozenset[str] = frozenset()  # whose prompts are chat messages
+    trainer_state: "TrainerState | None" = None  # `None` without a trainer
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
 
 
 _CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", default=None)
 
 
 def scoring_context() -> ScoringContext:
-    """The context of the batch that is scored now; an empty one if the environment was called directly."""
+    """Returns the context of the batch that is scored now; an empty one if the environment was called directly."""
     return _CONTEXT.get() or ScoringContext()
 
 

@@ -29,10 +29,7 @@ class TaskError(ValueError):
 
 
 class UnavailableError(TaskError):
-    """
-    An external resource of the task is missing, such as the answer of another model. No code is at fault, so a recipe shows the message
-    alone and ends with exit status 2.
-    """
+    """A resource outside of the task is missing, such as another model's answer. A recipe shows the message alone and ends with status 2."""
 
 
 class TaskInterrupt(KeyboardInterrupt):
@@ -59,7 +56,7 @@ def task_code(name: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """The type and the message of an error, on one line."""
+    """Returns the type and the message of an error, on one line."""
     try:
         text = printable(" ".join(str(error).split()))
     except Exception:  # the error's `__str__` fails
@@ -68,7 +65,7 @@ def describe(error: BaseException) -> str:
 
 
 def function_name(function: Callable) -> str:
-    """The name of a function, of the function inside a `functools.partial`, or of the class of a callable object."""
+    """Returns the name of a function, of the function inside a `functools.partial`, or of the class of a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
@@ -77,9 +74,7 @@ def function_name(function: Callable) -> str:
 def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
     """
     Converts the return value of the reward function `name` to numbers. `None` in place of a number means that the function does not apply.
-
-    Raises:
-        TaskError: the value is not a list of `count` numbers, or a number is not finite.
+    Raises [`TaskError`] if the value is not a list of `count` numbers, or a number is not finite.
     """
     wanted = f"it must return a list of {count} numbers, one per joint action"
     values = as_list(rewards)
@@ -99,7 +94,7 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
 
 
 def as_list(values: Any) -> list[Any] | None:
-    """The entries of a list, tuple, array or tensor; `None` for anything else."""
+    """Returns the entries of a list, tuple, array or tensor; `None` for anything else."""
     if isinstance(values, Collection) and not isinstance(values, str | bytes | Mapping | Set):
         with contextlib.suppress(TypeError):  # a tensor without a dimension
             return list(values)

@@ -3,16 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, judge, resume_settings
+from trl_multiagent.environments.base import (
+    Environment,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    judge,
+    resume_settings,
+)
 
 
 class EnvironmentWrapper(Environment):
-    """
-    An environment around a task. It delegates everything to the task; a subclass overrides what it changes.
-
-    Args:
-        task ([`Environment`]): The task.
-    """
+    """An environment around a task. It delegates everything to the task; a subclass overrides what it changes."""
 
     def __init__(self, task: Environment):
         self.task = task
@@ -31,10 +34,10 @@ class EnvironmentWrapper(Environment):
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         return self.task.show_answers(role, prompt, answers)
 
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         return self.next_prompts([item], [history])[0]
 
-    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         return self.task.next_prompts(items, histories)
 
     def check_turns(self, num_turns: int) -> None:
@@ -46,18 +49,14 @@ class EnvironmentWrapper(Environment):
     def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
         return self.task.plan(items, num_later_prompts, answer_tokens)
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return self.judge(items, joint_actions, histories, evaluation=False)
 
-    def evaluate(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return self.judge(items, joint_actions, histories, evaluation=True)
 
     def judge(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]], evaluation: bool
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
         """Scores joint actions, in training or in an evaluation."""
         return judge(self.task, items, joint_actions, histories, evaluation)

@@ -6,11 +6,11 @@ answers. `pipeline`: they answer one after the other, and each sees the answers 
 draft, each sees the others' drafts, and all answer again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn, ask, judge
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.rollout.sampler import TeamSampler, render_chat
@@ -46,10 +46,7 @@ class PipelineSampler(TeamSampler):
 
 
 class DiscussionEnvironment(EnvironmentWrapper):
-    """
-    An environment in which every turn of the task has two rounds: a draft, which is not scored, and an answer, before which
-    each agent sees the drafts of the others.
-    """
+    """An environment whose turns have two rounds: a draft, which is not scored, and an answer, before which agents see the others' drafts."""
 
     def check_turns(self, num_turns: int) -> None:
         self.task.check_turns((num_turns + 1) // 2)
@@ -57,7 +54,7 @@ class DiscussionEnvironment(EnvironmentWrapper):
     def prepare(self, num_turns: int) -> None:
         self.task.prepare(num_turns // 2)
 
-    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         prompts = ask(self.task, items, [answers_of(history) for history in histories])
         result = []
         for history, of_item in zip(histories, prompts, strict=True):
@@ -76,11 +73,11 @@ class DiscussionEnvironment(EnvironmentWrapper):
         return [*before, {**last, "content": f"{AGAIN}\n{last['content']}"}]
 
     def judge(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]], evaluation: bool
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
         final = [k for k, history in enumerate(histories) if len(history) % 2]
         outcomes = [Outcome(0.0) for _ in items]
-        past: list[Sequence[Turn]] = [answers_of(histories[k]) for k in final]
+        past: list[History] = [answers_of(histories[k]) for k in final]
         if final:
             of_items, actions = [items[k] for k in final], [joint_actions[k] for k in final]
             for k, outcome in zip(final, judge(self.task, of_items, actions, past, evaluation), strict=True):
@@ -88,7 +85,7 @@ class DiscussionEnvironment(EnvironmentWrapper):
         return outcomes
 
 
-def answers_of(history: Sequence[Turn]) -> tuple[Turn, ...]:
+def answers_of(history: History) -> tuple[Turn, ...]:
     """Returns the turns of the task: those of a discussion without its drafts."""
     return tuple(history[1::2])
 

@@ -10,20 +10,8 @@ from trl_multiagent.rollout.history_options import HistoryOptions
 BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
 # Settings that decide which answers are sampled. An evaluation is only continued with the same ones
 SAMPLING_FIELDS = (
-    "num_episodes",
-    "num_turns",
-    "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "use_chat_template",
-    "memory_mode",
-    "original_prompt",
-    "previous_prompts",
-    "previous_response",
-    "max_history_length",
+    *"num_episodes num_turns max_completion_length temperature top_p top_k min_p repetition_penalty".split(),
+    *"use_chat_template memory_mode original_prompt previous_prompts previous_response max_history_length".split(),
     "seed",
 )
 
@@ -58,9 +46,7 @@ class EvaluationConfig:
     max_history_length: int | None = setting("Most tokens that past turns may add to a prompt.", ge=0)
     discount: float | None = setting("Discount of the return.", ge=0, le=1)
     items_per_batch: int = setting("Items that are played and written together.", 16, ge=1)
-    generation_token_budget: int | None = setting(
-        "Most prompt and completion tokens of a generate call.", 262144, ge=1
-    )
+    generation_token_budget: int | None = setting("Most prompt and answer tokens of a generate call.", 262144, ge=1)
     seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0, le=4294967295)
     pass_metric: str = setting("The metric that decides whether an answer passes: it must be at least 1.", PASSED)
     num_bootstraps: int = setting("Random draws for a confidence interval.", 10000, ge=100, le=10000000)
@@ -86,7 +72,7 @@ class EvaluationConfig:
         False,
     )
     output_dir: str | None = setting("Folder of the results; by default one in `output.base_dir`.")
-    disable_tqdm: bool = setting("Whether there is no progress bar.", False)
+    disable_tqdm: bool = setting("Disable the progress bar.", False)
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -100,9 +86,7 @@ class EvaluationConfig:
                 f"{self.num_episodes}: raise it, or remove {max(self.k)} from `k`."
             )
         if self.temperature == 0 and self.num_episodes > 1:
-            raise ValueError(
-                f"`temperature` is 0, so all {self.num_episodes} episodes of an item would be the same: set `num_episodes` to 1."
-            )
+            raise ValueError("`temperature` is 0, so all episodes of an item are the same: set `num_episodes` to 1.")
 
     @property
     def history_options(self) -> HistoryOptions:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.metrics import Result
@@ -27,9 +27,7 @@ class MixedTeam:
     def __init__(self, sources: Mapping[str, SamplingTeam]):
         self.sources = dict(sources)
         self.roles = tuple(sources)
-        self.tokenizers: dict[str, PreTrainedTokenizerBase] = {
-            role: team.tokenizers[role] for role, team in sources.items()
-        }
+        self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
         return self.sources[role].activate(role)
@@ -59,9 +57,7 @@ def roles_to_vary(roles: Sequence[str]) -> Sequence[str]:
 def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
     """Returns all teams of a cross-play, each once: the teams as trained, and those in which one role's agent is from another run."""
     runs = range(num_runs)
-    return list(
-        dict.fromkeys(mix_of(roles, varied, i, j) for varied in roles_to_vary(roles) for i in runs for j in runs)
-    )
+    return list(dict.fromkeys(mix_of(roles, role, i, j) for role in roles_to_vary(roles) for i in runs for j in runs))
 
 
 def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:

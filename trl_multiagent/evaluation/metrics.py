@@ -138,10 +138,7 @@ def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
 
 
 def numbers_of(results: Sequence[Result], config: EvaluationConfig) -> Numbers:
-    """
-    Estimates the mean of every metric over items, and over teams if there are several results, with its confidence interval.
-    Metrics that not all of the results have are left out.
-    """
+    """Estimates the mean over items, and over several teams, of every metric that all results have, with its confidence interval."""
     names = common_names(results)
     bounds = [union([result.bounds(metric) for result in results]) for _, metric in names]
     return summarize(names, np.stack([columns_of(result, names) for result in results]), bounds, config)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from accelerate import Accelerator
 from datasets import Dataset
-from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
 from trl_multiagent.environments.base import Environment, scoring_metrics
@@ -20,7 +19,7 @@ from trl_multiagent.evaluation.baselines import PipelineSampler
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.jobs.identity import describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together
-from trl_multiagent.jobs.stage import Stage, chunks_of
+from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.rollout.episodes import derive_seed, play_episodes
 from trl_multiagent.rollout.sampler import (
@@ -131,22 +130,18 @@ class EpisodeGenerator(TransformersGenerator):
 
 def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, accelerator: Accelerator) -> Records:
     """
-    Plays all episodes of a policy that its transcripts do not have yet.
+    Plays all episodes of a policy that its transcripts do not have yet. Returns the transcripts, in the order of the items; none in all
+    processes but the main one.
 
-    Items are played in batches that do not depend on the number of processes, each by one process. A batch that was
-    interrupted is played again as a whole. Returns the transcripts, in the order of the items; none in all processes but the main one.
-
-    Raises:
-        ValueError: the roles do not match, or the folder holds the transcripts of another evaluation.
-        TaskError: the environment failed, see [`~environments.base.judge`].
+    Items are played in batches that do not depend on the number of processes, each by one process. A batch that was interrupted is played
+    again as a whole. Raises `ValueError` if the roles do not match, or the folder holds the transcripts of another evaluation.
     """
     with fail_together(accelerator):
         loaded = policy.load()
         roles = policy.environment.roles
         if loaded.team.roles != tuple(roles):
-            raise ValueError(
-                f"The team in {policy.source} has the roles {list(loaded.team.roles)}, the environment {list(roles)}."
-            )
+            own = list(loaded.team.roles)
+            raise ValueError(f"The team in {policy.source} has the roles {own}, the environment {list(roles)}.")
     settings = describe_policy(policy, loaded, dataset, config)
     stage = Stage(transcripts_folder(config, policy), "evaluation", settings, accelerator)
     with stage.open():
@@ -189,14 +184,8 @@ def _play_batches(
     sampler = PipelineSampler(policy.environment, *prompting) if policy.is_pipeline else TeamSampler(*prompting)
     sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
     names = item_ids(dataset)
-    bar = tqdm(
-        desc=f"Evaluating {policy.name}",
-        unit=" items",
-        total=sum(map(len, own)),
-        initial=sum(map(len, own)) - sum(map(len, missing)),
-        disable=config.disable_tqdm or not accelerator.is_main_process,
-    )
-    with bar:
+    silent = config.disable_tqdm or not accelerator.is_main_process
+    with progress_bar(f"Evaluating {policy.name}", own, missing, silent) as bar:
         for batch in missing:
             stage.save(part_of(batch), play_batch(policy, sampler, generator, dataset, batch, names, config))
             bar.update(len(batch))
@@ -230,10 +219,8 @@ def play_batch(
     config: EvaluationConfig,
 ) -> Records:
     """
-    Plays the episodes of some items. Returns one record per episode.
-
-    The `timing` of a record is about its batch: the wall time in seconds with scoring, the number of episodes, and for every turn the
-    seconds of each role's generate call, which makes the answers of all these episodes.
+    Plays the episodes of some items. Returns one record per episode. Its `timing` is about the batch: the wall time in seconds with scoring,
+    the number of episodes, and for every turn the seconds of each role's generate call, which makes the answers of all these episodes.
     """
     start = time.perf_counter()
     generator.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]

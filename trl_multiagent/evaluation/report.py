@@ -31,10 +31,7 @@ COST_NOTE = "Calls and generated tokens are those of an episode, drafts included
 
 @dataclass
 class Report:
-    """
-    The results of all policies of an evaluation. Teams are compared with baselines, with their controls, and with themselves with an
-    agent replaced.
-    """
+    """The results of all policies of an evaluation. Teams are compared with baselines, their controls, and ablations of themselves."""
 
     config: EvaluationConfig
     results: list[Result]  # one per policy, teams first

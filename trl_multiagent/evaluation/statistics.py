@@ -57,10 +57,9 @@ def estimates(
     Donner, 2008, Statistics in Medicine 27): on either side, the distance from the mean is the root of the sum of the squared distances.
 
     Args:
-        values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`):
-            The mean of each metric over an item's episodes; NaN if the item does not have the metric.
-        bounds (`Sequence[tuple[float, float]]`):
-            The smallest and the largest possible value of each metric; infinite if not known.
+        values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`): The mean of each metric over an item's episodes; NaN if the
+            item does not have the metric.
+        bounds (`Sequence[tuple[float, float]]`): The smallest and the largest possible value of each metric; infinite if not known.
         num_draws (`int`): Number of random draws for the intervals of bounded metrics.
         confidence (`float`): Level of the intervals, such as 0.95.
         seed (`int`): Decides the draws.
@@ -74,10 +73,8 @@ def estimates(
     of_items = nan_mean(values, axis=0)
     limits = np.array(bounds, dtype=float).T
     intervals = np.stack([t_interval(of_items[:, m], confidence) for m in range(num_metrics)], axis=1)
-    is_bounded = np.isfinite(limits).all(axis=0)
-    intervals[:, is_bounded] = bounded_intervals(
-        of_items[:, is_bounded], limits[:, is_bounded], num_draws, confidence, seed
-    )
+    bounded = np.isfinite(limits).all(axis=0)
+    intervals[:, bounded] = bounded_intervals(of_items[:, bounded], limits[:, bounded], num_draws, confidence, seed)
     means = nan_mean(values.reshape(-1, num_metrics), axis=0)
     distances = np.abs(intervals - nan_mean(of_items, axis=0))
     if num_teams > 1:

@@ -95,11 +95,8 @@ def column_bytes(column: pa.Array) -> list[bytes]:
 
 def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
-    Compares the settings of a checkpoint with those of a run. Settings that only one of them has are ignored, because releases differ in
-    what they save, except for the environment's own settings.
-
-    Returns:
-        `dict[str, tuple]`: For each setting that differs, its values in the checkpoint and in the run.
+    Compares the settings of a checkpoint with those of a run. Returns, for each setting that differs, its values in both. Settings that
+    only one of them has are ignored, because releases differ in what they save, except for the environment's own settings.
     """
     changes = {
         name: (saved[name], here[name])

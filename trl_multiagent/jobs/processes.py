@@ -24,19 +24,12 @@ class OtherProcessUnavailable(OtherProcessError):
 
 
 def start_processes() -> PartialState:
-    """
-    Connects the processes of this run, unless that was done before.
-
-    Raises:
-        ValueError: accelerate found only one of several processes.
-    """
+    """Connects the processes of this run, unless that was done before. Raises `ValueError` if accelerate found only one of several."""
     # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
     state = PartialState(cpu=not torch.accelerator.is_available())
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > 1 and state.num_processes == 1:
-        raise ValueError(
-            f"{launched} processes were launched, but they are not connected: check the accelerate config."
-        )
+        raise ValueError(f"{launched} processes were launched, but are not connected: check the accelerate config.")
     return state
 
 
@@ -60,13 +53,7 @@ def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
 
 
 def error_barrier(accelerator: Accelerator | PartialState, error: BaseException | None = None) -> None:
-    """
-    Waits until all processes have arrived, and raises [`OtherProcessError`] if another one reports an error and this one does not.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
-        error (`BaseException`, *optional*): The error of this process.
-    """
+    """Waits until all processes have arrived. Raises [`OtherProcessError`] if another one reports an error and this one has no `error`."""
     if accelerator.num_processes == 1:
         return
     failures = torch.tensor(float(error is not None), device=accelerator.device)
@@ -85,12 +72,8 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
 
 def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
     """
-    Raises a `ValueError` on all processes if one of them has other settings than the first one. Such processes would wait for each other
-    forever, or average gradients of different losses. The message names every difference.
-
-    Args:
-        accelerator ([`~accelerate.Accelerator`] or [`~accelerate.PartialState`]): The trainer's, or the connected processes.
-        settings (`dict`): What must be the same on all processes, as plain values by name.
+    Raises a `ValueError` on all processes if one of them has other `settings`, plain values by name, than the first one. Such processes
+    would wait for each other forever, or average gradients of different losses. The message names every difference.
     """
     if accelerator.num_processes == 1:
         return
@@ -101,16 +84,12 @@ def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str,
             text = f"{name}: {format_value(left)} on process 0, {format_value(right)} on process {process}"
             differing.setdefault(name, text)
     if differing:
-        raise ValueError(
-            f"The processes of this run differ: {'; '.join(differing.values())}. Start all of them with the same settings, data and "
-            "models."
-        )
+        advice = "Start all of them with the same settings, data and models"
+        raise ValueError(f"The processes of this run differ: {'; '.join(differing.values())}. {advice}.")
 
 
 def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:
-    """
-    Returns whether a signal has asked one of the processes to end. Then all of them count as asked. All processes must call this function.
-    """
+    """Returns whether a signal has asked one of the processes to end. Then all count as asked. All processes must call this function."""
     if not REQUEST.is_expected:
         return False
     if accelerator.num_processes > 1:

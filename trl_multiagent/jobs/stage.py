@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator, PartialState
+from tqdm.auto import tqdm
 
-from trl_multiagent.folders import locked, unfinished_path, write_json, write_text
+from trl_multiagent.folders import locked, read_json, unfinished_path, write_json, write_text
 from trl_multiagent.jobs.processes import check_agreement, fail_together
 
 
@@ -52,11 +53,8 @@ class Stage:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """
-        Locks the folder, compares what it holds with this work, and writes the manifest. Inside, parts can be saved.
-
-        Raises:
-            StageChanged: the folder holds other work, or files that no stage wrote.
-            ValueError: another program is writing to the folder, or the processes have different settings.
+        Locks the folder, compares what it holds with this work, and writes the manifest. Inside, parts can be saved. Raises [`StageChanged`] if
+        the folder holds other work or files, and `ValueError` if another program is writing to it, or the processes have other settings.
         """
         check_agreement(self.state, self.settings)
         with contextlib.ExitStack() as stack:
@@ -73,7 +71,7 @@ class Stage:
         path = self.folder / MANIFEST
         if not path.is_file():
             raise StageChanged(f"{self.folder} holds other files, or work of an earlier release: {self.advice}.")
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_json(path)
         before, now = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in self.free]
         if changed:
@@ -100,15 +98,13 @@ class Stage:
         try:
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         except FileNotFoundError:
-            raise ValueError(
-                f"{path} is missing: with several processes, the folder must be on a file system that all of them share."
-            ) from None
+            raise ValueError(f"{path} is missing: several processes need a folder that all of them share.") from None
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}. Remove it, and start again.") from None
 
     def result(self, part: str) -> Any:
         """Returns what [`~Stage.save_result`] wrote."""
-        return json.loads((self.folder / part).read_text(encoding="utf-8"))
+        return read_json(self.folder / part)
 
     def save_result(self, part: str, value: Any) -> None:
         """Writes a part that all processes have worked on, as JSON. None of them goes on before it is there."""
@@ -116,6 +112,12 @@ class Stage:
         with fail_together(self.state):
             if self.state.is_main_process:
                 write_json(self.folder / part, value)
+
+
+def progress_bar(text: str, own: Sequence[range], missing: Sequence[range], disable: bool) -> tqdm:
+    """Makes a progress bar of items, for the parts of this process, of which those that are not `missing` are there already."""
+    total, left = sum(map(len, own)), sum(map(len, missing))
+    return tqdm(desc=text, unit=" items", total=total, initial=total - left, disable=disable)
 
 
 def chunks_of(num_items: int, size: int) -> list[range]:

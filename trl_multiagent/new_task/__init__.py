@@ -9,16 +9,8 @@ TEMPLATES = Path(__file__).parent
 
 def write_task(folder: str | Path) -> list[Path]:
     """
-    Writes a task of one's own that trains as it is: `task.py` and `config.yaml`.
-
-    Args:
-        folder (`str` or `Path`): Where to write them. It is created if it does not exist.
-
-    Returns:
-        `list[Path]`: The files.
-
-    Raises:
-        ValueError: one of the files exists already, or the folder cannot be written to.
+    Writes a task that trains as it is, `task.py` and `config.yaml`, to a folder, which is created if it does not exist. Returns the files.
+    Raises `ValueError` if one of them exists already, or the folder cannot be written to.
     """
     targets = [Path(folder) / name for name in FILES]
     existing = [str(path) for path in targets if path.exists()]

@@ -6,7 +6,6 @@ interruption nor the number of processes changes the result.
 """
 
 import contextlib
-import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, Features, Value, load_from_disk
-from tqdm.auto import tqdm
 from transformers import set_seed
 from transformers.utils import logging
 
@@ -27,7 +25,7 @@ from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
 from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together, start_processes
-from trl_multiagent.jobs.stage import Stage, chunks_of
+from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
@@ -99,9 +97,7 @@ def collect_preferences(
     if team.roles != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if any(parameter.numel() == 0 for parameter in team.parameters()):
-        raise ValueError(
-            "The weights of the team are sharded (ZeRO-3), so they cannot sample: save the team, and load it from its folder."
-        )
+        raise ValueError("The team is sharded (ZeRO-3), so it cannot sample: save it, and load it from its folder.")
     state = start_processes()
     comparator = comparator or make_comparator(team, config, round)
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
@@ -114,7 +110,7 @@ def collect_preferences(
                     collection.write_dataset()
     preferences = load_from_disk(collection.folder)
     if state.is_main_process:
-        warn_if_few_pairs(json.loads((collection.folder / PREFERENCES_FILE).read_text())["numbers"])
+        warn_if_few_pairs(collection.stage.result(PREFERENCES_FILE)["numbers"])
     return preferences
 
 
@@ -150,17 +146,14 @@ class _Collection:
 
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of these settings, unchanged."""
-        path = self.folder / PREFERENCES_FILE
-        if not path.is_file() or not (self.folder / DATASET_STATE).is_file():
+        if not (self.stage.has(PREFERENCES_FILE) and self.stage.has(DATASET_STATE)):
             return False
-        facts = json.loads(path.read_text())
+        facts = self.stage.result(PREFERENCES_FILE)
         if facts["sampling"] != self.stage.settings or facts["pairing"] != self.config.values(PAIRING_FIELDS):
             return False
         is_unchanged = facts.get("rows") in (None, digest_of_rows(load_from_disk(self.folder)))
         if not is_unchanged:
-            logger.warning(
-                f"The preferences in {self.folder} have changed on the disk, so they are made again of their candidates."
-            )
+            logger.warning(f"The preferences in {self.folder} have changed: they are made again of their candidates.")
         return is_unchanged
 
     # Sampling
@@ -176,15 +169,9 @@ class _Collection:
             self.environment.load_state_dict(state)
         sampler = team_sampler(self.team, self.config)
         sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
-        numbers = {number: len(self.chunks[number]) for number in own}
-        bar = tqdm(
-            desc="Collecting preferences",
-            unit=" items",
-            total=sum(numbers.values()),
-            initial=sum(size for number, size in numbers.items() if number not in missing),
-            disable=config.disable_tqdm or not self.state.is_main_process,
-        )
-        with bar:
+        parts, left = ([self.chunks[number] for number in numbers] for numbers in (own, missing))
+        silent = config.disable_tqdm or not self.state.is_main_process
+        with progress_bar("Collecting preferences", parts, left, silent) as bar:
             for number in missing:
                 lines = self.sample_chunk(number, sampler)
                 state = self.environment.state_dict()
@@ -266,9 +253,7 @@ class _Collection:
             path = CHUNK_FILE.format(number)
             lines = self.stage.read(path)
             if [line.get("index") for line in lines] != list(chunk):
-                raise ValueError(
-                    f"{self.folder / path} is damaged: it does not hold the items {chunk}. Remove it, and start again."
-                )
+                raise ValueError(f"{self.folder / path} is damaged: it lacks items. Remove it, and start again.")
             records += lines
         return records
 
@@ -339,10 +324,7 @@ def pairs_of(record: dict[str, Any]) -> list[Pair]:
 
 
 def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
-    """
-    Makes a dataset of rows whose components may differ. It has the right columns even if there are no rows: `prompts` tells whether a
-    role's columns are texts.
-    """
+    """Makes a dataset of rows whose components may differ, or of none: `prompts` tells whether a role's columns are texts."""
     messages = [{"role": Value("string"), "content": Value("string")}]
     features: dict[str, Any] = {}
     for role in roles:

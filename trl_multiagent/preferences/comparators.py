@@ -71,15 +71,8 @@ class Comparator:
 
 def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -> Comparator | None:
     """
-    Makes the comparator that `config.comparator_policy` names, or `None` if there is none.
-
-    Args:
-        team ([`AgentTeam`]): The team that is trained.
-        config ([`PreferenceConfig`]): The settings.
-        round (`int`, *optional*, defaults to 0): Number of the round, for `history`.
-
-    Raises:
-        ValueError: the model or team cannot be loaded, it has other roles, or there is no saved team.
+    Makes the comparator that `config.comparator_policy` names for a team that is trained, or `None` if there is none. `history` depends on
+    the number of the `round`. Raises `ValueError` if a model or team cannot be loaded or has other roles, or there is no saved team.
     """
     policy = config.comparator_policy
     if policy is None:
@@ -101,9 +94,8 @@ def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Compa
     other: AgentTeam | None = None
     client: EndpointClient | None = None
     if config.comparator_policy == "api":
-        client = EndpointClient(
-            config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
-        )
+        folder = Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
+        client = EndpointClient(config.comparator_endpoint(len(roles)), folder)
         name = f"api:{client.endpoint.model}"
         sample: Sampler = EndpointSampler(client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
@@ -124,9 +116,7 @@ def history_folder(config: PreferenceConfig, round: int) -> Path:
     assert config.policy_checkpoint_dir is not None  # the configuration has checked it
     folder = Path(config.policy_checkpoint_dir) / ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
     if not (folder / TEAM_FILE).is_file():
-        raise ValueError(
-            f"`comparator_policy: history` needs the team of an earlier round, but {folder} holds no team."
-        )
+        raise ValueError(f"`comparator_policy: history` needs an earlier team, but {folder} holds no team.")
     return folder
 
 

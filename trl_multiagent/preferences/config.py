@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trl_multiagent.endpoints.endpoint import Endpoint, make_endpoint
+from trl_multiagent.endpoints.endpoint import LIMITS, Endpoint, make_endpoint
 from trl_multiagent.limits import check_arguments, setting
 from trl_multiagent.rollout.sampling_options import SamplingOptions
 
@@ -12,27 +12,13 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
 # Fields that decide which candidates are sampled and how they are scored. A collection is only continued with the same ones
 SAMPLING_FIELDS = (
-    "preference_num_candidates",
-    "comparator_num_candidates",
-    "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "use_chat_template",
-    "generation_token_budget",
-    "items_per_chunk",
-    "reward_scale",
-    "reward_shift",
-    "seed",
+    *"preference_num_candidates comparator_num_candidates max_completion_length temperature top_p top_k min_p".split(),
+    *"repetition_penalty use_chat_template generation_token_budget items_per_chunk".split(),
+    *"reward_scale reward_shift seed".split(),
 )
 # Fields that decide which pairs are made of the candidates
 PAIRING_FIELDS = (
-    "pair_selection",
-    "preference_pairs_per_sample",
-    "use_environment_step",
-    "environment_steps_per_pair",
+    *"pair_selection preference_pairs_per_sample use_environment_step environment_steps_per_pair".split(),
     "log_reward_distribution",
 )
 
@@ -40,10 +26,8 @@ PAIRING_FIELDS = (
 @dataclass
 class PreferenceConfig(SamplingOptions):
     """
-    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`.
-
-    Raises:
-        ValueError: a value is impossible, or contradicts another one.
+    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. A value that is
+    impossible, or contradicts another one, is a `ValueError`.
     """
 
     output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
@@ -65,9 +49,7 @@ class PreferenceConfig(SamplingOptions):
     )
     comparator_model_name: str | None = setting("Model id or folder, or the folder of a saved team, of `model`.")
     comparator_agents: list[str] | None = setting("Model ids of `model`, one per role.")
-    comparator_api_model: str | None = setting(
-        "With `api`, the model's name, at the provider that it names or at `comparator_api_url`."
-    )
+    comparator_api_model: str | None = setting("With `api`, the model's name at its provider or `comparator_api_url`.")
     comparator_api_url: str | None = setting("Base URL of the endpoint, such as http://localhost:8000/v1.")
     comparator_api_format: Literal["openai", "anthropic", "generic"] | None = setting(
         "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name. 'generic', of CoMLRL, is not supported."
@@ -76,17 +58,11 @@ class PreferenceConfig(SamplingOptions):
         "Environment variable that holds the key; by default the provider's. With `comparator_api_url` and without this, no key is sent."
     )
     comparator_api_timeout: float = setting("Seconds that one request may take.", 120.0, gt=0, le=1000000)
-    comparator_api_deadline: float = setting(
-        "Seconds that all requests for a chunk of items may take together.", 1800.0, gt=0, le=1000000
-    )
+    comparator_api_deadline: float = setting("Seconds for all requests of a chunk of items.", 1800.0, gt=0, le=1000000)
     comparator_api_tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1, le=1000)
     comparator_api_concurrency: int = setting("Requests at the same time, in each process.", 16, ge=1, le=10000)
-    comparator_api_token_budget: int | None = setting(
-        "Tokens of all requests and answers of a collection at most.", ge=1
-    )
-    comparator_api_input_price: float | None = setting(
-        "Price of a million prompt tokens, to report the cost.", ge=0, le=1000000000
-    )
+    comparator_api_token_budget: int | None = setting("Most tokens of all requests and answers of a collection.", ge=1)
+    comparator_api_input_price: float | None = setting("Price of a million prompt tokens.", ge=0, le=1000000000)
     comparator_api_output_price: float | None = setting("Price of a million answer tokens.", ge=0, le=1000000000)
     comparator_api_extra_body: dict[str, Any] | None = setting("More fields of each request.")
     comparator_num_candidates: int | None = setting(
@@ -96,9 +72,7 @@ class PreferenceConfig(SamplingOptions):
     policy_checkpoint_dir: str | None = setting("Folder of the teams of earlier rounds, round_0, round_1, ...")
     min_p: float | None = setting("Least probability of a token, relative to the most likely one.", ge=0, le=1)
     repetition_penalty: float = setting("Penalty of repeated tokens.", 1.0, gt=0, le=1000)
-    generation_token_budget: int | None = setting(
-        "Upper bound of prompt and completion tokens in one generate call.", 262144, ge=1
-    )
+    generation_token_budget: int | None = setting("Most prompt and answer tokens of a generate call.", 262144, ge=1)
     items_per_chunk: int = setting("Items that are sampled, scored and written together.", 16, ge=1)
     reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
@@ -118,9 +92,7 @@ class PreferenceConfig(SamplingOptions):
     def _check_comparator(self) -> None:
         policy, mode = self.comparator_policy, self.comparator_generation_mode
         if policy == "history" and self.policy_checkpoint_dir is None:
-            raise ValueError(
-                "`comparator_policy: history` needs `policy_checkpoint_dir`, the folder of the earlier teams."
-            )
+            raise ValueError("`comparator_policy: history` needs `policy_checkpoint_dir`, where earlier teams are.")
         if policy == "model" and (self.comparator_model_name is None) == (self.comparator_agents is None):
             raise ValueError("`comparator_policy: model` needs either `comparator_model_name` or `comparator_agents`.")
         if policy == "api":
@@ -136,19 +108,7 @@ class PreferenceConfig(SamplingOptions):
         if self.comparator_api_model is None:
             raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
         if self.comparator_api_format == "generic":
-            raise ValueError(
-                "`comparator_api_format` is 'generic', which `comparator_policy: api` does not support: set it to openai or anthropic."
-            )
-        names = (
-            "extra_body",
-            "timeout",
-            "deadline",
-            "tries",
-            "concurrency",
-            "token_budget",
-            "input_price",
-            "output_price",
-        )
+            raise ValueError("`comparator_api_format: generic` is not supported: set it to openai or anthropic.")
         answers = num_roles if self.comparator_generation_mode == "centralized" else 1  # in one text
         return make_endpoint(
             self.comparator_api_model,
@@ -160,7 +120,7 @@ class PreferenceConfig(SamplingOptions):
             # 1 is the default everywhere, and some models reject the parameter
             temperature=None if self.temperature == 1.0 else self.temperature,
             top_p=None if self.top_p == 1.0 else self.top_p,
-            **{name: getattr(self, f"comparator_api_{name}") for name in names},
+            **{name: getattr(self, f"comparator_api_{name}") for name in LIMITS},
         )
 
     @property

@@ -20,9 +20,7 @@ class ReplayConfig:
         choices=REPLAY_MODES,
     )
     preference_replay_k: int = setting("Number of rounds for last_k, the current one included.", 1, ge=1)
-    preference_replay_lambda: float = setting(
-        "Factor of a round's weight per round of age for lambda_decay.", 0.5, ge=0, le=1
-    )
+    preference_replay_lambda: float = setting("Factor of weights per round of age for lambda_decay.", 0.5, ge=0, le=1)
     preference_replay_sample_size: int | None = setting(
         "Preferences to train on in each round; by default as many as the current round has.", ge=1
     )

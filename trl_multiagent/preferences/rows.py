@@ -128,7 +128,7 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
         if absent and len(absent) < len(group):
             present = ", ".join(repr(column) for column in group if column not in absent)
             raise ValueError(
-                f"`{name}` has the column {present} but no {', '.join(map(repr, absent))}: add what is missing, or remove what is there."
+                f"`{name}` has {present} but no {', '.join(map(repr, absent))}: give all of them or none."
             )
 
 
@@ -164,9 +164,7 @@ def check_prompt(prompt: str | Messages, name: str) -> None:
     if not any([prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]):
         raise ValueError(f"{name} is empty.")
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-        raise ValueError(
-            f"{name} ends with a message of the assistant, which belongs to the answers: end the prompt with a message of the user."
-        )
+        raise ValueError(f"{name} ends with a message of the assistant: end it with a message of the user.")
 
 
 def _text(row: dict[str, Any], column: str, as_chat: bool, prompt: str) -> str:

@@ -28,12 +28,11 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
     Loads joint preferences, from a collection or from anywhere else, and checks every row.
 
     Args:
-        name (`str`):
-            Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`, `.json` or `.parquet` file,
-            or the id of a dataset on the Hub.
+        name (`str`): Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`, `.json` or `.parquet`
+            file, or the id of a dataset on the Hub.
         roles (`Sequence[str]`): The roles of the team that is to be trained.
-        split (`str`, *optional*):
-            The rows, such as `"train[:100]"`. By default, all rows, or those of the split `train` of a dataset on the Hub.
+        split (`str`, *optional*): The rows, such as `"train[:100]"`. By default, all rows, or those of the split `train` of a dataset on
+            the Hub.
 
     Returns:
         `datasets.Dataset`
@@ -56,10 +55,8 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
     elif path.is_file():
         raise ValueError(f"{path} is no {LOCAL_FILE}, from which preferences are read.")
     elif path.is_absolute() or name.count("/") != 1:
-        raise FileNotFoundError(
-            f"There is no folder {name}. Preferences are in a folder, such as `trl-multiagent collect` writes, a {LOCAL_FILE}, or on "
-            "the Hub."
-        )
+        advice = f"a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, or an id on the Hub"
+        raise FileNotFoundError(f"There is no folder {name}. Give {advice}.")
     else:
         preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN
+from trl_multiagent.endpoints.endpoint import describe_requests
 from trl_multiagent.environments.base import Environment, ask
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.stopping import end_on_signal
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 SECTION = "madpo"
 FOLDER = "preferences"  # in the folder of the run, unless `preference_dataset` names another one
-CHARACTERS_PER_TOKEN = 3  # about; for the plan, which loads no tokenizer
 
 
 def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
@@ -85,9 +86,7 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
             raise ConfigError(f"`{section}.comparator_generation_mode` cannot be sequential: {reason}.")
         changes["comparator_generation_mode"] = "decentralized"  # the only agent gets the assignments of all roles
     for setting in ("comparator_model_name", "comparator_agents"):
-        models = given.get(setting) or []
-        names = [models] if isinstance(models, str) else models
-        check_names([name for name in names if name not in settings.task.models], f"{section}.{setting}")
+        check_names(given.get(setting) or [], f"{section}.{setting}")
     folder = Path(given.get("output_dir") or settings.output.base_dir) / FOLDER
     return settings.part(PreferenceConfig, **{"output_dir": given.get("preference_dataset") or str(folder), **changes})
 
@@ -139,11 +138,4 @@ def endpoint_cost(config: PreferenceConfig, prompts: list[dict[str, Any]], roles
     number = config.num_comparator_candidates
     requests = len(prompts) * number * (1 if mode == "centralized" else len(roles))
     asked = length * number * (len(roles) if mode == "sequential" else 1)  # every request has all assignments
-    answered = requests * endpoint.max_tokens
-    price = f", cost {endpoint.cost(asked, answered):.2f}" if endpoint.has_price else ""
-    budget = "" if endpoint.token_budget is None else f", token budget {endpoint.token_budget}"
-    problem = endpoint.problem()
-    return (
-        f"{requests} requests with about {asked} prompt tokens and {answered} answer tokens at most{price}{budget}, at "
-        f"{endpoint.base_url}{f' ({problem})' if problem else ''}"
-    )
+    return describe_requests(endpoint, requests, asked, requests * endpoint.max_tokens)

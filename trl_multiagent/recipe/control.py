@@ -6,7 +6,6 @@ spent as much; the number of optimizer steps is estimated before, for the schedu
 """
 
 import functools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
+from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.processes import start_processes
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
@@ -80,7 +80,7 @@ def read_cost(run_folder: Path) -> TrainingCost:
     """Reads what a run cost, and refuses a folder without a record of it."""
     path = run_folder / COST_FILE
     try:
-        numbers = json.loads(path.read_text(encoding="utf-8"))
+        numbers = read_json(path)
         return TrainingCost(int(numbers["env_steps"]), int(numbers["generated_tokens"]))
     except OSError as error:
         source = f"{path}, which a run of an online algorithm writes when its training ends"
@@ -149,8 +149,7 @@ def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dic
     model = evaluation.config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
     if model is None:
         raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
-    if model not in settings.task.models:
-        check_names(model, "control_model")
+    check_names(model, "control_model")
     return {team.name: make_control(evaluation, team, kind, model, task) for team in evaluation.teams}
 
 

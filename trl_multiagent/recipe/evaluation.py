@@ -1,7 +1,4 @@
-"""
-Runs `trl-multiagent evaluate` and `cross-play`: prints what an evaluation will cost, or plays and reports it. What imports TRL is imported
-after the command line is read, so that the help appears at once.
-"""
+"""Runs `trl-multiagent evaluate` and `cross-play`. What imports TRL is imported after the command line is read, so that help appears at once."""
 
 from __future__ import annotations
 
@@ -146,12 +143,9 @@ def print_cost(
         "folder": config.output_dir,
     }
     for name, control in controls.items():
-        cost = control.cost
-        new = f"is trained at the cost of the run, {cost.env_steps} scored answers"
-        state = "is there already" if control.is_trained else new
-        lines[f"{name}_control, training"] = (
-            f"{state} and {cost.generated_tokens} generated tokens, in {control.folder}"
-        )
+        state = "is there already" if control.is_trained else "is trained at the cost of the run"
+        cost = f"{control.cost.env_steps} scored answers and {control.cost.generated_tokens} generated tokens"
+        lines[f"{name}_control, training"] = f"{state}: {cost}, in {control.folder}"
     for policy in policies:
         calls = episodes * policy.num_turns(config) * len(policy.environment.roles)
         transcripts = transcripts_folder(config, policy).glob("*.jsonl")

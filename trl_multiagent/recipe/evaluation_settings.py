@@ -194,9 +194,7 @@ def find_team(text: str) -> str:
         return str(max(checkpoints, key=lambda x: int(x.name[11:])))
     inside = sorted(str(x.parent) for x in path.glob(f"*/{TEAM_FILE}"))
     where = f" These folders do: {', '.join(inside)}." if inside else ""
-    raise ConfigError(
-        f"{text} holds no {TEAM_FILE}: give the folder of a saved team, or of a run that saved one.{where}"
-    )
+    raise ConfigError(f"{text} holds no {TEAM_FILE}: give the folder of a team, or of a run that saved one.{where}")
 
 
 def find_config(text: str) -> str | None:

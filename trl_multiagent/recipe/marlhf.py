@@ -136,14 +136,11 @@ class RewardRun(PreferenceRun):
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:
     """Makes the arguments of the reward model's trainer from the settings and `args`, those of the team's trainer."""
     section, more = settings.algorithm, reward.reward_training or {}
+    same = "learning_rate num_train_epochs max_length freeze_backbone eval_fraction".split()
     values: dict[str, Any] = {
-        "learning_rate": reward.reward_learning_rate,
-        "num_train_epochs": reward.reward_num_train_epochs,
+        **{name: getattr(reward, f"reward_{name}") for name in same},
         "per_device_train_batch_size": reward.reward_train_batch_size,
         "per_device_eval_batch_size": max(8, reward.reward_train_batch_size),
-        "max_length": reward.reward_max_length,
-        "freeze_backbone": reward.reward_freeze_backbone,
-        "eval_fraction": reward.reward_eval_fraction,
         "trust_remote_code": settings.agent_model.trust_remote_code,
         "logging_steps": 10,
         "save_strategy": "epoch",

@@ -52,9 +52,8 @@ def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment
     """Makes the task's environment for one agent. `purpose`: what needs it, for the message if the task has no such form."""
     problem = f"The {purpose} needs the task for one agent"
     try:
-        environment = evaluation.settings.task.environment(
-            settings_for_task(evaluation, num_agents=1, is_centralized=False)
-        )
+        settings = settings_for_task(evaluation, num_agents=1, is_centralized=False)
+        environment = evaluation.settings.task.environment(settings)
     except ValueError as error:
         raise ConfigError(f"{problem}. {error}") from error
     if len(environment.roles) != 1:
@@ -147,10 +146,7 @@ def baseline_model(evaluation: Evaluation) -> str | list[str]:
     names = evaluation.config.baseline_model or evaluation.base
     if names is None:
         raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
-    own = [
-        name for name in ([names] if isinstance(names, str) else names) if name not in evaluation.settings.task.models
-    ]
-    check_names(own, "baseline_model")
+    check_names(names, "baseline_model")
     return names
 
 

@@ -6,7 +6,6 @@ MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
 
 import copy
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.folders import PREFERENCES_FILE, TEAM_FILE, is_collection
+from trl_multiagent.folders import PREFERENCES_FILE, TEAM_FILE, is_collection, read_json
 from trl_multiagent.hub.push import push_folder
 from trl_multiagent.jobs.identity import differences
 from trl_multiagent.jobs.processes import fail_together, is_asked_to_stop, start_processes
@@ -236,7 +235,7 @@ class PreferenceRun:
             team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
             with end_on_wrong_input(recipe.prog):
                 preferences = collect_preferences(team, environment, self.items_to_compare, config, round=number)
-        return preferences, json.loads((folder / PREFERENCES_FILE).read_text())["numbers"]
+        return preferences, read_json(folder / PREFERENCES_FILE)["numbers"]
 
     def replayed(self, number: int, preferences: Dataset) -> Dataset:
         """Returns the preferences that a round trains on."""

@@ -1,7 +1,6 @@
 """Trains a joint reward model on preferences that were collected before: alone (`train_reward_model.py`), or for MARLHF."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.task_errors import describe as describe_error
+from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.identity import checksum_of_file, digest_of_rows
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.jobs.stopping import end_on_signal
@@ -151,7 +151,7 @@ def train_reward_model(
 
 def check_files(folder: Path) -> None:
     """Raises `ConfigError` if the files of a complete reward model have changed since it was trained."""
-    saved = json.loads((folder / COMPLETE_FILE).read_text(encoding="utf-8"))["checksums"]
+    saved = read_json(folder / COMPLETE_FILE)["checksums"]
     now = checksums_of_model(folder)
     damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
     if damaged:

@@ -1,7 +1,4 @@
-"""
-The function behind every recipe script and `trl-multiagent train`: it reads and checks the settings, then plans or trains. What imports TRL
-is imported after the command line is read, so that the help appears at once.
-"""
+"""The function behind every recipe script and `trl-multiagent train`. TRL is imported after the command line is read, so that help is quick."""
 
 import contextlib
 import sys
@@ -30,9 +27,8 @@ def run_recipe(
 
     Args:
         algorithm (`str`): Name of the algorithm's section, a key of [`~trl_multiagent.settings.algorithms.ALGORITHMS`].
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`):
-            What to train on; or, if the user chooses that, the tasks that have a name, see
-            [`~trl_multiagent.recipe.tasks.choose_task`].
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): What to train on; or, if the user chooses that, the tasks
+            that have a name, see [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """

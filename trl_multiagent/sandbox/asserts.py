@@ -13,29 +13,24 @@ class Asserts:
     """
     A test and its asserts. An assert that is constantly true cannot fail and is left out.
 
-    Args:
-        code (`str`): The test with every assert replaced by reports to three functions that its namespace must have:
-            `__begin__(index)` before the assert is evaluated; `__end__(index, value, error=None)` after it, with the exception
-            that it raised if that is one of the classes in `__caught__`; and `__settle__(indices)` after each statement of the
-            module and of `check`, because the asserts in the statement will not run again.
-        sources (`tuple[str, ...]`): Text of each assert, in the order of the source.
-        guards (`tuple[int, ...]`): Asserts that are constantly false: reaching one fails it.
-        has_check (`bool`): Whether the test defines a function `check(candidate)`. Whoever runs the test has to call it.
+    In the `code`, every assert is replaced by reports to three functions that its namespace must have: `__begin__(index)` before the assert
+    is evaluated; `__end__(index, value, error=None)` after it, with the exception that it raised if that is one of the classes in
+    `__caught__`; and `__settle__(indices)` after each statement of the module and of `check`, because the asserts in the statement will
+    not run again.
     """
 
     code: str
-    sources: tuple[str, ...]
-    guards: tuple[int, ...]
-    has_check: bool
+    sources: tuple[str, ...]  # text of each assert, in the order of the source
+    guards: tuple[int, ...]  # asserts that are constantly false: reaching one fails it
+    has_check: bool  # whether the test defines a function `check(candidate)`. Whoever runs the test has to call it
 
 
 class _Instrument(ast.NodeTransformer):
     def __init__(self) -> None:
         self.sources: list[str] = []
         self.guards: list[int] = []
-        self.inside: list[
-            int
-        ] = []  # asserts of the current statement, without those in functions, which may run again
+        # Asserts of the current statement, without those in functions, which may run again
+        self.inside: list[int] = []
 
     def body(self, statements: list[ast.stmt]) -> Iterator[ast.stmt]:
         for node in statements:
@@ -82,12 +77,7 @@ def _is_check(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
 
 @functools.lru_cache(maxsize=4096)
 def read_asserts(test: str) -> Asserts:
-    """
-    Finds the asserts of a test. The result is cached.
-
-    Raises:
-        `SyntaxError` or `ValueError`: the test is not Python.
-    """
+    """Finds the asserts of a test. The result is cached. Raises `SyntaxError` or `ValueError` if the test is not Python."""
     instrument = _Instrument()
     tree = ast.parse(test)
     has_check = any(_is_check(node) for node in tree.body)

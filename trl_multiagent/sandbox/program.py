@@ -29,11 +29,12 @@ class Program:
             with all checks from the first one. An experiment has an effect, and is in `Verdict.effective`, if a check in
             `needed` does not pass. The first experiment without an effect is the last one that is tried. Of several names
             joined by `|`, one with an effect is enough.
-            These replace what the watched functions return: `"constant"`, `"second"` and `"third"` by the first, second or third
-            different value that they returned, `"another"` at about every other call by another one of their values, `"swapped"` the
-            same at the other calls, `"echo"` by the first value that contained their arguments, with the present ones in their places, and before by
-            the first one, `"replay"` from the second call of the entry point on by what they gave in the first one, by position, `"mute"` and `"nothing"` by None; `"nothing"` does not run the functions, and `"echo"` undoes what they do
-            in place. `"apart"` gives them copies of their arguments.
+            These replace what the watched functions return. `"constant"`, `"second"` and `"third"`: by the first, second or third different
+            value that they returned. `"another"`: at about every other call by another one of their values; `"swapped"`: the same at the
+            other calls. `"echo"`: by the first value that contained their arguments, with the present ones in their places, and before
+            there is one by the first argument; it undoes what they do in place. `"replay"`: from the second call of the entry point on by
+            what they gave in the first one, by position. `"mute"` and `"nothing"`: by None; `"nothing"` does not run the functions.
+            `"apart"` gives them copies of their arguments.
             These replace what the entry point returns: `"first"` by the first value that a watched function returned,
             `"alone"` by what a watched function returns for the entry point's arguments.
             `"control"` replaces nothing, but makes the same copies and comparisons as the others.

@@ -89,24 +89,16 @@ def _start_helper(name: str, fds: Sequence[int], config: dict, stdout: int = sub
 
 @dataclass(eq=False)
 class _Task:
-    """
-    A program of the batch and its state.
-
-    Args:
-        program (`Program`): The program.
-        verdict (`Verdict`, *optional*): Its verdict, once there is one.
-        failures (`int`): How often the sandbox failed while it ran this program.
-        lost_steps (`list[dict]`): The steps at which the program's answers ended a verifier, as the fields of `LostStep`. The next run
-            leaves them out.
-    """
+    """A program of the batch and its state."""
 
     program: Program
-    verdict: Verdict | None = None
-    failures: int = 0
+    verdict: Verdict | None = None  # once there is one
+    failures: int = 0  # how often the sandbox failed while it ran this program
+    # The steps at which its answers ended a verifier, as the fields of `LostStep`. The next run leaves them out
     lost_steps: list[dict] = field(default_factory=list)
 
     def job(self) -> dict[str, Any]:
-        """The message that starts this program in a verifier."""
+        """Returns the message that starts this program in a verifier."""
         source = self.program.source[: MAX_SOURCE + 1]  # the verifier refuses a source of this length
         asserts = vars(read_asserts(self.program.checks))
         return vars(self.program) | asserts | {"source": source, "lost_steps": self.lost_steps}
@@ -142,7 +134,7 @@ class _Slot:
             self.socket.sendall(pack(task.job()))
 
     def receive(self) -> dict[str, Any] | None:
-        """The verifier's message, or one that takes its place when it has ended. None while the message is incomplete."""
+        """Returns the verifier's message, or one that takes its place when it has ended. None while the message is incomplete."""
         with contextlib.suppress(OSError):
             if chunk := self.socket.recv(1 << 16):
                 self.inbox.data += chunk
@@ -157,14 +149,14 @@ class _Slot:
         return _lost_message(step, "error", "the checks crashed on the program's answers")
 
     def is_silent(self, limit: float) -> bool:
-        """Whether the verifier has made no progress for `limit` seconds."""
+        """Returns whether the verifier has made no progress for `limit` seconds."""
         progress = self._progress()
         if progress != self.last_progress:
             self.last_progress, self.last_progress_time = progress, time.monotonic()
         return time.monotonic() - self.last_progress_time > limit
 
     def silent_message(self) -> dict[str, Any]:
-        """The message that takes the place of a silent verifier's."""
+        """Returns the message that takes the place of a silent verifier's."""
         step, _ = self._progress()
         stopped = os.waitid(os.P_PID, self.processes[-1].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if step < 0 or stopped:
@@ -222,9 +214,7 @@ class Sandbox(contextlib.AbstractContextManager):
             self.workers = max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         for name, (low, high) in BOUNDS.items():
             if not low <= getattr(self, name) <= high:
-                raise ValueError(
-                    f"sandbox.{name} must be at least {low} and at most {high}, got {getattr(self, name)}"
-                )
+                raise ValueError(f"sandbox.{name} must be at least {low}, at most {high}, got {getattr(self, name)}")
         for name in ("min_tier", "max_tier"):
             if getattr(self, name) not in TIERS:
                 raise ValueError(f"sandbox.{name} must be one of {', '.join(TIERS)}, got {getattr(self, name)!r}")
@@ -341,7 +331,7 @@ class Sandbox(contextlib.AbstractContextManager):
             free -= 1
 
     def _idle_slot(self) -> _Slot | None:
-        """A slot without a task. None if the machine refuses another slot while programs run, which may be the reason."""
+        """Returns a slot without a task. None if the machine refuses another slot while programs run, which may be the reason."""
         idle = [slot for slot in self._slots if slot.task is None]
         if not idle:
             number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
@@ -378,10 +368,7 @@ class Sandbox(contextlib.AbstractContextManager):
             raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
 
     def _cores(self, number: int) -> set[int]:
-        """
-        Cores that a slot may use. A verifier and its program take turns, which is fastest on one core. Slots beyond the workers
-        run while other programs are slow, and may use all cores.
-        """
+        """Cores of a slot: one, because a verifier and its program take turns. Slots beyond the workers run beside slow programs, on any core."""
         cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_RANK", "0"))
         return {cores[(rank * self.workers + number) % len(cores)]} if number < self.workers else set(cores)
 
@@ -404,7 +391,7 @@ class Sandbox(contextlib.AbstractContextManager):
         return Verdict(**fields, tier=self.tier)
 
     def _verdict_on_lost(self, task: _Task) -> Verdict:
-        """The verdict on a program whose answers have ended too many verifiers."""
+        """Returns the verdict on a program whose answers have ended too many verifiers."""
         last = task.lost_steps[-1]
         checks = tuple(
             Check(last["status"], source, last["error"]) for source in read_asserts(task.program.checks).sources

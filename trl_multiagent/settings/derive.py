@@ -52,9 +52,8 @@ class Settings:
     values: dict[str, dict[str, Any]]  # the checked settings by section, with top-level settings under `""`
     sections: dict[str, Any]  # for each section, an instance of its dataclass with these values and the defaults
     extras: AlgorithmExtras  # settings in the algorithm's section that are not arguments of the trainer
-    arguments: dict[
-        str, Any
-    ]  # the others, with the section's defaults: of the trainer, or the collection of preferences
+    # The others, with the section's defaults: of the trainer, or the collection of preferences
+    arguments: dict[str, Any]
     notes: list[str]  # messages to the user about the settings
     prog: str = "recipe"  # name of the program in messages
     dry_run: bool = False  # whether to print the plan and stop

@@ -391,9 +391,9 @@ def test_the_texts_of_templates_are_saved(tmp_path, text):
         ("main", "{{prompt", "is not a template"),
         ("aux", "no_such_module:f", "importing no_such_module"),
         ("aux", "{module}:nothing", "has no 'nothing'"),
-        ("aux", "{module}:own_feedback", "must be a function of 1 argument: item"),
+        ("aux", "{module}:own_feedback", "must be a function of item"),
         ("aux", "{module}:slow_aux", "which is `async`"),
-        ("feedback", "{module}:own_aux", "must be a function of 3 arguments: item, feedback, history"),
+        ("feedback", "{module}:own_aux", "must be a function of item, feedback, history"),
     ],
 )
 def test_wrong_prompt_files_are_named(tmp_path, name, value, message):

@@ -167,7 +167,7 @@ def test_a_long_text_after_the_function_costs(sandbox):
 def test_unknown_or_contradictory_settings_are_refused():
     with pytest.raises(ValueError, match=r"Unknown kind 'fair': choose paper, earned\."):
         CodeGenerationEnvironment(reward_kind="fair")
-    with pytest.raises(ValueError, match="decided by running programs"):
+    with pytest.raises(ValueError, match="because it runs programs"):
         CodeGenerationEnvironment(reward_kind="earned", collaboration="static")
 
 

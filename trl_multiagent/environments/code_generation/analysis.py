@@ -18,53 +18,29 @@ from trl_multiagent.environments.python_code.problems import read_problem
 
 @dataclass(frozen=True)
 class Analysis:
-    """
-    The facts that the syntax trees of a team's answer show.
+    """The facts that the syntax trees of a team's answer show."""
 
-    Args:
-        source (`str`): The whole program: the prompt's prefix, aux's part, main's part.
-        setup (`str`): The prompt's prefix alone.
-        aux_problem (`str`): The reason why aux's answer does not define `aux` with a result; empty if it does. See
-            `definitions.py`.
-        main_problem (`str`): The same for main's answer and the entry point.
-        syntax_problem (`str`): The parts of the program that do not parse, with place and reason; empty if all parts parse.
-        without_code (`tuple[str, ...]`): The functions for which an agent answered with a text that contains no code.
-        names_aux (`bool`): Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows
-            whether it is called.
-        independent (`bool`): Whether the texts only use each other's functions; see [`are_independent`].
-        thin_wrapper (`bool`): Whether the entry point only returns the value of `aux`.
-        drops_value (`bool`): Whether `aux` returns something, but a call of it stands by itself, or is assigned to a variable that
-            nothing reads.
-        aux_function_share (`float`):
-            The share of the characters of aux's completion, without white space, that belongs to `aux` and to the
-            statements that it needs: imports, variables, helpers, calls that fill a table. Imports that the prompt has, too,
-            belong to it. 0 if `aux` is not defined, 1 for a single agent.
-        main_function_share (`float`): The same for main's completion and the entry point.
-    """
-
-    source: str
-    setup: str
-    aux_problem: str
-    main_problem: str
-    syntax_problem: str
-    without_code: tuple[str, ...] = ()
+    source: str  # the whole program: the prompt's prefix, aux's part, main's part
+    setup: str  # the prompt's prefix alone
+    aux_problem: str  # why aux's answer does not define `aux` with a result, see `definitions.py`; empty if it does
+    main_problem: str  # the same for main's answer and the entry point
+    syntax_problem: str  # the parts of the program that do not parse, with place and reason
+    without_code: tuple[str, ...] = ()  # the functions for which an agent answered with a text that contains no code
+    # Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows whether it is called
     names_aux: bool = False
-    independent: bool = True
-    thin_wrapper: bool = False
-    drops_value: bool = False
+    independent: bool = True  # whether the texts use no more of each other than their functions; see `are_independent`
+    thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
+    drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
+    # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements that it needs:
+    # imports, variables, helpers, calls that fill a table, and repeated imports of the prompt. 0 without `aux`, 1 for a single agent
     aux_function_share: float = 1.0
-    main_function_share: float = 1.0
+    main_function_share: float = 1.0  # the same for main's completion and the entry point
 
 
 def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:
     """
-    Analyses a team's answer.
-
-    Args:
-        prompt (`str`): The problem, as in the dataset.
-        entry_point (`str`): Name of the function that main writes.
-        aux_completion (`str` or `None`): The aux agent's raw answer; `None` for a single agent.
-        main_completion (`str`): The main agent's raw answer.
+    Analyses the raw answers of a team to a problem of the dataset, in which main writes the function `entry_point`. `aux_completion` is
+    `None` for a single agent.
     """
     problem = read_problem(prompt, entry_point)
     prefix = problem.prefix
@@ -91,9 +67,8 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
 
 
 def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
-    """Whether `aux` and the entry point are the functions that the two agents define when the whole program runs."""
+    """Returns whether `aux` and the entry point are the functions that the two agents define when the whole program runs."""
     if aux.result is None or main.result is None or aux.error or main.error or AUX in main.module.binders:
         return False
-    return not any(
-        {AUX, entry_point} & statement.declares for code in (aux, main) for statement in code.module.statements
-    )
+    statements = (*aux.module.statements, *main.module.statements)
+    return not any({AUX, entry_point} & statement.declares for statement in statements)

@@ -14,10 +14,7 @@ MAX_DEPTH = 20  # levels of expressions and functions that are searched
 
 
 def is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
-    """
-    Whether the entry point only returns the value of `aux`, directly or through variables and functions. `needed` are the statements of
-    main's code that the entry point needs.
-    """
+    """Returns whether the entry point, which needs these statements, only returns the value of `aux`, directly or through other names."""
     names = {AUX}
     for _ in range(2):  # a function may come before what it uses
         for statement in needed:
@@ -26,7 +23,7 @@ def is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
 
 
 def drops_value(needed: Sequence[Statement]) -> bool:
-    """Whether a call of `aux` stands by itself, or its value is assigned to variables that nothing reads."""
+    """Returns whether a call of `aux` stands by itself, or its value is assigned to variables that nothing reads."""
     for statement in needed:
         read = {
             node.id
@@ -48,12 +45,8 @@ def _is_call_of_aux(node: ast.AST) -> bool:
 
 def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool:
     """
-    Whether a function with this body only returns the value of `aux`.
-
-    Args:
-        body (`Sequence[ast.stmt]`): Statements.
-        names (`set[str]`): Names for `aux`, for functions that only return its value, and for that value. Others for these are added.
-        depth (`int`): How many functions are around the body.
+    Returns whether a function with this body, in `depth` other functions, only returns the value of `aux`. `names` are those for `aux`, for
+    functions that only return its value, and for that value. Others for these are added.
     """
     for node in body:
         expression = node.value if isinstance(node, ast.Expr) else None
@@ -75,7 +68,7 @@ def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool
 
 
 def _passes_on(node: ast.expr, names: set[str]) -> bool:
-    """Whether an expression is one of these names, or a value of such a function, unchanged or taken out of `map`."""
+    """Returns whether an expression is one of these names, or a value of such a function, unchanged or taken out of `map`."""
     for _ in range(MAX_DEPTH):
         container = _first_argument(node, "next")
         if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.UnaryOp)):
@@ -105,7 +98,7 @@ def _passes_on(node: ast.expr, names: set[str]) -> bool:
 
 
 def _first_argument(node: ast.expr, *functions: str) -> ast.expr | None:
-    """The first argument of a call of one of these functions; None for other expressions."""
+    """Returns the first argument of a call of one of these functions; None for other expressions."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions and node.args:
         return node.args[0]
     return None

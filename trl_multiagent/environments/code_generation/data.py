@@ -38,18 +38,15 @@ def load_code_dataset(
     Loads code problems, and checks every row.
 
     Args:
-        name (`str`):
-            Id of a dataset on the Hub, path of a local `.jsonl`, `.json` or `.parquet` file, or a benchmark that comes with the package:
-            `"humaneval"`, `"coophumaneval"` or `"mbpp"`. Without a network, the ids of these on the Hub give the package's copy.
-        split (`str`, *optional*):
-            Split, with or without a slice, in the syntax of `datasets`: `"test"`, `"test[33:163]"`, `"train[:10%]"`. A slice
-            without a name, such as `"[16:]"`, is taken from the split `test`, or from the only split that the dataset has. `None`
+        name (`str`): Id of a dataset on the Hub, path of a local `.jsonl`, `.json` or `.parquet` file, or a benchmark that comes with the
+            package: `"humaneval"`, `"coophumaneval"` or `"mbpp"`. Without a network, the ids of these on the Hub give the package's copy.
+        split (`str`, *optional*): Split, with or without a slice, in the syntax of `datasets`: `"test"`, `"test[33:163]"`, `"train[:10%]"`.
+            A slice without a name, such as `"[16:]"`, is taken from the split `test`, or from the only split that the dataset has. `None`
             selects all rows of this split. A local file has one split, which may be given any name.
-        type (`str`, *optional*):
-            `"humaneval"`, `"coophumaneval"` or `"mbpp"`; inferred from `name` by default. Rows of `"mbpp"` may come in
-            MBPP's own schema, and are then brought to HumanEval's.
-        num_agents (`int`, *optional*, defaults to `2`):
-            Size of the team. With 2 agents no problem may define `aux`, because this is the name of the helper.
+        type (`str`, *optional*): `"humaneval"`, `"coophumaneval"` or `"mbpp"`; inferred from `name` by default. Rows of `"mbpp"` may come
+            in MBPP's own schema, and are then brought to HumanEval's.
+        num_agents (`int`, *optional*, defaults to `2`): Size of the team. With 2 agents no problem may define `aux`, because this is the
+            name of the helper.
 
     Returns:
         `datasets.Dataset`: Columns `task_id`, `prompt`, `entry_point`, `test` and, where the source has one,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import PASSED_HIDDEN, Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import PASSED_HIDDEN, Environment, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.code_generation import feedback
 from trl_multiagent.environments.code_generation.expert import Expert
 from trl_multiagent.environments.code_generation.prompts import (
@@ -18,13 +18,7 @@ from trl_multiagent.environments.code_generation.prompts import (
     signature,
     single_prompt,
 )
-from trl_multiagent.environments.code_generation.reward import (
-    KINDS,
-    REWARD_VERSION,
-    CodeResult,
-    CodeReward,
-    metric_ranges,
-)
+from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Check, Sandbox
@@ -47,41 +41,33 @@ class CodeGenerationEnvironment(Environment):
     Items are rows of [`load_code_dataset`]. The reward is the joint reward of `reward.py`, at most 4.0, or 2.1 for one agent.
 
     Args:
-        num_agents (`int`, *optional*, defaults to `2`):
-            2 or 1.
-        mode (`str`, *optional*, defaults to `"level_feedback"`):
-            Feedback that the agents get between turns: `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or
-            `"expert_edits"`.
-        sandbox_slice (`int` or `str`, *optional*, defaults to `1`):
-            Asserts whose results the feedback contains: the first n, the last n if negative, all for 0, `"all"` or `None`.
-        hidden_tests (`int`, *optional*, defaults to `0`):
-            Number of an item's last asserts that feedback never contains, whatever the `sandbox_slice`, which counts the others. The
-            reward uses all asserts. If an item has no more asserts than this, its feedback contains none.
-        external_prompt_passthrough (`bool`, *optional*, defaults to `True`):
-            Whether the prompt of a later turn is the feedback as it is. If not, it is the prompt of the first turn, with the feedback
-            in the place of the problem.
-        prompt_files ([`CodePrompts`], *optional*):
-            Templates or functions that replace prompts.
-        reward_kind (`str`, *optional*, defaults to `"paper"`):
-            `"paper"`, the published table, or `"earned"`, which only rewards solving the task.
-        collaboration (`str`, *optional*, defaults to `"executed"`):
-            For the kind `paper`. With `"static"`, the syntax tree decides whether `aux` is used and whether its value is ignored. With
-            `"executed"`, `aux` must also be called in a test that passes, and its value counts as ignored if these tests still pass
-            when other values replace it.
-        adaptive_timeout (`bool`, *optional*, defaults to `True`):
-            Whether the deadline of a check is 20 times the processor time of the item's reference solution, at least 1 s and at
-            most the sandbox's `check_timeout`. Items without a reference solution have the deadline `check_timeout`.
-        sandbox (`Sandbox`, *optional*):
-            The sandbox that runs the programs; by default one with default settings.
-        keep_suspicious (`str` or `Path`, *optional*):
-            Folder for the programs whose verdict is suspicious, one JSON file each. By default they are not stored.
-        first_prompts (`Callable[[dict], Mapping[str, Prompt]]`, *optional*):
-            Function that makes each role's prompt of the first turn from the item. It replaces the default prompts.
-        warn_about_items (`bool`, *optional*, defaults to `True`):
-            Whether a warning is logged for each item whose tests are of little use, because a trivial answer passes all of
-            them or the reference solution fails some.
-        expert ([`Expert`], *optional*):
-            For the mode `"expert_edits"`, the model that proposes edits.
+        num_agents (`int`, *optional*, defaults to `2`): 2 or 1.
+        mode (`str`, *optional*, defaults to `"level_feedback"`): Feedback that the agents get between turns: `"level_feedback"`,
+            `"level_passed"`, `"passed"`, `"plain"` or `"expert_edits"`.
+        sandbox_slice (`int` or `str`, *optional*, defaults to `1`): Asserts whose results the feedback contains: the first n, the last n if
+            negative, all for 0, `"all"` or `None`.
+        hidden_tests (`int`, *optional*, defaults to `0`): Number of an item's last asserts that feedback never contains, whatever the
+            `sandbox_slice`, which counts the others. The reward uses all asserts. If an item has no more asserts than this, its feedback
+            contains none.
+        external_prompt_passthrough (`bool`, *optional*, defaults to `True`): Whether the prompt of a later turn is the feedback as it is.
+            If not, it is the prompt of the first turn, with the feedback in the place of the problem.
+        prompt_files ([`CodePrompts`], *optional*): Templates or functions that replace prompts.
+        reward_kind (`str`, *optional*, defaults to `"paper"`): `"paper"`, the published table, or `"earned"`, which only rewards solving
+            the task.
+        collaboration (`str`, *optional*, defaults to `"executed"`): For the kind `paper`. With `"static"`, the syntax tree decides whether
+            `aux` is used and whether its value is ignored. With `"executed"`, `aux` must also be called in a test that passes, and its
+            value counts as ignored if these tests still pass when other values replace it.
+        adaptive_timeout (`bool`, *optional*, defaults to `True`): Whether the deadline of a check is 20 times the processor time of the
+            item's reference solution, at least 1 s and at most the sandbox's `check_timeout`. Items without a reference solution have the
+            deadline `check_timeout`.
+        sandbox (`Sandbox`, *optional*): The sandbox that runs the programs; by default one with default settings.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious, one JSON file each. By default
+            they are not stored.
+        first_prompts (`Callable[[dict], Mapping[str, Prompt]]`, *optional*): Function that makes each role's prompt of the first turn from
+            the item. It replaces the default prompts.
+        warn_about_items (`bool`, *optional*, defaults to `True`): Whether a warning is logged for each item whose tests are of little use,
+            because a trivial answer passes all of them or the reference solution fails some.
+        expert ([`Expert`], *optional*): For the mode `"expert_edits"`, the model that proposes edits.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"collab_aux_usage": "main does not use what aux writes"}
@@ -134,19 +120,17 @@ class CodeGenerationEnvironment(Environment):
         )
 
     def resume_settings(self) -> dict[str, Any]:
-        """The settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
+        """Returns the settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
-        changed: dict[str, Any] = {}  # only what is not the default, because earlier releases saved none of these
-        if self.expert is not None:
-            changed["expert"] = self.expert.source.describe()
-        if self.hidden_tests:
-            changed["hidden_tests"] = self.hidden_tests
-        if not self.external_prompt_passthrough:
-            changed["external_prompt_passthrough"] = False
-        if self.prompt_files.prompts:
-            changed["prompt_files"] = self.prompt_files.saved()
+        optional = {
+            "expert": None if self.expert is None else self.expert.source.describe(),
+            "hidden_tests": self.hidden_tests or None,
+            "external_prompt_passthrough": None if self.external_prompt_passthrough else False,
+            "prompt_files": self.prompt_files.saved() or None,
+        }
         return {
-            **changed,
+            # Only what is not the default, because earlier releases saved none of these
+            **{name: value for name, value in optional.items() if value is not None},
             "mode": self.mode,
             "sandbox_slice": self.sandbox_slice,
             "reward_kind": self.reward.kind,
@@ -159,12 +143,12 @@ class CodeGenerationEnvironment(Environment):
             "memory_mb": self.sandbox.memory_mb,
         }
 
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         if history:
             return self.next_prompts([item], [history])[0]
         return {role: self._first_prompt(role, item, item["prompt"]) for role in self.roles}
 
-    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """Makes the prompts of a whole turn. The requests to an expert, for all branches, are sent at the same time."""
         later = [k for k, history in enumerate(histories) if history]
         edits: dict[int, dict[str, str]] = {}
@@ -176,11 +160,9 @@ class CodeGenerationEnvironment(Environment):
             for k, (item, history) in enumerate(zip(items, histories, strict=True))
         ]
 
-    def _later_prompts(
-        self, item: dict, history: Sequence[Turn], edits: Mapping[str, str] | None
-    ) -> dict[str, Prompt]:
-        """The prompts of a later turn, with what an expert proposes."""
-        result: CodeResult = history[-1].outcome.info
+    def _later_prompts(self, item: dict, history: History, edits: Mapping[str, str] | None) -> dict[str, Prompt]:
+        """Returns the prompts of a later turn, with what an expert proposes."""
+        result = history[-1].outcome.info  # a `CodeResult`
         checks: Sequence[Check] = ()
         if result.verdict is not None:
             shown = feedback.shown_checks(result.verdict.checks, self.hidden_tests)
@@ -206,7 +188,7 @@ class CodeGenerationEnvironment(Environment):
         return prompts
 
     def _first_prompt(self, role: str, item: dict, problem: str) -> Prompt:
-        """The prompt of a role at the first turn, with `problem` in the place of the item's problem."""
+        """Returns the prompt of a role at the first turn, with `problem` in the place of the item's problem."""
         own_prompt = self.prompt_files.prompts.get(role)
         if own_prompt is not None:
             return own_prompt.make({**_fields(item), "prompt": problem}, {**item, "prompt": problem})
@@ -216,14 +198,10 @@ class CodeGenerationEnvironment(Environment):
             return single_prompt(item, problem)
         return aux_prompt(item, problem) if role == AUX else main_prompt(item, problem)
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return self.reward.score(items, joint_actions)
 
-    def evaluate(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         """
         Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward` report. The metric
         `passed_hidden` says whether all tests pass that feedback does not show; an item whose feedback shows all tests does not have it.
@@ -238,7 +216,7 @@ class CodeGenerationEnvironment(Environment):
         return outcomes
 
     def _hidden_tests_pass(self, outcome: Outcome) -> bool | None:
-        """Whether an answer passes all tests that feedback does not show; `None` if it shows all of them."""
+        """Returns whether an answer passes all tests that feedback does not show; `None` if it shows all of them."""
         verdict = outcome.info.verdict
         if verdict is not None:
             checks = feedback.hidden_checks(verdict.checks, self.mode, self.sandbox_slice, self.hidden_tests)
@@ -268,7 +246,7 @@ class CodeGenerationEnvironment(Environment):
 
 
 def _fields(item: dict) -> dict[str, str]:
-    """The fields of an item that templates may have."""
+    """Returns the fields of an item that templates may have."""
     return {**{name: item[name] for name in ("prompt", "entry_point", "task_id")}, "signature": signature(item)}
 
 

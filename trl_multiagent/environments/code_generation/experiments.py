@@ -12,14 +12,8 @@ from trl_multiagent.sandbox import Program, Verdict
 
 WITHOUT_AUX = "nothing"  # whether it matters that aux runs
 WITHOUT_VALUE = "mute"  # whether it matters that aux returns something
-OTHER_VALUES = (
-    "another|swapped",
-    "constant",
-    "second",
-    "third",
-    "replay",
-    "echo",
-)  # if so, whether it matters what it returns
+# If so, whether it matters what it returns
+OTHER_VALUES = ("another|swapped", "constant", "second", "third", "replay", "echo")
 IN_PLACE = ("apart",)  # if not, whether it matters that it changes its arguments
 ANY_VALUE = "another|constant"  # the same, for the kind `paper`: one effect is enough
 OWN_PART = ("alone", "first")  # whether main does more than pass values on
@@ -30,12 +24,8 @@ MAX_REMEMBERED = 10_000  # programs
 @dataclass
 class Experiments:
     """
-    Makes experiments and remembers their results, so that equal programs run once.
-
-    The methods take the programs as they ran before, by index, and the verdicts of these runs.
-
-    Args:
-        runner ([`~trl_multiagent.environments.python_code.program_runner.ProgramRunner`]): Runs the programs.
+    Makes experiments and remembers their results, so that equal programs run once. The methods take the programs as they ran before, by
+    index, and the verdicts of these runs.
     """
 
     runner: ProgramRunner
@@ -91,7 +81,7 @@ class Experiments:
 
 
 def _check_timeout(program: Program, verdict: Verdict) -> float:
-    """The deadline of a check, in seconds. It is short because a program may loop forever when a value is changed."""
+    """Returns the deadline of a check, in seconds. It is short because a program may loop forever when a value is changed."""
     if verdict.timeouts:  # the processor time includes that of the endless loop
         return (program.check_timeout or 2.0) / 2
     enough = 0.25 + 10 * verdict.cpu_seconds

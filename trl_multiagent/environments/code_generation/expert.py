@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN, EndpointClient, Usage
-from trl_multiagent.endpoints.endpoint import describe_endpoint
+from trl_multiagent.endpoints.endpoint import describe_endpoint, describe_requests
 from trl_multiagent.endpoints.files import Answer, Question
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.code_generation.expert_settings import DEFAULT_TEMPERATURE, ExpertSettings
@@ -38,39 +38,22 @@ Edits = dict[str, str]  # role -> what to change in its function
 
 class Expert:
     """
-    Gets edits for whole turns from a model, handles failures as the settings require, and counts requests.
-
-    Args:
-        settings ([`ExpertSettings`]): The settings.
-        roles (`Sequence[str]`): The roles that get edits.
-        run_folder (`Path`): Folder of the run.
-
-    Raises:
-        ValueError: a setting is impossible.
+    Gets edits for whole turns from a model, for the agents of some roles, handles failures as the settings require, and counts requests.
+    Impossible settings are a `ValueError`.
     """
 
     def __init__(self, settings: ExpertSettings, roles: Sequence[str], run_folder: Path):
         settings.check_expert()
         self.settings, self.roles = settings, tuple(roles)
-        self.source = (
-            LocalExpert(settings) if settings.expert_is_local else EndpointExpert(settings, run_folder / FOLDER)
-        )
+        is_local = settings.expert_is_local
+        self.source = LocalExpert(settings) if is_local else EndpointExpert(settings, run_folder / FOLDER)
         self.missing_parts = 0
         self.total = Usage()
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
-        Gets edits for the answers of many branches at once.
-
-        Args:
-            items (`Sequence[dict]`): The dataset row of each branch.
-            turns (`Sequence[Turn]`): The last turn of each branch.
-
-        Returns:
-            `list[dict[str, str]]`: The edits for each branch, by role. Roles without edits are missing.
-
-        Raises:
-            UnavailableError: there is no answer, and `expert_on_failure` is not `"plain"`.
+        Gets edits for the answers in the last turns of many branches at once: for each branch, by role. Roles without edits are missing.
+        Raises [`UnavailableError`] if there is no answer, and `expert_on_failure` is not `"plain"`.
         """
         proposals = self.source.propose(items, turns, self.roles)
         failures = [proposal for proposal in proposals if isinstance(proposal, Exception)]
@@ -106,37 +89,18 @@ class Expert:
 
     def plan(self, items: Sequence[dict], requests: int, answer_tokens: int) -> str:
         """
-        Returns the largest cost of the requests, in words. Sends nothing.
-
-        Args:
-            items (`Sequence[dict]`): The items, of which the longest counts; possibly none.
-            requests (`int`): Number of requests.
-            answer_tokens (`int`): Tokens of one agent's answer at most.
+        Describes the largest cost of some requests. Sends nothing. Of the items, which may be none, the longest counts. `answer_tokens`:
+        tokens of one agent's answer at most.
         """
         questions = (question_text(item, item["prompt"], {}, self.roles) for item in items)
         question = max(map(len, questions), default=0) // CHARACTERS_PER_TOKEN
         tokens = requests * (question + len(self.roles) * answer_tokens), requests * self.settings.expert_max_tokens
-        text = (
-            f"{self.settings.expert_model}, {requests} requests with about {tokens[0]} prompt tokens and {tokens[1]} answer tokens at "
-            "most"
-        )
-        if self.settings.expert_is_local:
-            return f"{text}, on this machine"
-        endpoint = self.settings.expert_endpoint()
-        budget = "" if endpoint.token_budget is None else f", token budget {endpoint.token_budget}"
-        price = f", cost {endpoint.cost(*tokens):.2f}" if endpoint.has_price else ""
-        problem = endpoint.problem()
-        return f"{text}{price}{budget}, at {endpoint.base_url}{f' ({problem})' if problem else ''}"
+        endpoint = None if self.settings.expert_is_local else self.settings.expert_endpoint()
+        return f"{self.settings.expert_model}, {describe_requests(endpoint, requests, *tokens)}"
 
 
 class EndpointExpert:
-    """
-    An expert at an endpoint. It answers about all agents at once, in JSON.
-
-    Args:
-        settings ([`ExpertSettings`]): The settings.
-        folder (`Path`): Folder of the record of used tokens and, unless `expert_cache_dir` is set, of the answers.
-    """
+    """An expert at an endpoint, which answers about all agents at once, in JSON. `folder`: for the tokens that are used, and for answers."""
 
     def __init__(self, settings: ExpertSettings, folder: Path):
         cache = settings.expert_cache_dir
@@ -144,7 +108,7 @@ class EndpointExpert:
         self.stops = settings.expert_on_failure == "error"
 
     def take_usage(self) -> Usage:
-        """What was used since the last call of this method."""
+        """Returns what was used since the last call of this method."""
         return self.client.take_usage()
 
     def prepare(self) -> None:
@@ -154,7 +118,7 @@ class EndpointExpert:
             raise UnavailableError(f"`external.mode: expert_edits` cannot use the expert: {problem}.")
 
     def describe(self) -> dict[str, Any]:
-        """What the edits depend on, as plain values."""
+        """Returns what the edits depend on, as plain values."""
         return describe_endpoint(self.client.endpoint)
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
@@ -174,9 +138,6 @@ class LocalExpert:
     """
     An expert on this machine, sampled with transformers: a model, which answers about all agents at once in JSON, or a saved team with
     the same roles, each agent of which proposes edits for one. The methods are those of [`EndpointExpert`].
-
-    Args:
-        settings ([`ExpertSettings`]): The settings.
     """
 
     def __init__(self, settings: ExpertSettings):
@@ -213,9 +174,8 @@ class LocalExpert:
         try:
             team = load_player(self.model, [SOLO], dtype="auto")
         except (OSError, ValueError, ImportError, TypeError) as error:
-            raise UnavailableError(
-                f"`external.expert_model` {self.model!r} cannot be loaded: {describe(error)}"
-            ) from error
+            reason = describe(error)
+            raise UnavailableError(f"`external.expert_model` {self.model!r} cannot be loaded: {reason}") from error
         team = team.requires_grad_(False).eval().to(str(PartialState().device))
         limit = {"temperature": self.sampling["temperature"], "max_new_tokens": self.sampling["max_tokens"]}
         return TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536))
@@ -253,13 +213,8 @@ class LocalExpert:
 
 def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | None = None) -> str:
     """
-    Returns the prompt of the expert about a team's answers.
-
-    Args:
-        item (`dict`): The dataset row.
-        turn ([`Turn`]): The last turn; the `info` of its outcome is the [`CodeResult`].
-        roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
-        only (`str`, *optional*): A role, to ask about its function alone, and for text in place of JSON.
+    Returns the prompt of the expert about a team's answers in the last turn, whose outcome has the [`CodeResult`] as `info`. With `only`, a
+    role, it asks about the function of this role alone, and for text in place of JSON.
     """
     result: CodeResult = turn.outcome.info
     missing = {
@@ -271,17 +226,14 @@ def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | No
 
 
 def function_names(entry_point: str, roles: Sequence[str]) -> dict[str, str]:
-    """The name of each role's function."""
+    """Returns the name of each role's function."""
     return {role: AUX if role == AUX else entry_point for role in roles}
 
 
 def question_text(
     item: dict, source: str, missing: Mapping[str, str], roles: Sequence[str], only: str | None = None
 ) -> str:
-    """
-    Returns the text of a question, see [`expert_question`]. `missing` has the answers without code, by the name of the function that is
-    missing.
-    """
+    """Returns the text of a question, see [`expert_question`]. `missing`: answers without code, by the name of the missing function."""
     entry_point = item["entry_point"]
     names = function_names(entry_point, roles)
     team = f"A programmer solves a problem with the function `{entry_point}`."
@@ -312,16 +264,9 @@ def question_text(
 
 def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     """
-    Reads the edits of an answer: those of the last JSON object that has most of the roles, wherever it stands in the text. Strings of
-    an object that was cut off are read, too.
-
-    Args:
-        text (`str`): The answer.
-        roles (`Sequence[str]`): The roles. `main` may also be called by the entry point's name.
-        entry_point (`str`): Name of the function that main writes.
-
-    Returns:
-        `dict[str, str]`: The edits by role, without the roles for which there are none.
+    Reads the edits of an answer, by role, without the roles for which there are none: those of the last JSON object that has most of the
+    roles, wherever it stands in the text. `main` may also be called by the entry point's name. Strings of an object that was cut off are
+    read, too.
     """
     best: Edits = {}
     for values in _objects_in(text[-MAX_ANSWER:]):
@@ -337,7 +282,7 @@ def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
 
 
 def _objects_in(text: str) -> Iterator[dict]:
-    """The JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut off."""
+    """Yields the JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut off."""
     decoder = json.JSONDecoder(strict=False)  # strings may contain line breaks
     found = []
     for match in re.finditer(r"\{", text):
@@ -361,7 +306,7 @@ def _objects_in(text: str) -> Iterator[dict]:
 
 
 def _as_text(value: Any, depth: int = 0) -> str:
-    """The text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are no edits."""
+    """Returns the text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are no edits."""
     if isinstance(value, str):
         # JSON can hold halves of characters, which no tokenizer and no file takes
         return value.encode("utf-8", "replace").decode("utf-8").strip()

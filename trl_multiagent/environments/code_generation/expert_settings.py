@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.endpoints.endpoint import ANTHROPIC, APIS, Endpoint, make_endpoint
+from trl_multiagent.endpoints.endpoint import ANTHROPIC, APIS, LIMITS, Endpoint, make_endpoint
 from trl_multiagent.environments.task import setting
 from trl_multiagent.folders import MODEL_FILES, holds_model
 
@@ -15,8 +15,6 @@ DEFAULT_TEMPERATURE = 0.3
 LOCAL = "local"
 OWN_FIELDS = ("model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n")
 SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
-# The settings that an `Endpoint` has under the same name, without `expert_`
-LIMITS = "max_tokens extra_body timeout deadline tries concurrency token_budget input_price output_price".split()
 
 
 @dataclass
@@ -33,9 +31,7 @@ class ExpertSettings:
         "model's name.",
         choices=(*APIS, LOCAL),
     )
-    expert_base_url: str | None = setting(
-        "Where the endpoint is; by default at the provider that the model's name implies."
-    )
+    expert_base_url: str | None = setting("Where the endpoint is; by default at the provider of the model's name.")
     expert_api_key_env: str | None = setting(
         "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With `expert_base_url` and "
         "without this, no key is sent."
@@ -54,9 +50,7 @@ class ExpertSettings:
     expert_input_price: float | None = setting("Price of a million prompt tokens, to log the cost.", ge=0)
     expert_output_price: float | None = setting("Price of a million answer tokens.", ge=0)
     expert_extra_body: dict[str, Any] | None = setting("More fields of each request.")
-    expert_cache_dir: str | None = setting(
-        "Folder of the answers, which runs may share; by default in the folder of the run."
-    )
+    expert_cache_dir: str | None = setting("Folder of the answers, which runs may share; by default in the run's.")
     expert_on_failure: str = setting(
         "What happens without an answer: 'error' ends the run, 'plain' gives the agents the prompt of the mode plain.",
         "error",
@@ -72,12 +66,7 @@ class ExpertSettings:
         return self.expert_base_url is None and ("/" in self.expert_model or Path(self.expert_model).is_dir())
 
     def expert_endpoint(self) -> Endpoint:
-        """
-        The endpoint to ask.
-
-        Raises:
-            ValueError: a setting is impossible, or it is not known where the model is.
-        """
+        """Makes the endpoint to ask. Raises `ValueError` if a setting is impossible, or it is not known where the model is."""
         assert self.expert_model is not None
         endpoint = make_endpoint(
             self.expert_model,
@@ -85,6 +74,7 @@ class ExpertSettings:
             self.expert_api_key_env,
             self.expert_api,
             names=("external.expert_base_url", "external.expert_api_key_env", "external.expert_api"),
+            max_tokens=self.expert_max_tokens,
             **{name: getattr(self, f"expert_{name}") for name in LIMITS},
         )
         temperature = self.expert_temperature
@@ -94,15 +84,11 @@ class ExpertSettings:
 
     def check_expert(self) -> None:
         """
-        Checks the settings that the mode `expert_edits` needs.
-
-        Raises:
-            ValueError: one is missing or impossible, would make every request fail, or would put a key into the saved settings.
+        Checks the settings that the mode `expert_edits` needs. Raises `ValueError` if one is missing or impossible, would make every request
+        fail, or would put a key into the saved settings.
         """
         if self.expert_model is None:
-            raise ValueError(
-                "`external.mode: expert_edits` needs `external.expert_model`, the model that proposes edits."
-            )
+            raise ValueError("`external.mode: expert_edits` needs `external.expert_model`, which proposes edits.")
         if self.expert_is_local:
             self._check_local(self.expert_model)
         else:
@@ -134,9 +120,7 @@ class ExpertSettings:
             )
         for name in self.expert_extra_body or {}:
             if name in OWN_FIELDS:
-                raise ValueError(
-                    f"`external.expert_extra_body` has {name!r}, which the request has already: remove it."
-                )
+                raise ValueError(f"`external.expert_extra_body` has {name!r}, which a request has anyway: remove it.")
             if SECRET.search(name):
                 raise ValueError(
                     f"`external.expert_extra_body` has {name!r}, which looks like a key: settings are saved with the run. Name the "

@@ -10,34 +10,21 @@ from trl_multiagent.sandbox import Check
 
 EXPERT_EDITS = "expert_edits"
 PASSED = "passed"
-OTHER_NAMES = {  # CoMLRL's
-    "expert": EXPERT_EDITS,
-    "edits": EXPERT_EDITS,
-    "feedback": "level_feedback",
-    "signals": "level_passed",
-}
+# CoMLRL's
+OTHER_NAMES = {"expert": EXPERT_EDITS, "edits": EXPERT_EDITS, "feedback": "level_feedback", "signals": "level_passed"}
 MAX_TEXT = 300  # characters of an assert or of an error message, which may have names that an agent wrote
 
 
 @dataclass(frozen=True)
 class LastAnswer:
-    """
-    What the feedback for one agent is made from.
+    """What the feedback for one agent is made from."""
 
-    Args:
-        item (`dict`): The dataset row.
-        result ([`CodeResult`]): How the joint answer of the last turn was judged.
-        checks (`Sequence[Check]`): The results of the asserts that the feedback may be about. Empty if no assert was run.
-        role (`str`): The agent's role, one of `roles`, which are `("aux", "main")` or `("main",)`.
-        edits (`str`, *optional*): What the expert proposes for the agent's function.
-    """
-
-    item: dict
-    result: CodeResult
-    checks: Sequence[Check]
-    role: str
-    roles: Sequence[str]
-    edits: str | None = None
+    item: dict  # the dataset row
+    result: CodeResult  # how the joint answer of the last turn was judged
+    checks: Sequence[Check]  # the results of the asserts that the feedback may be about; empty if no assert was run
+    role: str  # the agent's
+    roles: Sequence[str]  # `("aux", "main")` or `("main",)`
+    edits: str | None = None  # what the expert proposes for the agent's function
 
     @property
     def function(self) -> str:
@@ -54,23 +41,23 @@ def plain(last: LastAnswer) -> list[str]:
 
 
 def all_passed(last: LastAnswer) -> list[str]:
-    """Whether all tests passed."""
+    """Returns whether all tests passed."""
     passed = bool(last.checks) and all(check.status == "passed" for check in last.checks)
     return ["All levels passed" if passed else "Not all levels passed"]
 
 
 def level_passed(last: LastAnswer) -> list[str]:
-    """The result of each level of the reward."""
+    """Returns the result of each level of the reward."""
     return _levels(last, detailed=False)
 
 
 def level_feedback(last: LastAnswer) -> list[str]:
-    """The result of each level of the reward, with the reasons."""
+    """Returns the result of each level of the reward, with the reasons."""
     return _levels(last, detailed=True)
 
 
 def expert_edits(last: LastAnswer) -> list[str]:
-    """The expert's edits. There are no lines if it proposes none for the agent."""
+    """Returns the expert's edits. There are no lines if it proposes none for the agent."""
     if not last.edits:
         return []
     return [f"An expert has read the whole program and proposes for `{last.function}`:", last.edits]
@@ -87,10 +74,7 @@ MODES_WITH_TESTS = ("level_feedback", "level_passed", PASSED)  # whose feedback 
 
 
 def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
-    """
-    The checks that feedback may be about: all except the last `hidden_tests` and those with the same source as one of them. Empty if
-    there are no more checks than `hidden_tests`.
-    """
+    """Returns the checks that feedback may be about: all but the last `hidden_tests`, and those with the same source as one of them."""
     if hidden_tests == 0:
         return checks
     hidden = {check.source for check in checks[-hidden_tests:]}
@@ -98,7 +82,7 @@ def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
 
 
 def hidden_checks(checks: Sequence[Check], mode: str, sandbox_slice: int, hidden_tests: int) -> list[Check]:
-    """The checks that the feedback of a mode is not about."""
+    """Returns the checks that the feedback of a mode is not about."""
     if mode not in MODES_WITH_TESTS:
         return list(checks)
     shown = {check.source for check in slice_checks(shown_checks(checks, hidden_tests), sandbox_slice)}
@@ -106,12 +90,12 @@ def hidden_checks(checks: Sequence[Check], mode: str, sandbox_slice: int, hidden
 
 
 def slice_checks(checks: Sequence[Check], sandbox_slice: int) -> Sequence[Check]:
-    """The first n checks, the last n if n is negative, all of them if it is 0."""
+    """Returns the first n checks, the last n if n is negative, all of them if it is 0."""
     return checks[sandbox_slice:] if sandbox_slice < 0 else checks[: sandbox_slice or None]
 
 
 def _levels(last: LastAnswer, detailed: bool) -> list[str]:
-    """The result of each level. The detailed form also has the reasons."""
+    """Returns the result of each level. The detailed form also has the reasons."""
     lines = ["Result of your last answer:", *_definitions(last, detailed)]
     lines += [*_syntax(last.result, detailed), *_tests(last.result, last.checks, detailed)]
     if last.role == MAIN and AUX in last.roles:
@@ -120,7 +104,7 @@ def _levels(last: LastAnswer, detailed: bool) -> list[str]:
 
 
 def _definitions(last: LastAnswer, detailed: bool) -> list[str]:
-    """Whether the functions were found: the agent's own first, then, in the detailed form, its partner's."""
+    """Returns whether the functions were found: the agent's own first, then, in the detailed form, its partner's."""
     problems = {AUX: last.result.analysis.aux_problem, MAIN: last.result.analysis.main_problem}
     if not detailed:
         return [f"- Implementation: {'not found' if problems[last.role] else 'OK'}"]
@@ -182,10 +166,10 @@ def _aux_usage(result: CodeResult, detailed: bool) -> list[str]:
 
 
 def _short(text: str) -> str:
-    """A text on one line, without what is too long."""
+    """Returns a text on one line, without what is too long."""
     return _cut(" ".join(text.split()))
 
 
 def _cut(text: str) -> str:
-    """The beginning of a text. Spaces stay as they are, because in an assert they may be part of a string."""
+    """Returns the beginning of a text. Spaces stay as they are, because in an assert they may be part of a string."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

@@ -32,17 +32,17 @@ class CodePrompts(PromptFiles):
     takes = {"aux": FIRST, "main": FIRST, "feedback": LATER, "aux_feedback": LATER, "main_feedback": LATER}
 
     def feedback_of(self, role: str) -> OwnPrompt | None:
-        """The prompt that the user gave for a role's later turns."""
+        """Returns the prompt that the user gave for a role's later turns."""
         return self.prompts.get("aux_feedback" if role == AUX else "main_feedback", self.prompts.get("feedback"))
 
 
 def signature(item: dict) -> str:
-    """The header of the function that the item asks for, on one line."""
+    """Returns the header of the function that the item asks for, on one line."""
     return read_problem(item["prompt"], item["entry_point"]).signature
 
 
 def aux_prompt(item: dict, problem: str) -> str:
-    """The first prompt of the aux agent."""
+    """Returns the first prompt of the aux agent."""
     return f"""\
 Two programmers solve the problem below together. You write a helper function, your partner writes `{item["entry_point"]}` \
 and can call your helper. {UNSEEN}
@@ -64,7 +64,7 @@ Your answer:
 
 
 def main_prompt(item: dict, problem: str) -> str:
-    """The first prompt of the main agent in a team with an aux agent."""
+    """Returns the first prompt of the main agent in a team with an aux agent."""
     return f"""\
 Two programmers solve the problem below together. You write `{item["entry_point"]}`, your partner writes a helper function \
 `aux(...)` that you can call. {UNSEEN}
@@ -86,7 +86,7 @@ Your answer:
 
 
 def single_prompt(item: dict, problem: str) -> str:
-    """The first prompt of an agent that works alone."""
+    """Returns the first prompt of an agent that works alone."""
     return f"""\
 Solve the problem below.
 

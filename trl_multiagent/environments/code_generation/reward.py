@@ -39,24 +39,14 @@ MIN_TIMEOUT = 1.0  # shortest deadline of a check, in seconds
 
 @dataclass(frozen=True)
 class CodeResult:
-    """
-    The result of scoring a joint action. The next turn's feedback is made from it.
+    """The result of scoring a joint action. The next turn's feedback is made from it."""
 
-    Args:
-        analysis (`Analysis`): The analysis of the code.
-        verdict (`Verdict`, *optional*): The result of running the program; None if scoring stopped before the run.
-        executed (`bool`, *optional*, defaults to `True`): Whether the run of the tests also decides about collaboration, or only the
-            code.
-        needs_aux (`bool`, *optional*, defaults to `True`): Whether the experiments show that a test that passes depends on `aux`; for
-            the kind `paper`, on its values or on what it does in place.
-        divided (`bool`, *optional*, defaults to `False`): For the kind `earned`, whether both agents do a part of the work.
-    """
-
-    analysis: Analysis
-    verdict: Verdict | None = None
-    executed: bool = True
+    analysis: Analysis  # of the code
+    verdict: Verdict | None = None  # the result of running the program; `None` if scoring stopped before the run
+    executed: bool = True  # whether the run of the tests also decides about collaboration, or only the code
+    # Whether the experiments show that a test that passes depends on `aux`; for the kind `paper`, on its values or on what it does in place
     needs_aux: bool = True
-    divided: bool = False
+    divided: bool = False  # for the kind `earned`, whether both agents do a part of the work
 
     @property
     def called(self) -> bool:
@@ -73,12 +63,9 @@ class CodeResult:
 
 @dataclass
 class CodeReward:
-    """
-    Scores joint actions. `runner` runs the programs; the other arguments are those of [`CodeGenerationEnvironment`], where `kind` is
-    called `reward_kind`.
-    """
+    """Scores joint actions. The arguments are those of [`CodeGenerationEnvironment`], where `kind` is called `reward_kind`."""
 
-    runner: ProgramRunner
+    runner: ProgramRunner  # runs the programs
     kind: str = "paper"
     collaboration: str = "executed"
     adaptive_timeout: bool = True
@@ -89,9 +76,7 @@ class CodeReward:
             if value not in known:
                 raise ValueError(f"Unknown {name} {value!r}: choose {', '.join(known)}.")
         if self.kind == "earned" and self.collaboration == "static":
-            raise ValueError(
-                "The reward kind 'earned' needs `collaboration` 'executed', because it is decided by running programs."
-            )
+            raise ValueError("The reward kind 'earned' needs `collaboration` 'executed', because it runs programs.")
         self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
         self._experiments = Experiments(self.runner)
         self._unreadable: set[tuple[str | None, str]] = set()  # answers that were reported
@@ -109,7 +94,7 @@ class CodeReward:
         Returns:
             `list[Outcome]`: For each joint action, the reward, its parts as metrics, and the [`CodeResult`] as `info`.
         """
-        kinds = tuple(dict.fromkeys((self.kind, *kinds)))
+        kinds, executed = tuple(dict.fromkeys((self.kind, *kinds))), self.collaboration == "executed"
         facts = self._item_facts(items, "earned" in kinds)
         analyses = [self._analyze(item, action) for item, action in zip(items, joint_actions, strict=True)]
         programs = {
@@ -118,7 +103,7 @@ class CodeReward:
                 entry_point=items[k]["entry_point"],
                 checks=items[k]["test"],
                 setup=analysis.setup,
-                watch=(AUX,) if analysis.names_aux and (self.collaboration == "executed" or "earned" in kinds) else (),
+                watch=(AUX,) if analysis.names_aux and (executed or "earned" in kinds) else (),
                 check_timeout=self._check_timeout(facts[k]),
             )
             for k, analysis in enumerate(analyses)
@@ -126,21 +111,16 @@ class CodeReward:
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
         called = {k: program for k, program in programs.items() if verdicts[k].passed and verdicts[k].calls.get(AUX)}
-        results, parts = {}, {}
+        by_kind: dict[str, list[Outcome]] = {}
         for kind in kinds:
             found = self._make_experiments(kind, called, verdicts, facts, analyses)
-            results[kind] = [
-                CodeResult(analysis, verdicts.get(k), self.collaboration == "executed", *found.get(k, (True, False)))
+            by_kind[kind] = [
+                _outcome(kind, CodeResult(analysis, verdicts.get(k), executed, *found.get(k, (True, False))), facts[k])
                 for k, analysis in enumerate(analyses)
             ]
-            kind_parts = earned_parts if kind == "earned" else paper_parts
-            parts[kind] = [kind_parts(result, of_item) for result, of_item in zip(results[kind], facts, strict=True)]
-        outcomes = []
-        for k, result in enumerate(results[self.kind]):
-            outcome = _outcome(result, parts[self.kind][k], facts[k])
-            if len(kinds) > 1:
-                outcome.metrics |= {f"{kind}_reward": sum(parts[kind][k].values()) for kind in kinds}
-            outcomes.append(outcome)
+        outcomes = by_kind[self.kind]
+        for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
+            outcome.metrics |= {f"{kind}_reward": of_kind[k].reward for kind, of_kind in by_kind.items()}
         return outcomes
 
     def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
@@ -158,13 +138,13 @@ class CodeReward:
             return analyze(item["prompt"], item["entry_point"], None if texts[0] is None else "", "")
 
     def _check_timeout(self, facts: ItemFacts) -> float | None:
-        """The deadline of a check, in seconds; None for that of the sandbox."""
+        """Returns the deadline of a check, in seconds; None for that of the sandbox."""
         if not self.adaptive_timeout or facts.reference_seconds is None:
             return None
         return max(MIN_TIMEOUT, REFERENCE_FACTOR * facts.reference_seconds)
 
     def _item_facts(self, items: list[dict], tries_trivial: bool) -> list[ItemFacts]:
-        """The facts about the items, in order. The facts about an item are determined when it is scored for the first time."""
+        """Returns the facts about the items, in order. The facts about an item are determined when it is scored for the first time."""
         keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "", tries_trivial) for item in items]
         if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
             return [ItemFacts(count_asserts(item["test"])) for item in items]
@@ -191,18 +171,18 @@ class CodeReward:
         analyses: list[Analysis],
     ) -> dict[int, tuple[bool, bool]]:
         """Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index."""
-        if kind == "earned":
-            solving = {
-                k: program
-                for k, program in programs.items()
-                if facts[k].share(verdicts[k].passed) > 0 and analyses[k].independent
-            }
-            return self._experiments.collaborate(solving, verdicts)
-        return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
+        if kind == "paper":
+            return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
+        solving = {
+            k: program
+            for k, program in programs.items()
+            if facts[k].share(verdicts[k].passed) > 0 and analyses[k].independent
+        }
+        return self._experiments.collaborate(solving, verdicts)
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
-    """The parts of the reward according to the published table."""
+    """Returns the parts of the reward according to the published table."""
     analysis, verdict = result.analysis, result.verdict
     parts = _no_parts()
     parts["definition"] = AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem)
@@ -218,7 +198,7 @@ def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
 
 def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     """
-    The parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part
+    Returns the parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part
     1.0 s c, and -0.5 s if aux is ignored. s is the share of the tests that pass, of those that trivial answers do not pass; m and a
     are the shares of main's and aux's text that belong to their functions; c is 1 if the team collaborates, and 0 if not.
     """
@@ -241,7 +221,7 @@ def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
 
 
 def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
-    """The smallest and the largest possible value of the reward and of its parts."""
+    """Returns the smallest and the largest possible value of the reward and of its parts."""
     defined = MAIN_DEFINED + (AUX_DEFINED if num_agents == 2 else 0.0)
     together = AUX_USED + NOT_A_WRAPPER if num_agents == 2 else 0.0
     rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))
@@ -259,8 +239,9 @@ def _no_parts() -> dict[str, float]:
     return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
 
 
-def _outcome(result: CodeResult, parts: dict[str, float], facts: ItemFacts) -> Outcome:
+def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     verdict = result.verdict
+    parts = earned_parts(result, facts) if kind == "earned" else paper_parts(result, facts)
     reward = sum(parts.values())
     passed = verdict.passed if verdict else 0
     return Outcome(

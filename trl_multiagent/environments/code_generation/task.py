@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def quoted(choices: Iterable[str]) -> str:
-    """The choices in words: `'a', 'b' or 'c'`."""
+    """Returns the choices in words: `'a', 'b' or 'c'`."""
     *others, last = map(repr, choices)
     return f"{', '.join(others)} or {last}"
 
@@ -116,10 +116,7 @@ def make_environment(
 ) -> CodeGenerationEnvironment:
     """
     Makes the environment that the sections `external`, `reward` and `sandbox` describe. For the other arguments see
-    [`CodeGenerationEnvironment`].
-
-    Raises:
-        UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
+    [`CodeGenerationEnvironment`]. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
     """
     external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
     roles = (AUX, MAIN) if settings.num_agents == 2 else (MAIN,)
@@ -144,13 +141,7 @@ def make_environment(
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
-    """
-    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
-
-    Raises:
-        ValueError: a row or a split is malformed.
-        ConnectionError: the dataset is on the Hub, which cannot be reached.
-    """
+    """Loads the training set and, with `dataset.eval_split`, the evaluation set. For errors see [`load_code_dataset`]."""
     dataset: CodeDataset = settings.sections["dataset"]
     assert dataset.name is not None
     load = partial(load_code_dataset, dataset.name, type=dataset.type, num_agents=settings.num_agents)

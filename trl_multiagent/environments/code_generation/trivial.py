@@ -98,37 +98,26 @@ def check(candidate):
 
 @dataclass(frozen=True)
 class ItemFacts:
-    """
-    Facts about one item.
+    """Facts about one item."""
 
-    Args:
-        total (`int`): Number of tests, which are the asserts that can fail.
-        trivial (`int`): Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for
-            the examples in the prompt they return the result given there, and for the first test's call the right result. Beside the
-            first test's result, a step from the first argument counts, too, unless it solves the task.
-        reference (`int` or `None`): Number of tests that the reference solution passes; None if there is no solution.
-        reference_seconds (`float` or `None`): Processor time of the reference solution on all tests, in seconds; None if it
-            passes none.
-    """
-
-    total: int
+    total: int  # number of tests, which are the asserts that can fail
+    # Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for the examples in the
+    # prompt they return the result given there, and for the first test's call the right result. Beside the first test's result, a step
+    # from the first argument counts, too, unless it solves the task
     trivial: int = 0
-    reference: int | None = None
-    reference_seconds: float | None = None
+    reference: int | None = None  # number of tests that the reference solution passes; `None` if there is no solution
+    reference_seconds: float | None = None  # its processor time on all tests; `None` if it passes none
 
     def share(self, passed: int) -> float:
-        """The share, 0 to 1, of an answer that passes this many tests, of the tests that trivial answers do not pass."""
+        """Returns the share, 0 to 1, of an answer that passes this many tests, of the tests that trivial answers do not pass."""
         return max(0, passed - self.trivial) / max(1, self.total - self.trivial)
 
 
 def facts_program(item: dict, tries_trivial: bool) -> Program:
     """
-    The program that determines [`ItemFacts`]. Its source is the reference solution. It has two checks for each of the item's
-    tests: the first n checks pass if the best trivial answer passes n tests, and then the same for the reference solution.
-
-    Args:
-        item (`dict`): A row of a code dataset.
-        tries_trivial (`bool`): Whether to try trivial answers. If not, `trivial` is 0.
+    Makes the program that determines [`ItemFacts`] of a row. Its source is the reference solution. It has two checks for each of the
+    item's tests: the first n checks pass if the best trivial answer passes n tests, and then the same for the reference solution. Without
+    `tries_trivial`, no trivial answer is tried, and `trivial` is 0.
     """
     entry_point = item["entry_point"]
     asserts = read_asserts(item["test"])
@@ -157,7 +146,7 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
 
 
 def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
-    """The facts about an item, from the verdict on its [`facts_program`]."""
+    """Returns the facts about an item, from the verdict on its [`facts_program`]."""
     total = verdict.total // 2
     trivial = sum(check.status == "passed" for check in verdict.checks[:total])
     reference = verdict.passed - trivial
@@ -172,10 +161,8 @@ def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
 
 def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    The examples in a prompt, from doctests and from prose. Only examples with literal values are found.
-
-    Returns:
-        `Iterator[tuple[str, str]]`: The `repr` of the tuple of arguments, and the source of the result.
+    Finds the examples in a prompt, in doctests and in prose, if their values are literals. Yields the `repr` of the tuple of arguments,
+    and the source of the result.
     """
     try:
         examples = [(example.source, example.want) for example in doctest.DocTestParser().get_examples(prompt)]
@@ -205,7 +192,7 @@ def _parsed(source: str) -> ast.expr | None:
 
 
 def _literal(node: ast.expr | str) -> Any:
-    """The value of a literal. `NO_LITERAL` for other expressions."""
+    """Returns the value of a literal. `NO_LITERAL` for other expressions."""
     try:
         return ast.literal_eval(node)
     except PARSE_ERRORS:
@@ -213,7 +200,7 @@ def _literal(node: ast.expr | str) -> Any:
 
 
 def _longest_value(text: str) -> str | None:
-    """The source of the longest literal at the start of a text; prose may follow it."""
+    """Returns the source of the longest literal at the start of a text; prose may follow it."""
     text = text.strip().split("\n")[0]
     for end in [len(text), *(match.start() for match in reversed([*re.finditer(r"[\s,;.)#]", text)]))]:
         if (value := _literal(text[:end].strip().rstrip(",;."))) is not NO_LITERAL:
@@ -222,7 +209,7 @@ def _longest_value(text: str) -> str | None:
 
 
 def _test_constants(test: str) -> list[str]:
-    """The literals in a test, most frequent first, without those that are arguments of the candidate."""
+    """Returns the literals in a test, most frequent first, without those that are arguments of the candidate."""
     found: Counter[str] = Counter()
     stack: list[ast.AST] = [ast.parse(test)]
     while stack:

@@ -42,19 +42,16 @@ VALUE, CHANGE, NOTHING = "value", "change", "nothing"  # results of a function
 
 def find_result(module: Module, name: str) -> str | None:
     """
-    Finds the function that a name refers to at the end of a module. If several branches bind the name, any of them may run. A
-    function with a result is then preferred.
-
-    Returns:
-        `str` or `None`: `"value"` if the function returns or yields one, `"change"` if it only changes an argument or a variable of the
-        module, otherwise `"nothing"`. None if the name does not refer to a function.
+    Finds the function that a name refers to at the end of a module. If several branches bind the name, any of them may run, and a
+    function with a result is preferred. Returns `"value"` if the function returns or yields one, `"change"` if it only changes an argument
+    or a variable of the module, otherwise `"nothing"`. Returns `None` if the name does not refer to a function.
     """
     found = [*islice(_results(module, name), MAX_DEFINITIONS)]
     return next((result for result in found if result != NOTHING), found[0] if found else None)
 
 
 def _results(module: Module, name: str) -> Iterator[str]:
-    """The results of the functions that may be bound to a name, last first."""
+    """Yields the results of the functions that may be bound to a name, last first."""
     for place, statement in islice(module.bindings(name), MAX_DEFINITIONS):
         for node in own_nodes(statement.node):
             if isinstance(node, FUNCTIONS) and node.name == name:
@@ -78,7 +75,7 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _changes(module: Module, statement: Statement, function: Function) -> bool:
-    """Whether a function may change an argument, or a variable of the module, directly or through functions that it names."""
+    """Returns whether a function may change an argument, or a variable of the module, directly or through functions that it names."""
     reached, queue = {statement}, [(statement, function)]
     for other, node in queue:
         if (other.changes | other.declares) & module.binders.keys() - module.imported:
@@ -92,7 +89,7 @@ def _changes(module: Module, statement: Statement, function: Function) -> bool:
 
 
 def _changes_argument(module: Module, function: Function) -> bool:
-    """Whether the code of a function, or of one within it, may change an object that its caller knows."""
+    """Returns whether the code of a function, or of one within it, may change an object that its caller knows."""
     nodes, local, shared = [], set(), set()
     stack: list[ast.AST] = [function.args, *function.body]
     while stack:
@@ -124,19 +121,19 @@ def _changes_argument(module: Module, function: Function) -> bool:
 
 
 def _bound_in(target: ast.AST) -> set[str]:
-    """The names that a target of an assignment binds: `a` and `b` in `a, b[0], *b`."""
+    """Returns the names that a target of an assignment binds: `a` and `b` in `a, b[0], *b`."""
     names = (node for node in ast.walk(target) if isinstance(node, ast.Name))
     return {name.id for name in names if not isinstance(name.ctx, ast.Load)}
 
 
 def _is_new(value: ast.AST) -> bool:
-    """Whether the value of an expression is an object that nothing else refers to. That of a call counts as one."""
+    """Returns whether the value of an expression is an object that nothing else refers to. That of a call counts as one."""
     is_copy = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice)
     return is_copy or isinstance(value, (ast.Constant, ast.BinOp, ast.Call, *DISPLAYS))
 
 
 def _values(node: ast.AST, name: str) -> Iterator[ast.expr]:
-    """The expressions whose values a node assigns to a name."""
+    """Yields the expressions whose values a node assigns to a name."""
     pairs = assignments(node)
     for target, value in pairs:
         if isinstance(target, (ast.Tuple, ast.List)):
@@ -149,7 +146,7 @@ def _values(node: ast.AST, name: str) -> Iterator[ast.expr]:
 
 
 def _makes_function(module: Module, value: ast.expr, before: int) -> bool:
-    """Whether the value of an expression may be a function that the agent wrote or made. `before` is its statement's index."""
+    """Returns whether the value of an expression may be a function that the agent wrote or made. `before` is its statement's index."""
     stack = [(value, before)]
     for _ in range(MAX_LINKS):
         if not stack:

@@ -57,28 +57,16 @@ def _parse(source: str) -> tuple[ast.Module | None, int, str]:
 
 @dataclass(frozen=True)
 class Code:
-    """
-    The code in a completion.
+    """The code in a completion."""
 
-    Args:
-        source (`str`): Its text. It parses, unless the only definition of the function does not.
-        error (`str`): The place and the reason of the syntax error; empty if the text parses.
-        module (`Module`): The analysed code. If the text does not parse, its broken lines are replaced first.
-        result (`str`, *optional*): What the function that the agent was asked for gives its callers, see [`find_result`].
-        problem (`str`): The reason why the function is missing or has no result; empty if it is defined with a result.
-        needed (`list[Statement]`): The statements that the function needs, including its own definition.
-        share (`float`): The share, 0 to 1, of the completion's visible characters that belong to these and to imports of the prompt.
-        found (`bool`): Whether the completion contains any code, and not only prose that happens to parse, such as a single word.
-    """
-
-    source: str
-    error: str
-    module: Module
-    result: str | None
-    problem: str
-    needed: list[Statement]
-    share: float
-    found: bool
+    source: str  # its text. It parses, unless the only definition of the function does not
+    error: str  # the place and the reason of the syntax error; empty if the text parses
+    module: Module  # the analysed code. If the text does not parse, its broken lines are replaced first
+    result: str | None  # what the function that the agent was asked for gives its callers, see `find_result`
+    problem: str  # why the function is missing or has no result; empty if it is defined with a result
+    needed: list[Statement]  # the statements that the function needs, including its own definition
+    share: float  # of the completion's visible characters, 0 to 1, that belong to these and to imports of the prompt
+    found: bool  # whether the completion contains any code, and not only prose that happens to parse, such as a word
 
 
 def extract_code(completion: str, name: str) -> str:
@@ -101,10 +89,7 @@ def join_sources(*parts: str) -> str:
 
 
 def read_completion(completion: str, name: str, prompt: str = "") -> Code:
-    """
-    Reads an agent's answer to the request for the function `name`. `prompt` is the source before the function in the problem, whose imports
-    may be repeated.
-    """
+    """Reads an agent's answer to the request for the function `name`. It may repeat the imports of `prompt`, the source before the function."""
     given = {imported for node in ast.parse(prompt).body for imported in _imports(node)}
     if len(completion) > MAX_CHARS:
         completion = ""
@@ -132,7 +117,7 @@ def _without_invisible(text: str) -> str:
 
 
 def _imports(node: ast.stmt) -> set[tuple[str | None, ...]]:
-    """What an import binds: the module, and the names there and here. Empty for other statements."""
+    """Returns what an import binds: the module, and the names there and here. Empty for other statements."""
     if not isinstance(node, IMPORTS):
         return set()
     module = node.module if isinstance(node, ast.ImportFrom) else None
@@ -198,7 +183,7 @@ def _is_code(statement: ast.stmt) -> bool:
 
 
 def _byte_lines(text: str) -> list[bytes]:
-    """The lines in UTF-8, since a syntax tree counts columns in bytes. Broken text may contain lone surrogates."""
+    """Returns the lines in UTF-8, since a syntax tree counts columns in bytes. Broken text may contain lone surrogates."""
     return text.encode(errors="surrogatepass").split(b"\n")
 
 
@@ -221,7 +206,7 @@ class _Budget:
 
 
 def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
-    """The runs of lines that may be code, in order, each with whether it parses. Code between prose may be indented."""
+    """Yields the runs of lines that may be code, in order, each with whether it parses. Code between prose may be indented."""
     lines = text.split("\n")
     if budget.parses(lines):
         yield text, True
@@ -264,7 +249,7 @@ def _stretch_end(lines: list[str], start: int, budget: _Budget) -> tuple[int, bo
 
 
 def _kept_source(lines: list[bytes], module: Module, kept: list[int]) -> str:
-    """The text of the statements to keep, with imports from `__future__` first."""
+    """Returns the text of the statements to keep, with imports from `__future__` first."""
     future, rest = [], []
     for place in kept:
         node = module.statements[place].node
@@ -283,7 +268,7 @@ def _start(node: ast.stmt) -> tuple[int, int]:
 
 
 def _text(lines: list[bytes], start: tuple[int, int], last: int, end: int | None) -> str:
-    """The text from a line and column to the column `end` of the line `last`."""
+    """Returns the text from a line and column to the column `end` of the line `last`."""
     first, column = start
     segment = lines[first - 1 : last]
     segment[-1] = segment[-1][:end]
@@ -292,14 +277,14 @@ def _text(lines: list[bytes], start: tuple[int, int], last: int, end: int | None
 
 
 def _segment(lines: list[bytes], node: ast.stmt) -> str:
-    """The text of a statement."""
+    """Returns the text of a statement."""
     space = "\n\n" if isinstance(node, DEFINITIONS) else ""
     return space + _text(lines, _start(node), node.end_lineno or node.lineno, node.end_col_offset)
 
 
 def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
     """
-    The number of visible characters in some statements. A statement extends to the end of its last line, or to the next
+    Returns the number of visible characters in some statements. A statement extends to the end of its last line, or to the next
     statement on that line. Indented comments that follow belong to it. Identical statements count once.
     """
     starts = [_start(statement.node) for statement in module.statements] + [(len(lines) + 1, 0)]

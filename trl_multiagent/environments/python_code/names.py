@@ -37,7 +37,7 @@ END = 1 << 60  # greater than the index of any statement
 
 
 def own_nodes(*nodes: ast.AST) -> Iterator[ast.AST]:
-    """The nodes and those in them, last first. Functions, lambdas and classes come without what is in them."""
+    """Yields the nodes and those in them, last first. Functions, lambdas and classes come without what is in them."""
     stack = [*nodes]
     while stack:
         node = stack.pop()
@@ -47,7 +47,7 @@ def own_nodes(*nodes: ast.AST) -> Iterator[ast.AST]:
 
 
 def _nodes_that_run(definition: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a definition that run with it, and not when a function is called."""
+    """Yields the nodes of a definition that run with it, and not when a function is called."""
     stack: list[ast.AST] = [definition]
     while stack:
         node = stack.pop()
@@ -59,12 +59,12 @@ def _nodes_that_run(definition: ast.stmt) -> Iterator[ast.AST]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """All names in a node, read or bound."""
+    """Returns all names in a node, read or bound."""
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
 def all_tables(source: str) -> list[symtable.SymbolTable]:
-    """The symbol tables of a module, which comes first, and of the functions and classes in it."""
+    """Returns the symbol tables of a module, which comes first, and of the functions and classes in it."""
     tables = [symtable.symtable(source, "<source>", "exec")]
     for table in tables:
         tables += table.get_children()
@@ -72,7 +72,7 @@ def all_tables(source: str) -> list[symtable.SymbolTable]:
 
 
 def read_globals(tables: Iterable[symtable.SymbolTable]) -> set[str]:
-    """The module's names, and those of builtins, that code reads. In `class A: x = x`, the value is that of the module."""
+    """Returns the module's names, and those of builtins, that code reads. In `class A: x = x`, the value is that of the module."""
     return {
         symbol.get_name()
         for table in tables
@@ -83,11 +83,7 @@ def read_globals(tables: Iterable[symtable.SymbolTable]) -> set[str]:
 
 class Statement:
     """
-    A statement at the top level of a module.
-
-    Args:
-        node (`ast.stmt`): The statement's node.
-        text (`str`): Its source.
+    A statement at the top level of a module, from its node and its source.
 
     Attributes:
         binds (`set[str]`): Names of the module that it binds, or may bind.
@@ -138,7 +134,7 @@ class Statement:
 
 
 def _names_of(node: ast.stmt, text: str) -> tuple[set[str], set[str], set[str]]:
-    """What a statement binds, what functions in it declare `global` and bind, and what it reads."""
+    """Returns what a statement binds, what functions in it declare `global` and bind, and what it reads."""
     try:
         module, *inner = tables = all_tables(text)
     except PARSE_ERRORS:  # the compiler refuses what the parser accepts, so the program will not run
@@ -159,7 +155,7 @@ def _names_of(node: ast.stmt, text: str) -> tuple[set[str], set[str], set[str]]:
 
 
 def changed_names(node: ast.AST) -> set[str]:
-    """The names whose objects a node may change."""
+    """Returns the names whose objects a node may change."""
     changed: list[ast.expr] = []
     if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
         changed = [node]
@@ -178,7 +174,7 @@ def changed_names(node: ast.AST) -> set[str]:
 
 
 def root_name(node: ast.expr) -> str:
-    """The first name of a chain of attributes, items and calls: `a` in `a.b[0].c()`. Empty if it begins otherwise."""
+    """Returns the first name of a chain of attributes, items and calls: `a` in `a.b[0].c()`. Empty if it begins otherwise."""
     for _ in range(MAX_CHAIN):
         if isinstance(node, ast.Name):
             return node.id
@@ -189,14 +185,14 @@ def root_name(node: ast.expr) -> str:
 
 
 def called_name(call: ast.Call) -> str:
-    """The name of the function or method that a call calls; empty if it has none."""
+    """Returns the name of the function or method that a call calls; empty if it has none."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def assignments(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
-    """The targets of a node that assigns values, each with the expression."""
+    """Returns the targets of a node that assigns values, each with the expression."""
     if isinstance(node, ast.Assign):
         return [(target, node.value) for target in node.targets]
     if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
@@ -206,10 +202,7 @@ def assignments(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
 
 class Module:
     """
-    A module's statements, or some of them. The dictionaries map names to indices of statements.
-
-    Args:
-        statements (`Sequence[Statement]`): In the order of the source.
+    A module's statements, or some of them, in the order of the source. The dictionaries map names to indices of statements.
 
     Attributes:
         imported (`set[str]`): The names that the module imports at its top level.
@@ -237,22 +230,17 @@ class Module:
             changes = statement.changes_now - statement.binds
             if isinstance(statement.node, BLOCKS) and statement.changes_now:  # of what it runs over, for example
                 changes |= statement.reads_now - functions - statement.binds
-            only_assigns = isinstance(statement.node, ASSIGNMENTS) and all(
-                isinstance(target, ast.Name) for target, _ in assignments(statement.node)
-            )
-            is_script = statement.called in SCRIPT_FUNCTIONS or (
-                statement.called in SCRIPT_METHODS and not changes - self.imported
-            )
+            targets = [target for target, _ in assignments(statement.node)]
+            only_assigns = isinstance(statement.node, ASSIGNMENTS) and all(isinstance(x, ast.Name) for x in targets)
+            called = statement.called
+            is_script = called in SCRIPT_FUNCTIONS or (called in SCRIPT_METHODS and not changes - self.imported)
             for name in changes if not is_script and not only_assigns else ():
                 self.changers.setdefault(name, []).append(place)
             for name in (statement.changes | statement.declares) - self.imported if statement.has_function else ():
                 self.changing.setdefault(name, set()).update(statement.binds)
 
     def bindings(self, name: str, before: int = END) -> Iterator[tuple[int, Statement]]:
-        """
-        The statements before an index that may have bound a name, each with its index. The latest comes first, and the first
-        one that always binds the name comes last.
-        """
+        """Yields the statements before an index that may have bound a name, with their indices: the latest first, up to one that always does."""
         for place in reversed(self.binders.get(name, ())):
             if place < before:
                 yield place, self.statements[place]
@@ -262,40 +250,26 @@ class Module:
 
 def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
     """
-    Chooses the statements that belong in the program.
+    Returns the indices of the statements of a completion to keep in the program, and of those that the function `name` needs, for which the
+    agent was asked. Calls of this function are examples, which are never needed.
 
-    Args:
-        module (`Module`): A completion's code.
-        name (`str`): The function that the agent was asked for. Its calls are examples, which are never needed.
-
-    Returns:
-        `tuple[list[int], list[int]]`: The indices of the statements to keep, and of those that the function needs. All
-        definitions and imports are kept, with the statements that they need. A call is kept only if the function
-        that was asked for needs it; a call such as `main()` may fill a variable that only `main` reads. Bindings that
-        later ones replace are kept, but the function does not need them.
+    All definitions and imports are kept, with the statements that they need. A call is kept only if the function that was asked for needs
+    it; a call such as `main()` may fill a variable that only `main` reads. Bindings that later ones replace are kept, but the function
+    does not need them.
     """
     always = {name, FUTURE, SETTING}
     kept = _needs(module, name, always, only_last=False)
-    definitions = {
-        place for place, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))
-    }
-    mentioned = {
-        wanted for place in definitions for wanted in module.statements[place].reads | module.statements[place].binds
-    }
-    kept |= definitions | _needs(module, name, mentioned, only_last=False, with_calls=False)
+    defining = {k: one for k, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))}
+    mentioned = {wanted for one in defining.values() for wanted in one.reads | one.binds}
+    kept |= defining.keys() | _needs(module, name, mentioned, only_last=False, with_calls=False)
     return sorted(kept), sorted(_needs(module, name, always, only_last=True))
 
 
 def _needs(module: Module, name: str, names: set[str], only_last: bool, with_calls: bool = True) -> set[int]:
     """
-    Collects the statements that names need: those that bind them, those that change their objects, and what these need.
-
-    Args:
-        module (`Module`): The module.
-        name (`str`): The function whose calls are examples.
-        names (`set[str]`): The names.
-        only_last (`bool`): Whether to leave out bindings of a name that a later one replaces, and calls that print.
-        with_calls (`bool`, *optional*): Whether to collect calls of the module's functions for the variables that they change.
+    Collects the statements that names need: those that bind them, those that change their objects, and what these need. Calls of the
+    function `name` are examples. `only_last` leaves out bindings of a name that a later one replaces, and calls that print. `with_calls`
+    collects calls of the module's functions for the variables that they change.
     """
     places: set[int] = set()
     seen: set[str] = set()
@@ -326,7 +300,7 @@ def _needs(module: Module, name: str, names: set[str], only_last: bool, with_cal
 
 def _binders(module: Module, name: str, only_last: bool) -> Iterator[int]:
     """
-    The statements that bind a name. With `only_last`, a binding that always happens replaces all earlier ones, and one in a branch
+    Yields the statements that bind a name. With `only_last`, a binding that always happens replaces all earlier ones, and one in a branch
     replaces those in other branches.
     """
     in_branch = False  # whether a later branch binds the name
@@ -341,7 +315,7 @@ def _binders(module: Module, name: str, only_last: bool) -> Iterator[int]:
 
 
 def _calls(module: Module, functions: set[str], called: set[str], only_last: bool) -> Iterator[int]:
-    """The statements that call some functions not in `called`: directly, through other functions, or by another name."""
+    """Yields the statements that call some functions not in `called`: directly, through other functions, or by another name."""
     queue = [*functions]
     while queue:
         name = queue.pop()

@@ -25,10 +25,8 @@ class Problem:
 @lru_cache(maxsize=8192)
 def read_problem(prompt: str, entry_point: str) -> Problem:
     """
-    Splits a prompt into the source before the entry point, and the entry point's signature.
-
-    Raises:
-        ValueError: the prompt does not parse or does not define the entry point as a function at its top level.
+    Splits a prompt into the source before the entry point, and the entry point's signature. Raises `ValueError` if the prompt does not parse
+    or does not define the entry point as a function at its top level.
     """
     prompt = prompt.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
     try:
@@ -52,16 +50,9 @@ def read_problem(prompt: str, entry_point: str) -> Problem:
 
 def check_problem(row: dict, fields: Iterable[str], where: str, test_field: str = "test") -> str:
     """
-    Refuses a malformed row, and one whose test cannot tell right answers from wrong ones. Returns the source before the entry point.
-
-    Args:
-        row (`dict`): The row.
-        fields (`Iterable[str]`): The fields that the row must have, all text.
-        where (`str`): File and number of the row, for the message.
-        test_field (`str`, *optional*, defaults to `"test"`): The field of the user's file that the test was made from.
-
-    Raises:
-        ValueError: the row is malformed; the message names the row and the field.
+    Refuses a row that lacks one of the `fields`, all text, or whose test cannot tell right answers from wrong ones. Returns the source
+    before the entry point. The `ValueError` begins with `where`, the file and number of the row, and names the field; `test_field` is
+    that of the user's file from which the test was made.
     """
     check_fields(row, dict.fromkeys(fields, str), where)
     try:
@@ -76,5 +67,5 @@ def check_problem(row: dict, fields: Iterable[str], where: str, test_field: str 
 
 
 def count_asserts(test: str) -> int:
-    """The number of asserts in a test that can fail. `assert True` does not count."""
+    """Returns the number of asserts in a test that can fail. `assert True` does not count."""
     return len(read_asserts(test).sources)

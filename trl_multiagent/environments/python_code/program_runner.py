@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ KEPT_PROGRAMS = 1000  # per process; the limit is needed because a policy repeat
 @dataclass
 class ProgramRunner:
     """
-    Runs programs in a sandbox, and counts their results.
+    Runs programs in a sandbox, and counts their results. Every method returns one verdict per program, in order.
 
     Args:
         sandbox (`Sandbox`): The sandbox that runs the programs.
@@ -32,62 +33,48 @@ class ProgramRunner:
 
     def __post_init__(self) -> None:
         self._kept = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._executions = self._timeouts = self._memory_kills = self._suspicious = 0
-        self._seconds = self._experiment_seconds = 0.0
+        self._counts: defaultdict[str, float] = defaultdict(float)
 
     def run(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Runs the agents' programs. Returns one verdict per program, in order."""
-        verdicts, seconds = self._run(programs)
-        self._seconds += seconds
+        """Runs the agents' programs."""
+        verdicts = self._run(programs, "seconds")
         for program, verdict in dict(zip(programs, verdicts, strict=True)).items():  # equal programs run once
-            self._executions += 1
-            self._timeouts += verdict.timeouts
-            self._memory_kills += verdict.out_of_memory
+            self._counts["executions"] += 1
+            self._counts["timeouts"] += verdict.timeouts
+            self._counts["memory_kills"] += verdict.out_of_memory
             if verdict.suspicious:
-                self._suspicious += 1
+                self._counts["suspicious"] += 1
                 self._keep(program, verdict)
         return verdicts
 
     def run_experiments(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Runs the agents' programs again, with a change. Only the time is counted. Returns one verdict per program, in order."""
-        return self.run_references(programs)
+        """Runs the agents' programs again, with a change. Only the time is counted."""
+        return self._run(programs, "experiment_seconds")
 
     def run_references(self, programs: Sequence[Program]) -> list[Verdict]:
-        """
-        Runs programs that the agents did not write, such as reference solutions. Only the time is counted. Returns one verdict
-        per program, in order.
-        """
-        verdicts, seconds = self._run(programs)
-        self._experiment_seconds += seconds
-        return verdicts
+        """Runs programs that the agents did not write, such as reference solutions. Only the time is counted."""
+        return self._run(programs, "experiment_seconds")
 
-    def _run(self, programs: Sequence[Program]) -> tuple[list[Verdict], float]:
-        """The verdicts, and the wall-clock seconds that the runs took."""
+    def _run(self, programs: Sequence[Program], count: str) -> list[Verdict]:
+        """Runs programs, and adds the wall-clock seconds to a count."""
         start = time.monotonic()
         verdicts = self.sandbox.run(programs)
-        return verdicts, time.monotonic() - start
+        self._counts[count] += time.monotonic() - start
+        return verdicts
 
     def metrics(self) -> dict[str, float]:
         """
-        The results since the last call of this method.
+        Returns the results since the last call of this method.
 
         Returns:
             `dict[str, float]`: `executions_per_second`, the agents' programs per second spent running them, with equal programs of a
             batch counted once; `experiment_seconds`, the time for all other runs; the number of checks that hit a deadline,
             `timeouts`; and the numbers of programs that ran out of memory, `memory_kills`, or looked `suspicious`.
         """
-        metrics = {
-            "executions_per_second": self._executions / self._seconds if self._seconds else 0.0,
-            "experiment_seconds": self._experiment_seconds,
-            "timeouts": float(self._timeouts),
-            "memory_kills": float(self._memory_kills),
-            "suspicious": float(self._suspicious),
-        }
-        self._reset()
-        return metrics
+        counts, self._counts = self._counts, defaultdict(float)
+        speed = counts["executions"] / counts["seconds"] if counts["seconds"] else 0.0
+        names = ("experiment_seconds", "timeouts", "memory_kills", "suspicious")
+        return {"executions_per_second": speed, **{name: counts[name] for name in names}}
 
     def _keep(self, program: Program, verdict: Verdict) -> None:
         if self.keep_suspicious is None or self._kept >= KEPT_PROGRAMS:

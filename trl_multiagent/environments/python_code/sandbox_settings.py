@@ -10,10 +10,7 @@ from trl_multiagent.sandbox.sandbox import TIERS
 
 @dataclass
 class SandboxSettings:
-    """
-    The section `sandbox`: the settings of a [`~trl_multiagent.sandbox.Sandbox`] that a user may choose, and `adaptive_timeout`,
-    which the reward uses.
-    """
+    """The section `sandbox`: settings of a [`~trl_multiagent.sandbox.Sandbox`], and `adaptive_timeout`, which the reward uses."""
 
     workers: int | None = setting(
         "Programs that run at the same time, per process; by default the process's share of the node's cores.",
@@ -24,9 +21,7 @@ class SandboxSettings:
         "Whether the time for a test is 20 times that of the item's reference solution, at least 1 s, if the item has one.",
         True,
     )
-    max_timeouts: int = setting(
-        "Number of timed-out tests after which a program's remaining tests are not run.", Sandbox.max_timeouts
-    )
+    max_timeouts: int = setting("Timed-out tests after which a program's others do not run.", Sandbox.max_timeouts)
     memory_mb: int = setting("Memory of one program, in MiB.", Sandbox.memory_mb)
     min_tier: str = setting(
         f"Weakest protection that is accepted: {', '.join(map(repr, TIERS))}.", Sandbox.min_tier, choices=tuple(TIERS)
@@ -39,23 +34,13 @@ class SandboxSettings:
             raise ValueError(f"{error}.") from error
 
     def make_sandbox(self) -> Sandbox:
-        """
-        The sandbox with these settings.
-
-        Raises:
-            ValueError: a value is out of range.
-        """
+        """Makes the sandbox with these settings. Raises `ValueError` if a value is out of range."""
         settings = asdict(self)
         del settings["adaptive_timeout"]
         return Sandbox(**settings)
 
     def make_checked_sandbox(self) -> Sandbox:
-        """
-        Makes the sandbox, and checks the machine's protection before anything is loaded.
-
-        Raises:
-            UnavailableError: the machine does not offer the protection `min_tier`.
-        """
+        """Makes the sandbox before anything is loaded. Raises `UnavailableError` if the machine does not offer the protection `min_tier`."""
         sandbox = self.make_sandbox()
         try:
             sandbox.run([])
