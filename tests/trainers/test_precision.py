@@ -224,6 +224,22 @@ def test_weights_that_an_evaluation_would_round(tmp_path, name):
             make(tmp_path, **{name: True})
 
 
+@pytest.mark.parametrize("section", ["bf16", "fp16"])
+def test_deepspeed_without_a_float32_copy_of_the_weights(tmp_path, section):
+    deepspeed = {"zero_optimization": {"stage": 2}, section: {f"{section}_master_weights_and_grads": True}}
+    for config_class in (MAGRPOConfig, JointRewardConfig):
+        with pytest.raises(
+            ValueError, match=f"`{section}_master_weights_and_grads`, with which small updates are lost"
+        ):
+            pair_config(tmp_path, config_class, deepspeed=deepspeed)
+
+
+def test_all_trainers_refuse_uneven_batches(tmp_path, monkeypatch):
+    monkeypatch.setattr(JointRewardConfig, "world_size", 2)
+    with pytest.raises(ValueError, match="`even_batches: false`"):
+        pair_config(tmp_path, JointRewardConfig, accelerator_config={"even_batches": False})
+
+
 @pytest.mark.parametrize("make", [tiny_trainer, pair_trainer, reward_trainer])
 def test_weights_that_were_rounded_after_the_trainer_was_made(tmp_path, make):
     trainer = make(tmp_path)

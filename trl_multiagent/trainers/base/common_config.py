@@ -16,6 +16,9 @@ from trl_multiagent.limits import check_arguments
 
 NO_SHARDING = "teams are trained with DDP or DeepSpeed"
 ROUNDING = "an evaluation would round the trained weights for good; `bf16` computes in bfloat16"
+# Keys of a DeepSpeed configuration that replace the float32 copy of the trained weights, or the optimizer's float32 state
+LOW_MASTERS = [("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states")]
+LOW_MASTERS += [("fp16", "fp16_master_weights_and_grads")]
 # The methods below belong to `TrainingArguments`, whose fields would override those of the TRL configuration that follows in the bases
 Base: Any = object
 
@@ -65,6 +68,17 @@ class CommonConfig(Base):
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
         if self.fp16 and self.device.type == "cpu":
             raise ValueError("`fp16` needs a GPU: set it to False, or use `bf16`.")
+        if self.world_size > 1 and not self.accelerator_config.even_batches:
+            raise ValueError(
+                "`accelerator_config` has `even_batches: false`: processes with more batches would wait for those with fewer, or "
+                "update alone. Leave it true."
+            )
+        sections = self.deepspeed_plugin.deepspeed_config if self.deepspeed_plugin is not None else {}
+        for name, key in LOW_MASTERS:
+            if sections.get(name, {}).get(key):
+                raise ValueError(
+                    f"The DeepSpeed configuration has `{key}`, with which small updates are lost in 16 bits: remove it."
+                )
         if self.rounds_stochastically and (self.world_size > 1 or self.deepspeed_plugin is not None):
             raise ValueError(
                 "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several processes would round "

@@ -57,11 +57,6 @@ class TeamConfig(CommonConfig):
             raise ValueError("`load_best_model_at_end` needs a `metric_for_best_model`, such as 'reward'.")
         if self.save_strategy == "best" and self.metric_for_best_model in (None, "loss"):
             raise ValueError("`save_strategy` is 'best', which needs a `metric_for_best_model`, such as 'reward'.")
-        if self.world_size > 1 and not self.accelerator_config.even_batches:
-            raise ValueError(
-                "`accelerator_config` has `even_batches: false`: in an evaluation, processes with more batches would wait "
-                "forever for those with fewer. Leave it true."
-            )
         if self.world_size > 1 and self.accelerator_config.split_batches:
             raise ValueError(
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
