@@ -70,8 +70,8 @@ def differing(reward, **arguments):
 
 
 class NoNumber(MAGRPOTrainer):
-    def policy_loss(self, role, outputs, rows):
-        return super().policy_loss(role, outputs, rows) * (float("nan") if RANK == 1 else 1.0)
+    def agent_loss(self, role, outputs, rows):
+        return super().agent_loss(role, outputs, rows) * (float("nan") if RANK == 1 else 1.0)
 
 
 class NoMemory(MAGRPOTrainer):
