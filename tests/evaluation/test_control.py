@@ -189,7 +189,7 @@ def test_a_control_that_is_there_is_not_trained_again(trained, compared, tmp_pat
     assert "Training the control" not in capsys.readouterr().out and weights.stat().st_mtime_ns == before
     for folder, state in (
         (compared, "is there already"),
-        (tmp_path / "x", "is trained at the cost of the run, 6 scored"),
+        (tmp_path / "x", "is trained at the cost of the run: 6 scored"),
     ):
         evaluate(*arguments, folder, "--dry_run")
         assert state in capsys.readouterr().out
