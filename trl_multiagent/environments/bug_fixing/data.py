@@ -70,16 +70,19 @@ def load_bug_dataset(
     import datasets
 
     functions = read_functions(name, split, type)
-    number = num_mutants + 1
     orders = [function.mutants.shuffled(f"{seed} {function.task_id}") for function in functions]
-    known = [function.known_results() for function in functions]
-    # Some mutants pass the tests or do not end, so twice as many are run
-    to_run = {k: order[: 2 * number] for k, order in enumerate(orders) if known[k] is None}
-    found = find_results([functions[k] for k in to_run], [*to_run.values()], sandbox or Sandbox()) if to_run else []
-    run = dict(zip(to_run, found, strict=True))
+    results = [function.known_results() for function in functions]
+    missing = [k for k, of_function in enumerate(results) if of_function is None]
+    if missing:
+        number = 2 * (num_mutants + 1)  # some mutants pass the tests or do not end
+        found = find_results(
+            [functions[k] for k in missing], [orders[k][:number] for k in missing], sandbox or Sandbox()
+        )
+        for k, of_function in zip(missing, found, strict=True):
+            results[k] = of_function
     items = [
-        function.item(order, run[k] if result is None else result, num_mutants)
-        for k, (function, order, result) in enumerate(zip(functions, orders, known, strict=True))
+        function.item(order, of_function or {}, num_mutants)
+        for function, order, of_function in zip(functions, orders, results, strict=True)
     ]
     items = [item for item in items if item is not None]
     if not items:
@@ -106,22 +109,20 @@ class Function:
     test: str
     source: str
     own_fault: str | None = None
+    key: str = field(init=False)
     mutants: Mutants = field(init=False)
 
     def __post_init__(self) -> None:
+        # Of the data itself, because the texts below depend on the version of Python
+        self.key = hashlib.sha256(f"{self.source}\n{self.test}".encode()).hexdigest()[:12]
         self.mutants = Mutants(self.source, self.entry_point)
         self.test = without_examples(self.test, self.own_fault or self.source, self.entry_point)
 
-    @property
-    def key(self) -> str:
-        """The function's key in the table of known results."""
-        return hashlib.sha256(f"{self.source}\n{self.test}".encode()).hexdigest()[:12]
-
     def known_results(self) -> Results | None:
         """Returns the results of all mutants, if they come with the package."""
-        results = known_results().get(self.key)
-        fits = results is not None and len(results) == len(self.mutants) + (self.own_fault is not None)
-        return dict(enumerate(results)) if results is not None and fits else None
+        results = result_table().get(self.key, ())
+        fits = len(results) == len(self.mutants) + (self.own_fault is not None)
+        return dict(enumerate(results)) if fits else None
 
     def programs(self, order: list[int]) -> list[Program]:
         """Returns the reference, some mutants and the function's own fault as programs that run the hidden tests."""
@@ -193,7 +194,7 @@ def _with_docstring(source: str, name: str) -> str:
 
 
 @functools.cache
-def known_results() -> dict[str, list[int | None]]:
+def result_table() -> dict[str, list[int | None]]:
     """Returns the results of all mutants of the package's benchmarks, by the key of the function."""
     path = files("trl_multiagent") / "data" / "faults.json.gz"
     return json.loads(gzip.decompress(path.read_bytes()))
