@@ -50,22 +50,31 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
         if not line.startswith("assert") or len(line) > MAX_CHARS:
             continue
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # such as those about escapes in strings
-                (node,) = ast.parse(line).body
-            if not isinstance(node, ast.Assert) or _depth(node) > MAX_DEPTH:
-                continue
-            (call,) = calls_in(node, entry_point)
-        except (
-            PARSE_ERRORS
-        ):  # or another number of statements or calls, or arguments that are no literals, which are a ValueError too
+            test, call = _read_test(line, entry_point)
+        except PARSE_ERRORS:
             continue
-        if _is_plain(node.test, entry_point) and call not in calls:
-            tests.append(f"assert {ast.unparse(node.test)}")  # without a message, which could be any expression
+        if call not in calls:
+            tests.append(f"assert {test}")
             calls.append(call)
         if len(tests) == MAX_TESTS:
             break
     return tests
+
+
+def _read_test(line: str, entry_point: str) -> tuple[str, Any]:
+    """
+    Returns the expression that a line asserts, and the arguments of its call. The message, which could be any expression, is left out.
+
+    Raises:
+        One of `PARSE_ERRORS`: the line is no test.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as those about escapes in strings
+        (node,) = ast.parse(line).body
+    if not isinstance(node, ast.Assert) or _depth(node) > MAX_DEPTH or not _is_plain(node.test, entry_point):
+        raise ValueError(line)
+    (call,) = calls_in(node.test, entry_point)
+    return ast.unparse(node.test), call
 
 
 def _depth(node: ast.AST) -> int:
