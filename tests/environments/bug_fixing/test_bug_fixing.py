@@ -17,7 +17,7 @@ from trl_multiagent.sandbox import Program
 
 
 ROOT = Path(__file__).resolve().parents[3]
-CONFIGS = sorted((ROOT / "recipes" / "bug_fixing" / "configs").glob("*.yaml"))
+CONFIGS = sorted((ROOT / "recipes" / "bug_fixing" / "configs").glob("*_bugs_config.yaml"))
 
 REFERENCE = """def clip(x, low, high):
     \"\"\"x, but at least low and at most high.
@@ -90,8 +90,9 @@ def test_items_have_a_fault_that_the_hidden_tests_show(data, environment):
     (item,) = load_bug_dataset(data, num_mutants=3).to_list()
     programs = [item["reference"], item["faulty"], *item["mutants"]]
     assert len(set(programs)) == 3 and item["task_id"] == "clip"  # the third mutant, `x <= low`, is right
-    passed = [v.passed for v in environment.sandbox.run([Program(source, "clip", TEST) for source in programs])]
-    assert passed[0] == 4 and max(passed[1:]) < 4 and passed[1] == item["faulty_passes"]
+    verdicts = environment.sandbox.run([Program(source, "clip", item["test"]) for source in programs])
+    passed = [verdict.passed for verdict in verdicts]
+    assert passed[0] == 3 and max(passed[1:]) < 3 and passed[1] == item["faulty_passes"]
     assert load_bug_dataset(data, num_mutants=3, seed=1)[0]["faulty"] in {item["faulty"], *item["mutants"]}
 
 
