@@ -13,6 +13,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TABLES = {
     "actor_critic": "demo, ",
     "evaluation": "team minus control",
+    "families": "bug_fixing, ",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",
     "scaling": "DDP x 2",

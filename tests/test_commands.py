@@ -14,7 +14,6 @@ from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
 
 from trl_multiagent import cli
-from trl_multiagent.environments.bug_fixing import load_bug_dataset
 from trl_multiagent.recipe.evaluation_settings import make_evaluation_parser
 
 
@@ -74,10 +73,6 @@ def readers_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def few(name, split, *settings):  # to find faults, all mutants are run
-        return load_bug_dataset(name, f"{split.partition('[')[0]}[:6]", 1)
-
-    monkeypatch.setattr("trl_multiagent.environments.bug_fixing.task.load_bug_dataset", few)
     for name in ("recipes", "accelerate_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     problem = {"prompt": "def f(x):\n", "entry_point": "f"}

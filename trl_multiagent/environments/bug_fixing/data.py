@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import ast
-import itertools
+import functools
+import gzip
+import hashlib
+import json
+from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.bug_fixing.mutants import make_mutants
+from trl_multiagent.environments.bug_fixing.calls import without_examples
+from trl_multiagent.environments.bug_fixing.mutants import Mutants
 from trl_multiagent.environments.code_generation.data import load_code_dataset
 from trl_multiagent.environments.embedded import read_embedded
 from trl_multiagent.environments.python_code.problems import count_asserts
-from trl_multiagent.sandbox import Program, Sandbox
+from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 QUIXBUGS = "quixbugs"
-CHECK_TIMEOUT = 1.0  # seconds for each test of a mutant
-SLOW = 10.0  # the same for QuixBugs, some of whose references are slow
+CHECK_TIMEOUT = 1.0  # seconds for each test
 # JSON has no tuples, and some functions yield their result
 PLAIN = """def plain(value):
     return [plain(part) for part in value] if isinstance(value, (list, tuple)) or hasattr(value, "__next__") else value
 """
-HEAVY = {
-    "knapsack": 9,
-    "levenshtein": 3,
-}  # a test for which the reference needs more than 10 s, or the sandbox's memory
+# Tests of QuixBugs for which the reference needs more than a second, or the sandbox's memory
+HEAVY = {"knapsack": (9,), "levenshtein": (2, 3)}
 TOLERANCE = {"sqrt"}  # functions of QuixBugs whose last argument is the tolerance of their result
+
+# The number of tests that each mutant of a function passes, and its faulty program last if it has one; `None` for what is no fault
+Results = dict[int, int | None]
 
 
 def load_bug_dataset(
@@ -42,7 +48,8 @@ def load_bug_dataset(
     Loads faulty functions.
 
     A problem in the HumanEval schema becomes an item if its reference solution passes its tests and some mutants fail them and end. The
-    first of these mutants is the faulty program, the others tell good tests from bad ones. QuixBugs has its own faults.
+    first of these mutants is the faulty program, the others tell good tests from bad ones. QuixBugs has its own faults. Which mutants of the
+    package's benchmarks fail is known; those of other data are run.
 
     Args:
         name (`str`): `"quixbugs"`, or a dataset with reference solutions, as [`load_code_dataset`] takes it: `"humaneval"`, `"mbpp"`, a
@@ -55,24 +62,29 @@ def load_bug_dataset(
 
     Returns:
         `Dataset`: Columns `task_id`, `entry_point`, `test`, `reference`, `faulty`, all text; `mutants`, a list of texts; `faulty_passes`,
-        the number of asserts of `test` that the faulty program passes; `check_timeout`, in seconds.
+        the number of asserts of `test` that the faulty program passes.
 
     Raises:
         ValueError: the dataset is malformed, has no reference solutions, or gives no item.
     """
     import datasets
 
-    sandbox = sandbox or Sandbox()
-    if name == QUIXBUGS:
-        candidates = [_quixbugs_item(row, num_mutants, seed) for row in read_embedded(QUIXBUGS, split)]
-    else:
-        rows = load_code_dataset(name, split, type, num_agents=1)
-        if "canonical_solution" not in rows.column_names:
-            raise ValueError(
-                f"{name} has no reference solutions (`canonical_solution`), from which faulty programs are made."
-            )
-        candidates = [_mutated_item(row, num_mutants, seed) for row in rows]
-    items = _items_with_faults(candidates, num_mutants, sandbox)
+    functions = read_functions(name, split, type)
+    orders = [function.mutants.shuffled(f"{seed} {function.task_id}") for function in functions]
+    results = [function.known_results() for function in functions]
+    missing = [k for k, of_function in enumerate(results) if of_function is None]
+    if missing:
+        number = 2 * (num_mutants + 1)  # some mutants pass the tests or do not end
+        found = find_results(
+            [functions[k] for k in missing], [orders[k][:number] for k in missing], sandbox or Sandbox()
+        )
+        for k, of_function in zip(missing, found, strict=True):
+            results[k] = of_function
+    items = [
+        function.item(order, of_function or {}, num_mutants)
+        for function, order, of_function in zip(functions, orders, results, strict=True)
+    ]
+    items = [item for item in items if item is not None]
     if not items:
         raise ValueError(
             f"{name}, split {split or 'test'}: no reference solution passes its tests and has a mutant that fails them."
@@ -80,77 +92,130 @@ def load_bug_dataset(
     return datasets.Dataset.from_list(items)
 
 
-def _mutated_item(row: dict, num_mutants: int, seed: int) -> dict:
-    reference = ast.unparse(ast.parse(row["prompt"] + row["canonical_solution"]))
-    return {
-        **{name: row[name] for name in ("task_id", "entry_point", "test")},
-        "reference": reference,
-        "faulty": None,
-        "mutants": _first_mutants(reference, row["entry_point"], num_mutants + 1, seed),
-        "check_timeout": CHECK_TIMEOUT,
-    }
+@dataclass
+class Function:
+    """
+    A function from which faulty programs are made.
+
+    Args:
+        task_id (`str`), entry_point (`str`): Its names.
+        test (`str`): The hidden tests. Those that are examples in the function's description are removed.
+        source (`str`): The reference solution.
+        own_fault (`str`, *optional*): The faulty program, if the data has one.
+    """
+
+    task_id: str
+    entry_point: str
+    test: str
+    source: str
+    own_fault: str | None = None
+    key: str = field(init=False)
+    mutants: Mutants = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Of the data itself, because the texts below depend on the version of Python
+        self.key = hashlib.sha256(f"{self.source}\n{self.test}".encode()).hexdigest()[:12]
+        self.mutants = Mutants(self.source, self.entry_point)
+        self.test = without_examples(self.test, self.own_fault or self.source, self.entry_point)
+
+    def known_results(self) -> Results | None:
+        """Returns the results of all mutants, if they come with the package."""
+        results = result_table().get(self.key, ())
+        fits = len(results) == len(self.mutants) + (self.own_fault is not None)
+        return dict(enumerate(results)) if fits else None
+
+    def programs(self, order: list[int]) -> list[Program]:
+        """Returns the reference, some mutants and the function's own fault as programs that run the hidden tests."""
+        sources = [self.source, *(self.mutants[k] for k in order), *filter(None, [self.own_fault])]
+        return [Program(source, self.entry_point, self.test, check_timeout=CHECK_TIMEOUT) for source in sources]
+
+    def item(self, order: list[int], results: Results, num_mutants: int) -> dict | None:
+        """Returns the dataset row with the first faulty mutants in an order, or `None` if there is no fault."""
+        faults: dict[str, int] = {}
+        own = results.get(len(self.mutants))
+        if self.own_fault is not None and own is not None:
+            faults[self.own_fault] = own
+        for k in order:
+            passes = results.get(k)
+            if passes is not None and len(faults) <= num_mutants:
+                faults.setdefault(self.mutants[k], passes)
+        if not faults or (self.own_fault is not None and own is None):
+            return None
+        faulty, *others = faults
+        return {
+            "task_id": self.task_id,
+            "entry_point": self.entry_point,
+            "test": self.test,
+            "reference": ast.unparse(ast.parse(self.source)),
+            "faulty": faulty,
+            "mutants": others,
+            "faulty_passes": faults[faulty],
+        }
 
 
-def _quixbugs_item(row: dict, num_mutants: int, seed: int) -> dict:
-    name, reference = row["entry_point"], ast.unparse(ast.parse(row["correct_program"]))
+def read_functions(name: str, split: str | None, type: str | None = None) -> list[Function]:
+    """Reads the functions of a dataset, see [`load_bug_dataset`]."""
+    if name == QUIXBUGS:
+        return [_quixbugs_function(row) for row in read_embedded(QUIXBUGS, split)]
+    rows = load_code_dataset(name, split, type, num_agents=1)
+    if "canonical_solution" not in rows.column_names:
+        raise ValueError(
+            f"{name} has no reference solutions (`canonical_solution`), from which faulty programs are made."
+        )
+    return [
+        Function(row["task_id"], row["entry_point"], row["test"], row["prompt"] + row["canonical_solution"])
+        for row in rows
+    ]
+
+
+def _quixbugs_function(row: dict) -> Function:
+    name = row["entry_point"]
     checks = []
     for number, (arguments, expected) in enumerate(row["testcases"]):
-        if HEAVY.get(name) == number:
+        if number in HEAVY.get(name, ()):
             continue
         call = f"plain(candidate({', '.join(map(repr, arguments))}))"
         if name in TOLERANCE:
             checks.append(f"assert abs({call} - {expected!r}) <= {arguments[-1]!r}")
         else:
             checks.append(f"assert {call} == {expected!r}")
-    return {
-        "task_id": row["task_id"],
-        "entry_point": name,
-        "test": f"{PLAIN}\n\ndef check(candidate):\n" + "".join(f"    {check}\n" for check in checks),
-        "reference": reference,
-        "faulty": ast.unparse(_with_docstring(row["buggy_program"], name)),
-        "mutants": _first_mutants(reference, name, num_mutants, seed),
-        "check_timeout": SLOW,
-    }
+    test = f"{PLAIN}\n\ndef check(candidate):\n" + "".join(f"    {check}\n" for check in checks)
+    return Function(row["task_id"], name, test, row["correct_program"], _with_docstring(row["buggy_program"], name))
 
 
-def _first_mutants(reference: str, entry_point: str, number: int, seed: int) -> list[str]:
-    """Returns twice as many mutants as are needed, because some of them pass the tests or do not end."""
-    return [*itertools.islice(make_mutants(reference, entry_point, seed), 2 * number)]
-
-
-def _with_docstring(source: str, name: str) -> ast.Module:
+def _with_docstring(source: str, name: str) -> str:
     """Moves the text after a function of QuixBugs, which explains it, into the function as its docstring."""
     tree = ast.parse(source)
     texts = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
     tree.body = [node for node in tree.body if node not in texts]
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     function.body[:0] = texts[:1]
-    return ast.fix_missing_locations(tree)
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _items_with_faults(candidates: list[dict], num_mutants: int, sandbox: Sandbox) -> list[dict]:
-    """
-    Runs the programs on the tests. Keeps the items whose reference passes and whose faulty program fails, with the mutants that fail and end.
-    """
-    programs = []
-    for item in candidates:
-        tests = item["entry_point"], item["test"]
-        every = tuple(range(count_asserts(item["test"])))  # a mutant's run ends at its first failure
-        programs.append(Program(item["reference"], *tests, check_timeout=item["check_timeout"]))
-        programs += [Program(x, *tests, needed=every, check_timeout=CHECK_TIMEOUT) for x in item["mutants"]]
-    verdicts = iter(sandbox.run(programs))
-    items = []
-    for item in candidates:
-        reference, of_mutants = next(verdicts), [next(verdicts) for _ in item["mutants"]]
-        failing = [
-            source
-            for source, verdict in zip(item["mutants"], of_mutants, strict=True)
-            if verdict.definitions.status == "passed" and verdict.passed < verdict.total and not verdict.timeouts
-        ]
-        faulty = item["faulty"] or (failing.pop(0) if failing else None)
-        if reference.passed == reference.total and faulty is not None:
-            items.append({**item, "faulty": faulty, "mutants": failing[:num_mutants]})
-    programs = [Program(x["faulty"], x["entry_point"], x["test"], check_timeout=CHECK_TIMEOUT) for x in items]
-    for item, verdict in zip(items, sandbox.run(programs), strict=True):
-        item["faulty_passes"] = verdict.passed
-    return [item for item in items if item["faulty_passes"] < count_asserts(item["test"])]
+@functools.cache
+def result_table() -> dict[str, list[int | None]]:
+    """Returns the results of all mutants of the package's benchmarks, by the key of the function."""
+    path = files("trl_multiagent") / "data" / "faults.json.gz"
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
+def find_results(functions: list[Function], orders: list[list[int]], sandbox: Sandbox) -> list[Results]:
+    """Runs mutants on the hidden tests. A function whose reference fails gets no results."""
+    pairs = list(zip(functions, orders, strict=True))
+    verdicts = iter(sandbox.run([program for function, order in pairs for program in function.programs(order)]))
+    found = []
+    for function, order in pairs:
+        reference = next(verdicts)
+        results: Results = {k: _fault(next(verdicts)) for k in order}
+        if function.own_fault is not None:
+            own = next(verdicts)
+            results[len(function.mutants)] = own.passed if own.passed < own.total else None
+        found.append(results if reference.passed == count_asserts(function.test) else {})
+    return found
+
+
+def _fault(verdict: Verdict) -> int | None:
+    """Returns the number of tests that a mutant passes, or `None` if it passes all, does not end, or cannot be loaded."""
+    is_fault = verdict.definitions.status == "passed" and verdict.passed < verdict.total and not verdict.timeouts
+    return verdict.passed if is_fault else None

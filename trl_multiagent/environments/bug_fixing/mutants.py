@@ -3,7 +3,7 @@
 import ast
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 
@@ -60,32 +60,40 @@ def changes_of(node: ast.AST) -> Iterator[tuple[str, Any]]:
         yield "attr", CALLS[node.attr]
 
 
-def make_mutants(source: str, entry_point: str, seed: int) -> Iterator[str]:
+class Mutants(Sequence[str]):
     """
-    Yields all programs that differ from a program in one place, each once, in a random order.
+    All programs that differ from a program in one place, in a fixed order. A few occur twice, for example `x + 0` with another constant or
+    operator.
 
     Args:
         source (`str`): The program.
         entry_point (`str`): The function whose body is changed. Signatures, docstrings and other functions stay.
-        seed (`int`): The order depends on it and on the program.
     """
-    tree = ast.parse(source)
-    places = [
-        (number, k) for number, node in enumerate(_body(tree, entry_point)) for k, _ in enumerate(changes_of(node))
-    ]
-    random.Random(f"{seed} {source}").shuffle(places)
-    seen = {ast.unparse(tree)}
-    for number, k in places:
-        mutant = copy.deepcopy(tree)
-        node = _body(mutant, entry_point)[number]
+
+    def __init__(self, source: str, entry_point: str):
+        self.tree = ast.parse(source)
+        self.entry_point = entry_point
+        self.places = [
+            (number, k) for number, node in enumerate(self._body(self.tree)) for k, _ in enumerate(changes_of(node))
+        ]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: Any) -> Any:
+        number, k = self.places[index]
+        mutant = copy.deepcopy(self.tree)
+        node = self._body(mutant)[number]
         setattr(node, *[*changes_of(node)][k])
-        text = ast.unparse(ast.fix_missing_locations(mutant))
-        if text not in seen:
-            seen.add(text)
-            yield text
+        return ast.unparse(ast.fix_missing_locations(mutant))
 
+    def shuffled(self, seed: str) -> list[int]:
+        """Returns the indices of all mutants in a random order that the seed determines."""
+        order = [*range(len(self))]
+        random.Random(seed).shuffle(order)
+        return order
 
-def _body(tree: ast.Module, entry_point: str) -> list[ast.AST]:
-    """Returns the nodes in the body of a function, in a fixed order."""
-    function = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry_point][-1]
-    return [node for statement in function.body for node in ast.walk(statement)]
+    def _body(self, tree: ast.Module) -> list[ast.AST]:
+        """Returns the nodes in the body of the function, in a fixed order."""
+        functions = [x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == self.entry_point]
+        return [node for statement in functions[-1].body for node in ast.walk(statement)]

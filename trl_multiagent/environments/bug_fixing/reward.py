@@ -2,24 +2,30 @@
 
 import ast
 import difflib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
+from trl_multiagent.environments.bug_fixing.calls import calls_in, examples
+from trl_multiagent.environments.bug_fixing.data import CHECK_TIMEOUT
 from trl_multiagent.environments.bug_fixing.prompts import FIXER, TESTER
+from trl_multiagent.environments.python_code.extraction import MAX_CHARS as MAX_COMPLETION
 from trl_multiagent.environments.python_code.extraction import join_sources, read_completion
 from trl_multiagent.environments.python_code.names import IMPORTS, PARSE_ERRORS
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Program, Verdict
 
 
-REWARD_VERSION = 1
+REWARD_VERSION = 2
 FIX, TESTS, WRONG_TESTS, REWRITE = 2.0, 2.0, -0.5, -0.25
 MAX_TESTS = 8
 MAX_CHARS = 400  # of a test
 MAX_DIGITS = 30  # of an integer in a test
+MAX_DEPTH = 20  # of a test's syntax tree
 
-# What a test may consist of, besides a single call of the function. No part of it can take long or have an effect
+# What a test may consist of, besides a single call of the function with literal arguments. No part of it can take long or have an effect
 VALUES = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp, ast.USub, ast.Not, ast.Load)
 COMPARED = (ast.Compare, ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.BinOp, ast.Sub)
 ROUNDING = ("abs", "round", "sorted", "len", "list", "set")
@@ -30,52 +36,68 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
     Returns the tests in a completion.
 
     A test is one line `assert` that calls the function once, with values that are written out. Others are left out: they could compute the
-    answer with code of their own, and they run in the process that judges.
+    answer with code of their own, and they run in the process that judges. Of several tests with the same arguments only the first counts,
+    because one of many guesses is right.
 
     Args:
-        completion (`str`): The tester's answer.
+        completion (`str`): The tester's answer. One that is longer than a program may be counts as empty.
         entry_point (`str`): The function.
     """
     tests: list[str] = []
-    for line in completion.splitlines():
+    calls: list[Any] = []
+    for line in completion.splitlines() if len(completion) <= MAX_COMPLETION else ():
         line = line.strip()
         if not line.startswith("assert") or len(line) > MAX_CHARS:
             continue
         try:
-            (node,) = ast.parse(line).body
-        except PARSE_ERRORS:  # or several statements, which are a ValueError too
+            test, call = _read_test(line, entry_point)
+        except PARSE_ERRORS:
             continue
-        if isinstance(node, ast.Assert) and _is_plain(node.test, entry_point):
-            text = f"assert {ast.unparse(node.test)}"  # without a message, which could be any expression
-            if text not in tests:
-                tests.append(text)
-    return tests[:MAX_TESTS]
+        if call not in calls:
+            tests.append(f"assert {test}")
+            calls.append(call)
+        if len(tests) == MAX_TESTS:
+            break
+    return tests
+
+
+def _read_test(line: str, entry_point: str) -> tuple[str, Any]:
+    """
+    Returns the expression that a line asserts, and the arguments of its call. The message, which could be any expression, is left out.
+
+    Raises:
+        One of `PARSE_ERRORS`: the line is no test.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as those about escapes in strings
+        (node,) = ast.parse(line).body
+    if not isinstance(node, ast.Assert) or _depth(node) > MAX_DEPTH or not _is_plain(node.test, entry_point):
+        raise ValueError(line)
+    (call,) = calls_in(node.test, entry_point)
+    return ast.unparse(node.test), call
+
+
+def _depth(node: ast.AST) -> int:
+    return 1 + max(map(_depth, ast.iter_child_nodes(node)), default=0)
 
 
 def _is_plain(test: ast.expr, entry_point: str) -> bool:
-    calls = 0
     names: set[ast.expr] = set()
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             names.add(node.func)
-            calls += _is_call_of(node, entry_point)
             if node.func.id not in (entry_point, *ROUNDING):
                 return False
         elif isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) >= 10**MAX_DIGITS:
             return False
         elif not (isinstance(node, (*VALUES, *COMPARED)) or node in names):
             return False
-    return calls == 1
-
-
-def _is_call_of(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+    return True
 
 
 def is_example(test: str, item: dict) -> bool:
     """Returns whether the call in a test stands in the function's text, so that its result may be copied from there."""
-    (call,) = [node for node in ast.walk(ast.parse(test)) if _is_call_of(node, item["entry_point"])]
-    return "".join(ast.unparse(call).split()).replace('"', "'") in "".join(item["faulty"].split()).replace('"', "'")
+    return calls_in(ast.parse(test), item["entry_point"])[0] in examples(item["faulty"], item["entry_point"])
 
 
 def changed_share(source: str, faulty: str) -> float:
@@ -87,13 +109,13 @@ def changed_share(source: str, faulty: str) -> float:
 def _code_lines(source: str) -> list[str]:
     try:
         tree = ast.parse(source)
-    except PARSE_ERRORS:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
+                node.body = node.body[1:] or [ast.Pass()]
+        tree.body = [node for node in tree.body if not isinstance(node, IMPORTS)]
+        return ast.unparse(tree).splitlines()
+    except PARSE_ERRORS:  # nested too deeply, for example
         return []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    tree.body = [node for node in tree.body if not isinstance(node, IMPORTS)]
-    return ast.unparse(tree).splitlines()
 
 
 @dataclass(frozen=True)
@@ -119,8 +141,9 @@ class BugReward:
     R = 2 · fix + 2 · tests - 0.5 · wrong - 0.25 · rewritten
 
     - fix: (p - p0) / (n - p0), at least 0: of n hidden tests, the repaired program passes p and the faulty one p0.
-    - tests: mean of two shares: whether the tests find the fault (0 or 1), and the share of the other mutants that they find. A test finds a
-      program if it passes for the reference, fails for the program, and its call is no example in the function's own text.
+    - tests: mean of two shares, whether the tests find the fault (0 or 1) and the share of the other mutants that they find, times the share
+      of tests that are right. A test finds a program if it passes for the reference, fails for the program, and its call is no example in
+      the function's own text.
     - wrong: the share of tests that fail for the reference.
     - rewritten: the share of lines that the repair changes, less the share that the reference changes, at least 0.
 
@@ -142,7 +165,7 @@ class BugReward:
         sources = [with_imports(source, item) for source, item in zip(sources, items, strict=True)]
         fixes = self.runner.run(
             [
-                Program(source, item["entry_point"], item["test"], check_timeout=item["check_timeout"])
+                Program(source, item["entry_point"], item["test"], check_timeout=CHECK_TIMEOUT)
                 for source, item in zip(sources, items, strict=True)
             ]
         )
@@ -166,7 +189,7 @@ class BugReward:
 
     def run_tests(self, item: dict, source: str, tests: Sequence[str]) -> Program:
         """Returns the program that runs the tester's tests on a program."""
-        return Program(source, item["entry_point"], "\n".join(tests), check_timeout=item["check_timeout"])
+        return Program(source, item["entry_point"], "\n".join(tests), check_timeout=CHECK_TIMEOUT)
 
     def _results_for_known_programs(self, items: list[dict], tests: list[list[str]]) -> list[list[Verdict]]:
         """Runs the tests on the reference, the faulty program and the other mutants, in this order."""
@@ -204,9 +227,10 @@ def tests_metrics(item: dict, tests: Sequence[str], results: Sequence[Verdict]) 
     counting = [k for k, test in enumerate(tests) if reference[k] and not is_example(test, item)]
     found = [float(any(not passed[k] for k in counting)) for passed in faulty]
     others = found[1:] or found
+    wrong = reference.count(False) / len(tests)
     return {
-        "tests": (found[0] + sum(others) / len(others)) / 2,
-        "wrong_tests": reference.count(False) / len(tests),
+        "tests": (found[0] + sum(others) / len(others)) / 2 * (1 - wrong),
+        "wrong_tests": wrong,
         "tests_written": float(len(tests)),
         "finds_fault": found[0],
     }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.bug_fixing.data import QUIXBUGS, load_bug_dataset
+from trl_multiagent.environments.bug_fixing.demo import DEMO, demo_items, demo_model
 from trl_multiagent.environments.bug_fixing.environment import BugFixingEnvironment
 from trl_multiagent.environments.code_generation.task import CodeDataset
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE
@@ -22,13 +23,17 @@ class BugDataset(CodeDataset):
     """The section `dataset`."""
 
     name: str | None = setting(
-        f"'humaneval', 'mbpp' or '{QUIXBUGS}', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
+        f"'humaneval', 'mbpp', '{QUIXBUGS}' or '{DEMO}', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
     )
     eval_name: str | None = setting("The same for the evaluation set; by default that of `name`.")
     mutants: int = setting(
         "Mutants of each function, besides its faulty version, on which the tests are tried.", 3, ge=0, le=20
     )
     mutants_seed: int = setting("Selects the mutants.", 0, ge=0)
+
+    @property
+    def may_be_hub_id(self) -> bool:
+        return super().may_be_hub_id and self.name != DEMO
 
 
 def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
@@ -55,6 +60,8 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     with settings.sections["sandbox"].make_sandbox() as sandbox:
 
         def load(source: str, split: str | None) -> Dataset:
+            if source == DEMO:
+                return demo_items(split or "train", dataset.mutants, dataset.mutants_seed)
             type = dataset.type if source == name else None
             return load_bug_dataset(source, split, dataset.mutants, dataset.mutants_seed, sandbox, type)
 
@@ -67,4 +74,5 @@ TASK = Task(
     make_environment,
     load_datasets,
     settings={"dataset": BugDataset, "sandbox": SandboxSettings},
+    models={DEMO: demo_model},
 )

@@ -1,0 +1,134 @@
+"""
+The embedded demo: small faulty functions, and a base model that has seen careless answers of both roles.
+
+Each function has three results, of which the description says when they are due: `3 if x == 'a' else 5 if x == 'b' else 8`. One number is wrong, or
+a condition is turned round. A team earns most if the tester tries all three cases, and the fixer trusts the description.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from trl_multiagent.environments.bug_fixing import prompts
+from trl_multiagent.environments.bug_fixing.mutants import Mutants
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from trl_multiagent.models.imitation import Demonstration
+
+DEMO = "demo"
+SEED = 20
+ROWS = {"train": 512, "test": 64}
+LETTERS = "abcdefgh"
+# Probability of each mistake of a fixer's demonstration
+MISTAKES = {"unchanged": 0.2, "another fault": 0.2, "long": 0.1, "no return": 0.1, "syntax": 0.1}
+WRONG_RESULT, FIRST_CASE = 0.2, 0.5  # probability of a wrong result in a test, and of a test of the first case
+
+
+class Function(NamedTuple):
+    """A function of the demo: the letters of its two cases, and its results, of which the last is that of other letters."""
+
+    letters: tuple[str, ...]
+    results: tuple[int, ...]
+
+    @property
+    def body(self) -> str:
+        (a, b), (first, second, other) = self.letters, self.results
+        return f"return {first} if x == '{a}' else {second} if x == '{b}' else {other}"
+
+    @property
+    def source(self) -> str:
+        (a, b), (first, second, other) = self.letters, self.results
+        return f'def f(x):\n    """\'{a}\' gives {first}, \'{b}\' gives {second}, others give {other}."""\n    {self.body}'
+
+    def call(self, x: str) -> int:
+        return dict(zip(self.letters, self.results, strict=False)).get(x, self.results[-1])
+
+    def item(self, name: str, num_mutants: int, seed: int) -> dict:
+        """Returns the dataset row. All mutants fail one of the tests."""
+        mutants = Mutants(self.source, "f")
+        order = mutants.shuffled(f"{seed} {self.source}")
+        faulty, *others = [mutants[k] for k in order[: num_mutants + 1]]
+        inputs = [*self.letters, *[x for x in LETTERS if x not in self.letters][:2]]
+        expression = faulty.partition("return ")[2]  # this module wrote it, so it needs no sandbox
+        return {
+            "task_id": name,
+            "entry_point": "f",
+            "test": "def check(candidate):\n"
+            + "".join(f"    assert candidate('{x}') == {self.call(x)}\n" for x in inputs),
+            "reference": self.source,
+            "faulty": faulty,
+            "mutants": others,
+            "faulty_passes": sum(eval(expression, {"x": x}) == self.call(x) for x in inputs),
+        }
+
+
+@cache
+def draw_functions(split: str) -> list[Function]:
+    """Returns the functions of the split `"train"` or `"test"`. No function is in both."""
+    if split not in ROWS:
+        raise ValueError(f"The demo's data has the splits 'train' and 'test', not {split!r}.")
+    rng = random.Random(SEED)
+    drawn: dict[Function, None] = {}
+    while len(drawn) < sum(ROWS.values()):
+        drawn[Function(tuple(rng.sample(LETTERS, 2)), tuple(rng.sample(range(10), 3)))] = None
+    functions = [*drawn]
+    return functions[: ROWS["train"]] if split == "train" else functions[ROWS["train"] :]
+
+
+def demo_items(split: str, num_mutants: int, seed: int) -> Dataset:
+    """Returns the demo's items, in the columns of [`load_bug_dataset`]."""
+    import datasets
+
+    functions = draw_functions(split)
+    return datasets.Dataset.from_list([x.item(f"{split}/{k}", num_mutants, seed) for k, x in enumerate(functions)])
+
+
+def demonstrate(number: int, rng: random.Random) -> list[Demonstration]:
+    """Draws pairs of a prompt and one agent's answer: a tester's, a fixer's in a team, and a fixer's that works alone."""
+    items = [(function, function.item("", 1, seed)) for function in draw_functions("train") for seed in (1, 2)]
+    pairs = []
+    for _ in range(number):
+        function, item = rng.choice(items)
+        if rng.random() < 0.5:
+            pairs.append((prompts.tester_prompt(item), write_tests(function, rng)))
+        else:
+            pairs.append((prompts.fixer_prompt(item, alone=rng.random() < 0.5), write_fix(function, item, rng)))
+    return pairs
+
+
+def write_tests(function: Function, rng: random.Random) -> str:
+    """Writes one to three tests, half of them of the first case, and some with a wrong result."""
+    lines = []
+    for _ in range(rng.randint(1, 3)):
+        x = function.letters[0] if rng.random() < FIRST_CASE else rng.choice(LETTERS)
+        wrong = rng.random() < WRONG_RESULT
+        lines.append(f"assert f('{x}') == {rng.choice(function.results) if wrong else function.call(x)}\n")
+    return "".join(lines)
+
+
+def write_fix(function: Function, item: dict, rng: random.Random) -> str:
+    """Writes a repaired function, with a mistake more often than not."""
+    mistake = rng.choices(["", *MISTAKES], [1 - sum(MISTAKES.values()), *MISTAKES.values()])[0]
+    source = {"unchanged": item["faulty"], "another fault": item["mutants"][0]}.get(mistake, function.source)
+    body = source.partition('"""\n    ')[2]
+    if mistake == "long":
+        body = f"y = {function.results[-1]}\n    {body.replace('return', 'y =')}\n    return y"
+    elif mistake == "no return":
+        body = body.replace("return", "y =")
+    elif mistake == "syntax":
+        body = body.replace(" else", "", 1)
+    return f"def f(x):\n    {body}\n"
+
+
+def demo_model() -> str:
+    """Returns the folder of the demo's base model. The first call builds it, see [`~trl_multiagent.models.imitation.ImitationModel.path`]."""
+    from trl_multiagent.models.imitation import ImitationModel
+
+    sources = [Path(__file__), Path(prompts.__file__), Path(__file__).with_name("mutants.py")]
+    return ImitationModel("bug-fixing-demo", demonstrate, 600, sources).path()
