@@ -18,6 +18,7 @@ from trl_multiagent.environments.block_building.demo import PALETTES, demonstrat
 from trl_multiagent.environments.block_building.plan import commands_of, house_plan, wall_plan
 from trl_multiagent.environments.block_building.prompts import MODES
 from trl_multiagent.environments.block_building.reward import house_metrics, wall_metrics
+from trl_multiagent.environments.block_building.task import BlockDataset
 from trl_multiagent.environments.block_building.world import Target, build, read_orders, read_target
 from trl_multiagent.recipe.training import parse_recipe
 
@@ -229,6 +230,16 @@ def test_names_and_limits_of_an_environment():
     assert environment.metric_ranges["reward"] == (-3.0, 2.0) and "str_build" in repr(environment)
     shown = environment.show_answers("builder_1", environment.prompts(WALL, ())["builder_1"], {"builder_2": "/kill"})
     assert "cannot see" not in shown
+
+
+def test_contradictions_and_other_spellings_in_settings():
+    with pytest.raises(ValueError, match="which is 'str_build'"):
+        BlockDataset(name="demo", type="house_build")
+    assert BlockDataset(name="mine.jsonl", type="house_build").kind == "house_build"
+    environment = BlockBuildingEnvironment(palettes={"a": ["minecraft:Stone"], "b": ["glass"]})
+    assert environment.palettes["a"] == ("stone",)
+    house = {**HOUSE, "inventory": [["S", "minecraft:stone"], ["W", "glass"]]}
+    assert read_target(house) == read_target(HOUSE)
 
 
 def test_letters_are_different_and_strings_have_their_size():

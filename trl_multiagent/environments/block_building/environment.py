@@ -17,6 +17,7 @@ from trl_multiagent.environments.block_building.world import (
     Built,
     Orders,
     Target,
+    block_id,
     build,
     read_orders,
     read_target,
@@ -79,8 +80,8 @@ class BlockBuildingEnvironment(Environment):
         health: int = 5,
         count_air: bool = True,
     ):
-        given = (palettes or PALETTES[kind]).items()
-        self.palettes = {role: tuple(block for block in own if block != AIR) for role, own in given}
+        given = {role: map(block_id, own) for role, own in (palettes or PALETTES[kind]).items()}
+        self.palettes = {role: tuple(block for block in own if block != AIR) for role, own in given.items()}
         if num_agents == 1:
             self.palettes = {SOLO: tuple(dict.fromkeys(block for own in self.palettes.values() for block in own))}
         if len(self.palettes) != num_agents or not all(self.palettes.values()):

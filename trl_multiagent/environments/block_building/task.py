@@ -26,6 +26,13 @@ class BlockDataset(DatasetSource):
     spacing: int = setting("Columns between the letters of a wall.", 2, ge=0, le=20)
     local_z: int = setting("The z of a wall.", 0, ge=-9999, le=9999)
 
+    def __post_init__(self) -> None:
+        kind = {WALLS: WALLS, HOUSES: HOUSES, DEMO: WALLS}.get(self.name or WALLS)
+        if self.type is not None and kind not in (None, self.type):
+            raise ValueError(
+                f"`dataset.type` is {self.type!r}, but `dataset.name` is {self.name!r}, which is {kind!r}."
+            )
+
     @property
     def kind(self) -> str:
         return HOUSES if HOUSES in (self.name, self.type) else WALLS

@@ -76,7 +76,7 @@ class Orders:
 
 def read_target(item: Mapping) -> Target:
     """Returns the target of an item: `layers[y][z][x]` is a symbol whose block `inventory` says, or `.` for air."""
-    names = {ANY: ANY, ".": AIR, **dict(map(tuple, item["inventory"]))}
+    names = {ANY: ANY, ".": AIR, **{symbol: block_id(block) for symbol, block in item["inventory"]}}
     layers, (x1, y1, z1) = item["layers"], item["origin"]
     high = x1 + len(layers[0][0]) - 1, y1 + len(layers) - 1, z1 + len(layers[0]) - 1
     symbols = "".join("".join(layer) for layer in layers)
@@ -144,6 +144,11 @@ def build(orders: Mapping[str, Orders]) -> Built:
                 else:
                     built[place] = command.block, role
     return built
+
+
+def block_id(name: str) -> str:
+    """Returns the id of a block as commands are read: in lower case, without `minecraft:`."""
+    return name.lower().removeprefix("minecraft:")
 
 
 def texture(block: str) -> str:
