@@ -343,6 +343,13 @@ def test_recipes_of_houses_have_a_plan(config, tmp_path, monkeypatch, capsys):
     assert "8 items of house_build" in capsys.readouterr().out
 
 
+def test_the_demo_is_found_by_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cli.main(["run", "magrpo", "--config", "magrpo_block_building_demo", "--dry_run"])
+    out = capsys.readouterr().out
+    assert "builder_1: demo, builder_2: demo" in out and "108 items of demo" in out and "5120" in out
+
+
 # The keys of CoMLRL's files for both tasks
 PEER = """
 agent_model: {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}
