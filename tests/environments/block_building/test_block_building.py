@@ -404,7 +404,17 @@ def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, cap
     assert "builder_1: Qwen/Qwen3-4B-Instruct-2507" in out and "8 items of " + name in out and "4 turns" in out
     assert "computed in bfloat16" in out and "_path" in err  # their data file is not read
     recipe = parse_recipe(
-        algorithm, cli.TASKS, ["--config", "peer.yaml", "--override", "task.max_commands=7", "wandb.project=null"]
+        algorithm,
+        cli.TASKS,
+        [
+            "--config",
+            "peer.yaml",
+            "--task",
+            "block_building",
+            "--override",
+            "task.max_commands=7",
+            "wandb.project=null",
+        ],
     )
     environment = recipe.make_environment()
     assert (
