@@ -46,12 +46,22 @@ RENAMED = {
     "dataset.split": "dataset.train_split",
     "marlhf.critic_model_name": "marlhf.critic_models",
     "marlhf_iter.critic_model_name": "marlhf_iter.critic_models",
+    "block_building.block_agent1": "block_building.palettes.builder_1",
+    "block_building.block_agent2": "block_building.palettes.builder_2",
+    "prompt.provide_graph": "block_building.provide_graph",
+    "prompt.use_chat_template": "{algorithm}.use_chat_template",
     # Short forms of our own
     "prompts": "functions.prompts",
     "reward_funcs": "functions.reward_funcs",
     "reward_weights": "functions.reward_weights",
     "transition": "functions.transition",
 }
+
+# The section whose settings are in a mapping `task`. Here, `task` is a name
+TASK_MAPPING = "block_building"
+
+# Other spellings of values
+VALUES = {"agent_model.torch_dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}}
 
 # If one file sets one of these names and the name that replaces it to different values, the latter is used, and a note says so. For
 # other names in `RENAMED`, this is an error
@@ -65,15 +75,15 @@ NULL_IS_DEFAULT = "temperature top_p top_k reward_scale reward_shift beta discou
 # Settings that may be blank if another one is given
 BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
 
-# Sections of a task that has short forms of them in `RENAMED`
-TASK_SECTIONS = ("functions",)
+# Sections of a task that has other names of its settings in `RENAMED`
+TASK_SECTIONS = ("functions", TASK_MAPPING)
 
 # Settings that are accepted and have no effect, by section, unless the algorithm or the task knows them. If a run has some of them, it
 # prints one note that lists them
 NO_EFFECT_KEYS = {
     "agent_model": "type max_length special_tokens",
     "critic_model": "type max_length special_tokens torch_dtype dtype temperature top_p top_k",
-    "dataset": "private",
+    "dataset": "private csv_path json_path",
     "external": "external_prompt_passthrough",
     "wandb": "config_sections output_dir",
     "marlhf": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",

@@ -165,11 +165,16 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
         for name, value in (body or {}).items():
             set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
+    if isinstance(layer.get("task"), dict):
+        for name, value in layer.pop("task").items():
+            set_once(layer, f"task.{name}", f"{comlrl.TASK_MAPPING}.{name}", value)
     not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
     for old, new in named({**comlrl.RENAMED, **TRL_NAMES}, algorithm).items():
         found, value = pop_path(layer, old)
         if not found:
             continue
+        if layer.get(section := old.partition(".")[0]) == {}:
+            del layer[section]
         twice, other = pop_path(layer, new)
         if twice and other != value and old in not_used:
             if value is not None:
@@ -180,6 +185,10 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             set_once(layer, old, new, value)
         else:
             set_path(layer, new, value)
+    for path, spellings in comlrl.VALUES.items():
+        found, value = pop_path(layer, path)
+        if found:
+            set_path(layer, path, spellings.get(value, value) if isinstance(value, str) else value)
 
 
 def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:

@@ -1,0 +1,182 @@
+"""Block building: several agents, each with blocks of its own, build a wall or a house together."""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, check_roles
+from trl_multiagent.environments.block_building import reward
+from trl_multiagent.environments.block_building.data import HOUSES, WALLS, house_item, text_item
+from trl_multiagent.environments.block_building.plan import Palettes
+from trl_multiagent.environments.block_building.prompts import UNSEEN, Last, first_prompt, later_prompt, write_rules
+from trl_multiagent.environments.block_building.world import (
+    AIR,
+    Built,
+    Orders,
+    Target,
+    block_id,
+    build,
+    read_orders,
+    read_target,
+)
+
+
+SOLO = "builder"
+TEAM = ("builder_1", "builder_2")
+HOUSE_BLOCKS = ("white_concrete", "obsidian", "stone_stairs", "stone_bricks", "planks")
+PALETTES: dict[str, Palettes] = {
+    WALLS: dict(zip(TEAM, (("oak_planks", "stone"), ("white_concrete", "obsidian")), strict=True)),
+    HOUSES: dict.fromkeys(TEAM, HOUSE_BLOCKS),
+}
+FEEDBACK = {WALLS: "position_feedback", HOUSES: "score_feedback"}
+MAX_COMMANDS = {WALLS: 300, HOUSES: 600}
+
+
+class BlockBuildingEnvironment(Environment):
+    """
+    Agents write commands that set blocks. All commands of a turn are carried out in an empty box, agent after agent.
+
+    Items are rows of [`load_block_dataset`]. The reward is that of [`~reward.wall_metrics`] or [`~reward.house_metrics`].
+
+    Args:
+        kind (`str`, *optional*, defaults to `"str_build"`): `"str_build"` for walls, `"house_build"` for houses.
+        palettes (`dict[str, list[str]]`, *optional*): The blocks of each role, in the order in which their commands are carried out. By default
+            those of two agents, `builder_1` and `builder_2`.
+        num_agents (`int`, *optional*, defaults to `2`): The number of palettes; or 1, and the role `builder` has the blocks of all palettes.
+        mode (`str`, *optional*): What later turns show, a key of [`~prompts.MODES`]; by default `"position_feedback"` for walls and
+            `"score_feedback"` for houses.
+        limit (`int`, *optional*): Lines of a list of mistakes, all by default.
+        max_commands (`int`, *optional*): Commands of all agents together, 300 by default and 600 for houses. The first agent gets the remainder.
+        draw (`bool`, *optional*, defaults to `True`): Whether prompts show a wall as a drawing instead of a list of places.
+        explain (`bool`, *optional*, defaults to `True`): Whether prompts tell the rules.
+        limited_resource (`bool`, *optional*, defaults to `False`): Whether each of N agents has ceil(n / N) + floor(n / 2N) blocks of a kind that
+            occurs n times in the target.
+        spiders (`tuple[int, int, int]`, *optional*, defaults to `(0, 1, 3)`): Number of spiders, and their smallest and largest damage. The damage
+            of each is drawn once per item.
+        health (`int`, *optional*, defaults to `5`): The damage, of all spiders, at which the player is hurt most.
+        count_air (`bool`, *optional*, defaults to `True`): Whether empty places that are right count in a house's reward.
+
+    Raises:
+        ValueError: the palettes do not fit the number of agents.
+    """
+
+    watched_metrics: ClassVar[dict[str, str]] = {"iou": "hardly a block stands where it should"}
+
+    def __init__(
+        self,
+        kind: str = WALLS,
+        palettes: Palettes | None = None,
+        num_agents: int = 2,
+        mode: str | None = None,
+        limit: int | None = None,
+        max_commands: int | None = None,
+        draw: bool = True,
+        explain: bool = True,
+        limited_resource: bool = False,
+        spiders: tuple[int, int, int] = (0, 1, 3),
+        health: int = 5,
+        count_air: bool = True,
+    ):
+        given = {role: map(block_id, own) for role, own in (palettes or PALETTES[kind]).items()}
+        self.palettes = {role: tuple(block for block in own if block != AIR) for role, own in given.items()}
+        if num_agents == 1:
+            self.palettes = {SOLO: tuple(dict.fromkeys(block for own in self.palettes.values() for block in own))}
+        if len(self.palettes) != num_agents or not all(self.palettes.values()):
+            raise ValueError(f"`palettes` must have blocks for each of the {num_agents} agents, not {self.palettes}.")
+        self.roles = check_roles(list(self.palettes))
+        self.kind, self.draw, self.explain, self.count_air = kind, draw, explain, count_air
+        self.mode, self.limit = mode or FEEDBACK[kind], limit
+        self.max_commands, self.limited_resource = max_commands or MAX_COMMANDS[kind], limited_resource
+        self.spiders, self.health = spiders, health
+        lowest, largest = reward.EXTRA + reward.ADJACENT + num_agents * reward.MISSING, reward.COVERED
+        shares = ["passed", "iou", "covered", "extra", "adjacent"]
+        if kind == HOUSES:
+            lowest, largest = reward.SPIDERS if spiders[0] else 0.0, 1.0
+            shares[2:] = ["match", "match_of_blocks", "hurt"]
+        ranges = dict.fromkeys(("reward", "total_reward"), (lowest, largest))
+        self.metric_ranges = ranges | dict.fromkeys(shares, (0.0, 1.0))
+
+    def __repr__(self) -> str:
+        return f"BlockBuildingEnvironment({self.kind!r}, palettes={self.palettes}, reward_version={reward.REWARD_VERSION})"
+
+    def resume_settings(self) -> dict[str, Any]:
+        item = text_item("A") if self.kind == WALLS else house_item(0)
+        silence = dict.fromkeys(self.roles, "")
+        first = self.prompts(item, ())
+        later = self.prompts(item, [Turn(first, silence, self.score([item], [silence], [()])[0])])
+        return {
+            "reward_version": reward.REWARD_VERSION,
+            "prompts": hashlib.sha256(json.dumps([first, later]).encode()).hexdigest()[:12],
+            "max_commands": self.max_commands,
+            "spiders": [*self.spiders, self.health],
+            "count_air": self.count_air,
+        }
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        target = read_target(item)
+        if history:
+            outcome = history[-1].outcome
+            score = f"{outcome.metrics['total_reward']:.2f} of {self.metric_ranges['total_reward'][1]:g}"
+            last = Last(target, self.palettes, outcome.info, score, self.limit)
+            return {role: later_prompt(self.mode, last, role) for role in self.roles}
+        prompts: dict[str, Prompt] = {}
+        for role in self.roles:
+            rules = write_rules(self.kind == WALLS, self.num_commands(role), self.spiders[0]) if self.explain else ""
+            prompts[role] = first_prompt(role, self.palettes, target, self.draw, rules, self.stock(target))
+        return prompts
+
+    def num_commands(self, role: str) -> int:
+        """Returns how many commands of an agent count."""
+        share, rest = divmod(self.max_commands, len(self.roles))
+        return share + (rest if role == self.roles[0] else 0)
+
+    def stock(self, target: Target) -> Mapping[str, int] | None:
+        """Returns how many blocks of each kind an agent has; `None` if that is not limited."""
+        if not self.limited_resource:
+            return None
+        n, counts = len(self.roles), Counter(target.blocks.values())
+        return {block: -(-count // n) + count // (2 * n) for block, count in counts.items()}
+
+    def read(self, item: dict, joint_action: JointAction) -> dict[str, Orders]:
+        """Returns the commands of each agent."""
+        target = read_target(item)
+        stock = self.stock(target)
+        return {
+            role: read_orders(joint_action[role], target, palette, self.num_commands(role), stock)
+            for role, palette in self.palettes.items()
+        }
+
+    def build(self, item: dict, joint_action: JointAction) -> Built:
+        """Returns what a joint action builds: for each place that is not empty, its block and the role that put it there."""
+        return build(self.read(item, joint_action))
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        return [self._outcome(item, action) for item, action in zip(items, joint_actions, strict=True)]
+
+    def _outcome(self, item: dict, joint_action: JointAction) -> Outcome:
+        target, orders = read_target(item), self.read(item, joint_action)
+        built = build(orders)
+        if self.kind == WALLS:
+            metrics = reward.wall_metrics(target, built, self.palettes)
+        else:
+            damage = 0.0 if any(own.kills for own in orders.values()) else self.damage(item)
+            metrics = reward.house_metrics(target, built, damage, self.count_air)
+        metrics["refused"] = float(sum(own.refused for own in orders.values()))
+        owners = Counter(role for _, role in built.values())
+        metrics |= {f"blocks_of_{role}": float(owners[role]) for role in self.roles}
+        return Outcome(metrics["total_reward"], metrics, built)
+
+    def damage(self, item: dict) -> float:
+        """Returns what the spiders do as a share of the player's health, 0 to 1. It depends on the item alone."""
+        rng, (number, low, high) = random.Random(f"spiders {item['task_id']}"), self.spiders
+        return min(1.0, sum(rng.randint(low, max(low, high)) for _ in range(number)) / self.health)
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
+        if isinstance(prompt, str):
+            prompt = prompt.replace(UNSEEN, "The answers of the others are above.")
+        return super().show_answers(role, prompt, answers)

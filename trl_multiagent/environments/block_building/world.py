@@ -1,0 +1,173 @@
+"""A box of blocks: what is to be built in it, the commands that agents write, and what they build."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+Place = tuple[int, int, int]  # x to the right, y up, z to the back
+Built = dict[Place, tuple[str, str]]  # the block of each place that is not empty, and the role that put it there
+AIR = "air"
+ANY = "#"  # in a target, any block
+MAX_CELLS = 4096  # places of a box
+MAX_CHARS = 100_000  # of an answer; what follows is not read
+MAX_LINE = 200  # characters of a line; a longer one is no command
+
+PREFIX = re.compile(r"\s*(?:[-*•]|[0-9]{1,4}[.)])?\s*/?\s*")  # the mark of a list, and the slash
+NUMBERS = r"((?:\s+-?[0-9]{1,4}){%d})"
+BLOCK = r"\s+(?:minecraft:)?([a-z0-9_]+)\s*"
+SETBLOCK, FILL = re.compile(f"setblock{NUMBERS % 3}{BLOCK}"), re.compile(f"fill{NUMBERS % 6}{BLOCK}")
+KILL = re.compile(r"kill\b.*")
+
+
+@dataclass(frozen=True)
+class Box:
+    """All places between two corners."""
+
+    low: Place  # corner with the smallest coordinates
+    high: Place  # opposite corner; both belong to the box
+
+    @property
+    def ranges(self) -> list[range]:
+        return [range(low, high + 1) for low, high in zip(self.low, self.high, strict=True)]
+
+    @property
+    def size(self) -> int:
+        return math.prod(map(len, self.ranges))
+
+    def places(self) -> Iterator[Place]:
+        """Yields the layers from the ground up, in each the rows from front to back."""
+        x_range, y_range, z_range = self.ranges
+        for y, z, x in itertools.product(y_range, z_range, x_range):
+            yield x, y, z
+
+    def __contains__(self, place: Place) -> bool:
+        return all(number in numbers for number, numbers in zip(place, self.ranges, strict=True))
+
+
+@dataclass(frozen=True)
+class Target(Box):
+    """What is to be built in a box: the block of each place that must not be empty, [`ANY`] if any block will do."""
+
+    blocks: Mapping[Place, str]
+
+
+@dataclass(frozen=True)
+class Command(Box):
+    """Sets all places of a box to a block."""
+
+    block: str
+
+    def __str__(self) -> str:
+        name, numbers = ("setblock", self.low) if self.size == 1 else ("fill", (*self.low, *self.high))
+        return f"/{name} {' '.join(map(str, numbers))} {self.block}"
+
+
+@dataclass
+class Orders:
+    """The commands in an agent's answer."""
+
+    commands: list[Command] = field(default_factory=list)
+    kills: bool = False
+    refused: int = 0  # lines that look like commands, but are malformed, not allowed, or too many
+
+
+def read_target(item: Mapping) -> Target:
+    """Returns the target of an item: `layers[y][z][x]` is a symbol whose block `inventory` says, or `.` for air."""
+    names = {ANY: ANY, ".": AIR, **{symbol: block_id(block) for symbol, block in item["inventory"]}}
+    layers, (x1, y1, z1) = item["layers"], item["origin"]
+    high = x1 + len(layers[0][0]) - 1, y1 + len(layers) - 1, z1 + len(layers[0]) - 1
+    symbols = "".join("".join(layer) for layer in layers)
+    places = Box((x1, y1, z1), high).places()
+    blocks = {place: names[symbol] for place, symbol in zip(places, symbols, strict=True) if names[symbol] != AIR}
+    return Target((x1, y1, z1), high, blocks)
+
+
+def read_orders(
+    answer: str, target: Target, palette: Sequence[str], max_commands: int, stock: Mapping[str, int] | None = None
+) -> Orders:
+    """
+    Reads the commands in an answer: one per line, `/setblock x y z block`, `/fill x1 y1 z1 x2 y2 z2 block` or `/kill`. Other lines are
+    ignored. Coordinates are integers inside the box. The work is bounded, whatever the answer is.
+
+    Args:
+        answer (`str`): The agent's answer.
+        target ([`Target`]): The box.
+        palette (`Sequence[str]`): The blocks that the agent may use, besides air.
+        max_commands (`int`): Number of commands that count, from the first on.
+        stock (`Mapping[str, int]`, *optional*): Number of blocks of each kind that the agent has. A command that needs more is refused.
+    """
+    orders, left = Orders(), None if stock is None else dict(stock)
+    for line in answer[:MAX_CHARS].lower().splitlines():
+        text = PREFIX.sub("", line, count=1) if len(line) <= MAX_LINE else ""
+        if not text.startswith(("setblock", "fill", "kill")):
+            continue
+        command = read_command(text)
+        if len(orders.commands) + orders.kills >= max_commands:
+            orders.refused += 1
+        elif KILL.fullmatch(text):
+            orders.kills = True
+        elif command is None or command.low not in target or command.high not in target:
+            orders.refused += 1
+        elif command.block == AIR:
+            orders.commands.append(command)
+        elif command.block not in palette or (left is not None and command.size > left.get(command.block, 0)):
+            orders.refused += 1
+        else:
+            orders.commands.append(command)
+            if left is not None:
+                left[command.block] -= command.size
+    return orders
+
+
+def read_command(text: str) -> Command | None:
+    """Reads one command without its slash. Returns `None` if it is malformed."""
+    match = SETBLOCK.fullmatch(text) or FILL.fullmatch(text)
+    if match is None:
+        return None
+    numbers = [int(number) for number in match[1].split()]
+    corners = list(zip(numbers[:3], numbers[-3:], strict=True))
+    (x1, y1, z1), (x2, y2, z2) = map(min, corners), map(max, corners)
+    return Command((x1, y1, z1), (x2, y2, z2), match[2])
+
+
+def build(orders: Mapping[str, Orders]) -> Built:
+    """Carries out the commands of all agents in the order of the roles. Later ones replace what is there."""
+    built: Built = {}
+    for role, own in orders.items():
+        for command in own.commands:
+            for place in command.places():
+                if command.block == AIR:
+                    built.pop(place, None)
+                else:
+                    built[place] = command.block, role
+    return built
+
+
+def block_id(name: str) -> str:
+    """Returns the id of a block as commands are read: in lower case, without `minecraft:`."""
+    return name.lower().removeprefix("minecraft:")
+
+
+def texture(block: str) -> str:
+    """Returns what a block looks like: the last word of its id. `oak_planks` and `birch_planks` look alike."""
+    return block.rpartition("_")[2]
+
+
+def rectangles(blocks: Mapping[Place, str]) -> list[Command]:
+    """Divides blocks into rectangles of one kind, layer by layer. Each grows to the right first, then to the back."""
+    left, found = dict(blocks), []
+    for x, y, z in sorted(blocks, key=lambda place: (place[1], place[2], place[0])):
+        if (x, y, z) not in left:
+            continue
+        block, x2, z2 = left[x, y, z], x, z
+        while left.get((x2 + 1, y, z)) == block:
+            x2 += 1
+        while all(left.get((k, y, z2 + 1)) == block for k in range(x, x2 + 1)):
+            z2 += 1
+        found.append(Command((x, y, z), (x2, y, z2), block))
+        for place in found[-1].places():
+            del left[place]
+    return found
