@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 CLASSEVAL = "classeval"
-FIELDS = {
-    **dict.fromkeys(("task_id", "class_name", "skeleton", "solution_code", "test"), str),
-    **dict.fromkeys(("methods_info", "import_statement"), list),
-}
+TEXTS = ("task_id", "class_name", "skeleton", "solution_code", "test")
+FIELDS: dict[str, type] = {**dict.fromkeys(TEXTS, str), "methods_info": list, "import_statement": list}
 # What a method can return without any work. A test method that passes with one of them in place of all methods earns nothing
 CONSTANTS = ("None", "True", "0", "''", "[]")
 ENOUGH = 0.8  # share of its test methods that a class's reference must pass

@@ -149,10 +149,10 @@ def merge(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str
             else:
                 node.decorator_list = [part for part in node.decorator_list if ast.unparse(part) in DECORATORS]
                 owner.body.append(node)
-    for place, node in enumerate(owner.body):
-        if isinstance(node, ast.FunctionDef) and node.name in written:
-            owner.body[place] = written[node.name]
-            written[node.name].decorator_list = node.decorator_list
+    for stub in functions_of(owner):
+        if method := written.get(stub.name):
+            method.decorator_list = stub.decorator_list
+            owner.body[owner.body.index(stub)] = method
     tree.body[:0] = [*{ast.unparse(node): node for node in imports}.values(), *beside]
     return ast.unparse(ast.fix_missing_locations(tree))
 
