@@ -113,7 +113,9 @@ def _header(name: str) -> str:
 
 def _description(kind: str, name: str) -> str:
     operation = KINDS[kind].operations[name[3:]]
-    return f"Put in {operation.format('x')}." if name.startswith("put") else f"Return {operation.format(kind.lower())}."
+    return (
+        f"Put in {operation.format('x')}." if name.startswith("put") else f"Return {operation.format(kind.lower())}."
+    )
 
 
 def write_method(kind: str, name: str, way: str, mistake: str = "", operation: str | None = None) -> str:

@@ -357,7 +357,11 @@ def encode(value: Any, references: References, note: Callable[[str], None] | Non
         if kind is type and _TYPES.get(value.__name__) is value:
             return {"type": [value.__name__]}
         defined_by_program = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
-        if note and any(name in vars(base) for base in defined_by_program for name in ("__eq__", "__lt__", "__sub__")):
+        if (
+            note
+            and not references.objects
+            and any(name in vars(base) for base in defined_by_program for name in ("__eq__", "__lt__", "__sub__"))
+        ):
             note("own equality")
         for base in kind.__mro__:  # a subclass is sent as the plain type that it extends
             if base in _PLAIN:
