@@ -101,7 +101,7 @@ def calibrated(items: list[dict], source: str, sandbox: Sandbox | None) -> Datas
     import datasets
 
     sandbox = sandbox or Sandbox()
-    references = [test_program(item, item["reference"]) for item in items]
+    references = [single_program(item, item["reference"]) for item in items]
     first = sandbox.run(references)
     for item, verdict in zip(items, first, strict=True):
         # enough for each test, because this is twice the time of all of them
@@ -114,7 +114,7 @@ def calibrated(items: list[dict], source: str, sandbox: Sandbox | None) -> Datas
         item["tests"] = sorted(passed_by(verdicts[0]) & passed_by(verdicts[1]))
         if len(item["tests"]) >= ENOUGH * verdicts[0].total:
             kept.append(item)
-    trivial = iter(sandbox.run([test_program(item, constant(item, x)) for item in kept for x in CONSTANTS]))
+    trivial = iter(sandbox.run([single_program(item, constant(item, x)) for item in kept for x in CONSTANTS]))
     for item in kept:
         passed = set().union(*(passed_by(next(trivial)) for _ in CONSTANTS))
         item["counting"] = [
@@ -131,7 +131,7 @@ def constant(item: dict, value: str) -> str:
     return "".join(f"def {name}(*args, **kwargs):\n    return {value}\n" for name in item["methods"])
 
 
-def test_program(item: dict, answer: str) -> Program:
+def single_program(item: dict, answer: str) -> Program:
     """Returns the program of a single agent's answer to an item."""
     return program_of(item, merge(item, [read_answer(answer, item["class_name"])], [item["methods"]]))
 

@@ -1,6 +1,7 @@
 """Reads the methods in agents' answers, and puts them into the class. Answers are parsed here, never run."""
 
 import ast
+import contextlib
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,32 +67,24 @@ def clean_skeleton(row: dict) -> str:
     the methods to write.
     """
     text = row["skeleton"].translate(STRAIGHT)
-    try:
-        if find_class(ast.parse(text), row["class_name"]):
-            return text
-    except PARSE_ERRORS:
-        pass  # the row needs the other form
+    with contextlib.suppress(ValueError):
+        parse_trusted(text, row["class_name"], "")
+        return text
     tree = ast.parse(row["solution_code"])
     texts = {method["method_name"]: method["method_description"] for method in row["methods_info"]}
-    for node in functions_of(find_class(tree, row["class_name"]) or ast.ClassDef("", [], [], [], [])):
-        if node.name in texts:
-            node.body = [ast.Expr(ast.Constant(_docstring(texts[node.name])))]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in texts:
+            description = texts[node.name].partition('"""')[2].rpartition('"""')[0].strip()
+            node.body = [ast.Expr(ast.Constant(description))]
     return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def _docstring(description: str) -> str:
-    """Returns the docstring in a method's description, which is its header with a docstring."""
-    try:
-        (node,) = ast.parse(description).body
-        return ast.get_docstring(node) or "" if isinstance(node, ast.FunctionDef) else ""
-    except PARSE_ERRORS:
-        return description.partition('"""')[2].rpartition('"""')[0].strip()
 
 
 def read_answer(completion: str, class_name: str) -> Answer:
     """Reads an agent's answer: functions, or a class of that name with methods, in prose and fences or without."""
     tree, answer = parse_completion(completion), Answer()
-    for place in [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)]:
+    owner = find_class(tree, class_name)
+    places: list[ast.Module | ast.ClassDef] = [tree, *([owner] if owner else [])]
+    for place in places:
         for node in functions_of(place):
             if _depth(node) > MAX_DEPTH:
                 continue

@@ -10,7 +10,7 @@ from trl_multiagent.environments.class_completion.data import CLASSEVAL, load_cl
 from trl_multiagent.environments.class_completion.division import DIVISIONS
 from trl_multiagent.environments.class_completion.environment import MODES, ClassCompletionEnvironment
 from trl_multiagent.environments.class_completion.prompts import first_prompt
-from trl_multiagent.environments.class_completion.reward import KINDS
+from trl_multiagent.environments.class_completion.reward import COMPAT, KINDS
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
 from trl_multiagent.environments.embedded import is_short_name
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
@@ -30,6 +30,7 @@ class ClassDataset(DatasetSource):
     name: str | None = setting(
         f"'{CLASSEVAL}', which comes with the package; a Hub id; the path of a {LOCAL_FILE} in the same format; or 'demo'."
     )
+    type: str | None = setting("The format of the rows; only 'classeval'.", choices=(CLASSEVAL, None))
     division: str = setting(
         "Who writes which methods: 'balanced', or 'parameter_count', which leaves an agent idle in half of the classes.",
         DIVISIONS[0],
@@ -61,8 +62,8 @@ class Reward:
     """The section `reward`."""
 
     kind: str = setting(
-        "'earned' pays for tests that no constant passes, equally for every method; 'compat' is CoMLRL's table.",
-        KINDS[0],
+        "'compat' is CoMLRL's table; 'earned' pays for tests that no constant passes, equally for every method.",
+        COMPAT,
         choices=KINDS,
     )
 
