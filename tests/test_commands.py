@@ -15,6 +15,7 @@ from pairs import pairs
 
 from trl_multiagent import cli
 from trl_multiagent.environments.bug_fixing import load_bug_dataset
+from trl_multiagent.environments.class_completion import load_class_dataset
 from trl_multiagent.recipe.evaluation_settings import make_evaluation_parser
 
 
@@ -77,7 +78,11 @@ def readers_folder(tmp_path, monkeypatch):
     def few(name, split, *settings):  # to find faults, all mutants are run
         return load_bug_dataset(name, f"{split.partition('[')[0]}[:6]", 1)
 
+    def few_classes(name, split, sandbox):  # all references are run
+        return load_class_dataset(name, "test[2:4]", sandbox)
+
     monkeypatch.setattr("trl_multiagent.environments.bug_fixing.task.load_bug_dataset", few)
+    monkeypatch.setattr("trl_multiagent.environments.class_completion.task.load_class_dataset", few_classes)
     for name in ("recipes", "accelerate_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     problem = {"prompt": "def f(x):\n", "entry_point": "f"}

@@ -12,7 +12,13 @@ from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.class_completion import ClassCompletionEnvironment, load_class_dataset
 from trl_multiagent.environments.class_completion.data import CONSTANTS, constant, make_item, passed_by, single_program
-from trl_multiagent.environments.class_completion.demo import WAYS, demo_dataset, demo_prompt, demonstrate, write_method
+from trl_multiagent.environments.class_completion.demo import (
+    WAYS,
+    demo_dataset,
+    demo_prompt,
+    demonstrate,
+    write_method,
+)
 from trl_multiagent.environments.class_completion.division import divide
 from trl_multiagent.environments.class_completion.merging import merge, read_answer
 from trl_multiagent.environments.embedded import read_embedded
@@ -21,7 +27,7 @@ from trl_multiagent.sandbox import Sandbox
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "recipes" / "class_completion" / "configs").glob("*.yaml"))
-SOLUTION = '''import math
+SOLUTION = """import math
 
 class Stack:
     def __init__(self):
@@ -42,7 +48,7 @@ class Stack:
     def _check(self):
         if not self.items:
             raise IndexError("empty")
-'''
+"""
 SKELETON = '''class Stack:
     """A stack\u2019s methods."""
 
@@ -156,10 +162,19 @@ def test_classeval_comes_with_the_package(sandbox):
     assert len(rows) == 100 and len(read_embedded("FudanSELab/ClassEval", "test[66:82]")) == 16
     items = {row["task_id"]: make_item(row, "") for row in rows}  # the skeletons of 5, 22, 43 and 46 are repaired
     pairs = {name: [divide(item, 2, name) for item in items.values()] for name in ("balanced", "parameter_count")}
-    assert sum([] in pair for pair in pairs["balanced"]) == 0 and sum([] in pair for pair in pairs["parameter_count"]) == 49
+    assert (
+        sum([] in pair for pair in pairs["balanced"]) == 0
+        and sum([] in pair for pair in pairs["parameter_count"]) == 49
+    )
     sample = [items[f"ClassEval_{k}"] for k in (5, 22, 25, 43, 49)]
     verdicts = sandbox.run([single_program(item, item["reference"]) for item in sample])
-    assert [verdict.passed == verdict.total for verdict in verdicts] == [True, True, False, True, True]  # 25 needs files
+    assert [verdict.passed == verdict.total for verdict in verdicts] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]  # 25 needs files
 
 
 @pytest.mark.parametrize(
@@ -190,7 +205,9 @@ def merged(item, first, second):
 
 
 def test_only_the_owners_version_counts(item):
-    source = merged(item, PUSH + POP, HALF + "def pop(self):\n    return 'stolen'\ndef __getattr__(self, name):\n    return 3")
+    source = merged(
+        item, PUSH + POP, HALF + "def pop(self):\n    return 'stolen'\ndef __getattr__(self, name):\n    return 3"
+    )
     assert "stolen" not in source and "__getattr__" not in source
     assert "@staticmethod\n    def half(n):\n        return n // 2" in source
 
@@ -207,10 +224,17 @@ def test_answers_in_prose_fences_and_classes(item):
 
 
 def test_helpers_are_added_where_they_belong(item):
-    first = PUSH + "def pop(self):\n    self.check(limit())\n    return self.items.pop()\ndef check(self, n): pass\ndef limit():\n    return 3"
+    first = (
+        PUSH
+        + "def pop(self):\n    self.check(limit())\n    return self.items.pop()\ndef check(self, n): pass\ndef limit():\n    return 3"
+    )
     source = merged(item, first, "def limit(): return 4\n@print\ndef check(self): return 5\n" + HALF)
     assert source.count("def limit") == source.count("def check") == 1 and "print" not in source
-    assert source.index("def limit():\n    return 3") < source.index("class Stack") < source.index("    def check(self, n)")
+    assert (
+        source.index("def limit():\n    return 3")
+        < source.index("class Stack")
+        < source.index("    def check(self, n)")
+    )
 
 
 def test_answers_that_are_no_code_or_too_deep(item):
@@ -230,7 +254,12 @@ def test_answers_that_are_no_code_or_too_deep(item):
         (PUSH + "def pop(self):\n    return self.items[-1] if self.items else 0", HALF, 2.5 / 3, 2 + 4 * 6 / 7),
         (PUSH + POP, HALF + PUSH, 1.0, 6 - 1 / 3),
         ("", "", 0.0, 4 * 1 / 7),
-        (constant(ROW | {"methods": ["push", "pop"]}, "True"), constant(ROW | {"methods": ["half"]}, "True"), 0.0, 2 + 4 * 2 / 7),
+        (
+            constant(ROW | {"methods": ["push", "pop"]}, "True"),
+            constant(ROW | {"methods": ["half"]}, "True"),
+            0.0,
+            2 + 4 * 2 / 7,
+        ),
         (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 0.0, 0.0),
     ],
 )
@@ -300,7 +329,11 @@ def test_every_recipe_trains_offline(config, tiny_model, data, tmp_path, monkeyp
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
-    small += [f"{algorithm}.items_per_device=1", f"{algorithm}.per_device_train_batch_size=1", "dataset.eval_split=null"]
+    small += [
+        f"{algorithm}.items_per_device=1",
+        f"{algorithm}.per_device_train_batch_size=1",
+        "dataset.eval_split=null",
+    ]
     small += [f"{algorithm}.eval_interval=0", f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}"]
     if "demo" not in config.stem:
         small += [f"dataset.name={data}", "dataset.train_split=null"]
