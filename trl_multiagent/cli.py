@@ -26,6 +26,7 @@ TASKS = {
     "code_generation": "trl_multiagent.demo.task:TASK",
     "bug_fixing": "trl_multiagent.environments.bug_fixing.task:TASK",
     "block_building": "trl_multiagent.environments.block_building.task:TASK",
+    "class_completion": "trl_multiagent.environments.class_completion.task:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 

@@ -112,7 +112,7 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
         ("nowhere_at_all:TASK", ["importing nowhere_at_all", "No module named 'nowhere_at_all'"]),
         ("{module}:TOPICS", ["is of type tuple, not a `trl_multiagent.Task`"]),
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
-        ("code_generatoin", ["none of code_generation, bug_fixing, block_building, functions", "module:NAME"]),
+        ("code_generatoin", ["none of code_generation, bug_fixing, block_building, class_completion", "module:NAME"]),
         (":TASK", ["package.module:name"]),
         ("clash:OUTPUT", ["section `output`", "choose another one"]),
         ("clash:MAGRPO", ["section `magrpo`", "choose another one"]),

@@ -19,6 +19,8 @@ EMBEDDED = {
     "google-research-datasets/mbpp": ("mbpp_sanitized", "by id"),
     "OpenMLRL/MBPP": ("mbpp_sanitized", "test"),
     "quixbugs": ("quixbugs", "test"),
+    "classeval": ("classeval", "test"),
+    "FudanSELab/ClassEval": ("classeval", "test"),
 }
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
 

@@ -87,3 +87,33 @@ def read_asserts(test: str) -> Asserts:
         warnings.simplefilter("ignore")  # such as the one about `x is 1`
         compile(code, "<test>", "exec", dont_inherit=True)  # finds errors that the parser accepts
     return Asserts(code, tuple(instrument.sources), tuple(instrument.guards), has_check)
+
+
+@functools.lru_cache(maxsize=4096)
+def read_test_methods(module: str) -> Asserts:
+    """
+    Finds the test methods of a module of `unittest`, which runs as it is. `sources` has their names, such as `"TestStack.test_push"`; of
+    methods with the same name, the last one counts. Inherited ones are left out. The result is cached.
+
+    Raises:
+        `SyntaxError` or `ValueError`: the module is not Python.
+    """
+    tree = ast.parse(module)
+    compile(module, "<test>", "exec", dont_inherit=True)
+    cases = {
+        node.name: node
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("TestCase") for base in node.bases)
+    }
+    names = [
+        f"{case.name}.{node.name}"
+        for case in cases.values()
+        for node in case.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+    ]
+    return Asserts(module, tuple(dict.fromkeys(names)), (), False)
+
+
+def read_checks(checks: str, unittest: bool) -> Asserts:
+    """Reads the checks of a program: asserts, or test methods of `unittest`."""
+    return read_test_methods(checks) if unittest else read_asserts(checks)

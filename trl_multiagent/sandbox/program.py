@@ -40,6 +40,8 @@ class Program:
             `"control"` replaces nothing, but makes the same copies and comparisons as the others.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
             the limit for the checks after it.
+        unittest (`bool`, *optional*): Whether `checks` is a module of test cases of `unittest`. Each test method is then a check, and the
+            entry point may be a class.
 
     Raises:
         ValueError: an experiment is unknown.
@@ -53,6 +55,7 @@ class Program:
     needed: tuple[int, ...] = ()
     experiments: tuple[str, ...] = ()
     check_timeout: float | None = None
+    unittest: bool = False
 
     def __post_init__(self) -> None:
         unknown = [name for names in self.experiments for name in names.split("|") if name not in EXPERIMENTS]
@@ -63,12 +66,12 @@ class Program:
 @dataclass(frozen=True)
 class Check:
     """
-    Outcome of one assert of the checks.
+    Outcome of one assert of the checks, or of one test method.
 
     Args:
         status (`str`): `"passed"`, `"failed"` (false), `"error"` (the call raised), `"timeout"`, or `"not_run"` (something
             before it ended the run).
-        source (`str`): Source text of the assert.
+        source (`str`): Source text of the assert, or the names of the test case and the method, such as `"TestStack.test_push"`.
         error (`str`): Type and message of the exception, empty when there was none.
     """
 

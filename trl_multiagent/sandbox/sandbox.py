@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trl_multiagent.sandbox.asserts import read_asserts
+from trl_multiagent.sandbox.asserts import read_asserts, read_checks
 
 from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, LostStep, pack
 from .program import Check, Program, SandboxError, Verdict
@@ -100,7 +100,7 @@ class _Task:
     def job(self) -> dict[str, Any]:
         """Returns the message that starts this program in a verifier."""
         source = self.program.source[: MAX_SOURCE + 1]  # the verifier refuses a source of this length
-        asserts = vars(read_asserts(self.program.checks))
+        asserts = vars(read_checks(self.program.checks, self.program.unittest))
         return vars(self.program) | asserts | {"source": source, "lost_steps": self.lost_steps}
 
 
@@ -285,12 +285,12 @@ class Sandbox(contextlib.AbstractContextManager):
         fails, it is retried when nothing else runs, because the machine may have been overloaded.
         """
         for program in programs:
-            for checks in (program.checks, program.setup):
-                try:
-                    read_asserts(checks)
-                except (SyntaxError, ValueError) as error:
-                    problem = f"{type(error).__name__}: {error}"
-                    raise ValueError(f"a program's checks cannot be compiled: {problem}") from error
+            try:
+                read_checks(program.checks, program.unittest)
+                read_asserts(program.setup)
+            except (SyntaxError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+                raise ValueError(f"a program's checks cannot be compiled: {problem}") from error
         tasks = [_Task(program) for program in programs]
         waiting, to_retry = deque(tasks), deque[_Task]()
         slow_after = SLOW_SECONDS if self._slots else FIRST_SLOW_SECONDS
@@ -393,9 +393,8 @@ class Sandbox(contextlib.AbstractContextManager):
     def _verdict_on_lost(self, task: _Task) -> Verdict:
         """Returns the verdict on a program whose answers have ended too many verifiers."""
         last = task.lost_steps[-1]
-        checks = tuple(
-            Check(last["status"], source, last["error"]) for source in read_asserts(task.program.checks).sources
-        )
+        sources = read_checks(task.program.checks, task.program.unittest).sources
+        checks = tuple(Check(last["status"], source, last["error"]) for source in sources)
         calls = dict.fromkeys(task.program.watch, 0)
         return Verdict(Check("passed", ""), checks, calls, suspicious=("overloaded the checks",), tier=self.tier)
 

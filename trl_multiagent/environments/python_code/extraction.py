@@ -88,6 +88,27 @@ def join_sources(*parts: str) -> str:
     return "\n\n\n".join(part for part in ("\n".join(future), *rest) if part) + "\n"
 
 
+def parse_completion(completion: str) -> ast.Module:
+    """
+    Returns the syntax tree of an answer: of all of it, or else of the code in its fences, or else of the runs of lines that are code. Of a
+    class that does not parse as a whole, the parts that do are read as if they stood outside of it.
+    """
+    text = textwrap.dedent(
+        completion[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n").removeprefix(BYTE_ORDER_MARK)
+    )
+    tree = _parse(text)[0]
+    if tree is not None:
+        return tree
+    segments, budget = FENCE.split(text), _Budget()
+    good = []
+    for segment in segments[1::2] if len(segments) > 1 else segments:
+        for stretch, parses in _stretches(textwrap.dedent(segment), budget):
+            header, _, body = stretch.partition("\n")
+            inner = _stretches(textwrap.dedent(body), budget) if not parses and header.startswith("class ") else ()
+            good += [stretch] if parses else [part for part, is_code in inner if is_code]
+    return ast.parse("\n".join(good))
+
+
 def read_completion(completion: str, name: str, prompt: str = "") -> Code:
     """Reads an agent's answer to the request for the function `name`. It may repeat the imports of `prompt`, the source before the function."""
     given = {imported for node in ast.parse(prompt).body for imported in _imports(node)}

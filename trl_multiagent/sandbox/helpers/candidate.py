@@ -17,8 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import wire
+from .objects import OPERATIONS
 from .watch import PROGRAM, Watch, compile_watched, watched_entry_point
-from .wire import decode_call, encode_call, pack
+from .wire import References, decode_call, encode_call, pack
 
 
 OWN_FRAMES = 15  # stack frames of this module and the zygote, which are added to the program's recursion limit
@@ -31,7 +32,7 @@ signal.pthread_kill sys._current_frames sys.settrace sys.setprofile
 )
 _fd = 0  # the socket, which is the only open file besides /dev/null on 0, 1 and 2
 _inbox = wire.Inbox(wire.MAX_JOB)
-_functions: list[Callable] = []  # of the program, by the number under which the checks call them; 0 is the entry point
+_references: References  # what the checks use by number; 0 is the entry point
 _watches: dict[str, Watch] = {}  # by the name of the watched function
 _calling_checks = threading.RLock()  # one thread of the program at a time
 _noted: Any = None  # set of the suspicious acts reported so far; None before a program runs
@@ -59,9 +60,10 @@ def _note(act: str) -> None:
 
 def serve(fd: int) -> None:
     """Runs the program's module code and answers calls until the socket closes."""
-    global _fd, _noted
+    global _fd, _noted, _references
     _fd = fd
     program = _inbox.read(_fd)
+    _references = References(_proxy, program["unittest"])
     module = sys.modules["solution"] = types.ModuleType("solution")
     original = _sensitive_functions()
     try:
@@ -81,7 +83,10 @@ def serve(fd: int) -> None:
     except BaseException as error:
         _write(pack({"raised": wire.describe(error)}))
         return
-    _functions.append(watched_entry_point(entry, _watches, vars(module)) if _watches else entry)
+    _references.number(watched_entry_point(entry, _watches, vars(module)) if _watches else entry)
+    if program["unittest"]:
+        for operation in OPERATIONS:
+            _references.number(operation)
     _write(pack({"defined": _calls()}))
     while True:
         answer = _answer(_inbox.read(_fd))
@@ -107,12 +112,12 @@ def _answer(question: dict) -> bytes:
     """The packed answer to one call: its value and what it changed in its arguments, or what it raised."""
     before = _calls()
     try:
-        args, kwargs = decode_call(question, _proxy)
-        result = _functions[question["call"]](*args, **kwargs)
-        answer = {"id": question["id"], "value": wire.encode(result, _functions, _note), "changed": []}
+        args, kwargs = decode_call(question, _references)
+        result = _references.own_object(question["call"])(*args, **kwargs)
+        answer = {"id": question["id"], "value": wire.encode(result, _references, _note), "changed": []}
         sent = (*question["args"], *question["kwargs"].values())
         for number, value in enumerate((*args, *kwargs.values())):
-            if type(value) in wire.MUTABLE and (new := wire.encode(value, _functions)) != sent[number]:
+            if type(value) in wire.MUTABLE and (new := wire.encode(value, _references)) != sent[number]:
                 answer["changed"].append([number, new])
         answer["calls"] = _calls_since(before)
         packed = pack(answer)
@@ -123,17 +128,17 @@ def _answer(question: dict) -> bytes:
         return pack({"id": question["id"], "raised": wire.describe(error), "calls": _calls_since(before)})
 
 
-def _proxy(number: int) -> Callable:
+def _proxy(references: References, number: int, is_function: bool) -> Callable:
     """A function of the checks. A call of it asks the verifier, which may call the program before it answers."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with _calling_checks:
-            _write(pack(encode_call(number, args, kwargs, _functions)))
+            _write(pack(encode_call(number, args, kwargs, _references)))
             while "call" in (message := _inbox.read(_fd)):
                 _write(_answer(message))
         if "raised" in message:
             raise wire.rebuild(message["raised"], {})
-        return wire.decode(message["value"], _proxy)
+        return wire.decode(message["value"], _references)
 
     return call
 

@@ -22,7 +22,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import kernel, wire
-from .wire import CheckResult, Inbox, LostStep, WireError
+from .endings import CheckLost, Died, GiveUp, SandboxFault, StepLost, Timeout, outcome
+from .unittests import TestMethods
+from .wire import CheckResult, Inbox, LostStep, References, WireError
 
 
 POLLRDHUP = 0x2000
@@ -32,37 +34,8 @@ POLL_SECONDS = 0.0005  # processor time that this process needs for waiting betw
 # The sandbox fails if a check takes longer on the wall clock than a minute plus this many times its limit: the machine then
 # gave the program too little of a core
 MAX_SLOWDOWN = 100
-MAX_ERROR = 300  # characters of a check's error
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_ENDED_CANDIDATES = 10  # after so many, the rest of a program's checks does not run
-
-
-class Timeout(BaseException):
-    """The candidate did not answer in time."""
-
-
-class Died(BaseException):
-    """The candidate's process ended."""
-
-
-class GiveUp(BaseException):
-    """The rest of this program's checks does not run."""
-
-
-class SandboxFault(BaseException):
-    """The sandbox failed, not the program."""
-
-
-class StepLost(BaseException):
-    """This step ended the verifier in an earlier run. It is part of the code between two asserts, which cannot go on without it."""
-
-    def __init__(self, step: LostStep):
-        super().__init__(step.status, step.error)
-        self.step = step
-
-
-class CheckLost(StepLost):
-    """This step ended the verifier in an earlier run. It is part of an assert, which fails."""
 
 
 def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
@@ -88,7 +61,7 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
         except SandboxFault as fault:
             result = {"fault": str(fault)}
         except Exception as error:  # out of memory, for example. The trainer ends this process
-            result = {"lost_step": vars(LostStep(config["progress"][0], *_outcome(error)))}
+            result = {"lost_step": vars(LostStep(config["progress"][0], *outcome(error)))}
         _end_process_after(0)
         jobs.sendall(wire.pack(result))
 
@@ -144,7 +117,7 @@ class Evaluation:
         self.suspicious: set[str] = set()
         self.cpu_seconds = 0.0
         self.memory_mb = 0.0
-        self.functions: list[Callable] = []  # of the checks, by the number under which the candidate calls them
+        self.test_methods = TestMethods(self) if job["unittest"] else None
         self.socket: Any = None  # connected to the candidate; None while there is none
         self.begun = time.monotonic()
         self.clock = Clock(self.timeout, lambda: self._ask_zygote(b"S"), config["own_times"])
@@ -158,15 +131,19 @@ class Evaluation:
         """Runs the checks and returns the fields of `Verdict`."""
         random.seed(self.job["code"])  # the same program gets the same verdict
         try:
-            self._start_candidate()
-            self._run_checks()
-            self._pass_unreached_checks()
+            self.start_candidate()
+            self._define_checks()
+            if self.test_methods:
+                self.test_methods.run()
+            else:
+                self._run_checks()
+                self._pass_unreached_checks()
         except GiveUp:
             self._fail_unfinished_checks("not_run", "")
         except SandboxFault:
             raise
         except BaseException as error:  # from the code between the asserts
-            self._fail_unfinished_checks(*_outcome(error))
+            self._fail_unfinished_checks(*outcome(error))
         finally:
             self._end_candidate()
         self._add_calls_of_passed_checks()
@@ -207,38 +184,46 @@ class Evaluation:
                 outside |= before
         self.calls.update(outside)
 
-    def _run_checks(self) -> None:
-        candidate, entry_point = self._proxy(0), self.job["entry_point"]
-        candidate.__name__ = entry_point
+    def _define_checks(self) -> None:
+        """Runs the checks' module. If its asserts stand in a function `check`, or in test methods, they do not run yet."""
+        entry_point = self.job["entry_point"]
+        candidate = self.references.stand_in(0, not self.test_methods)
+        if not self.test_methods:
+            candidate.__name__ = entry_point
         sys.modules["checks"] = types.ModuleType("checks")  # dataclasses look up the module that defines them
         self.namespace = namespace = vars(sys.modules["checks"])
         namespace["__caught__"] = (Exception, Timeout, Died, CheckLost)
-        namespace |= {"__begin__": self._begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
+        namespace |= {"__begin__": self.begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
         exec(_compile(self.job["setup"]), namespace)
         namespace["candidate"] = namespace[entry_point] = candidate
         exec(_compile(self.job["code"]), namespace)
+
+    def _run_checks(self) -> None:
         if self.job["has_check"]:
-            check = namespace["check"]
-            namespace[entry_point] = candidate  # the entry point may be called `check` too
+            check, candidate = self.namespace["check"], self.namespace["candidate"]
+            self.namespace[self.job["entry_point"]] = candidate  # the entry point may be called `check` too
             check(candidate)
 
-    def _begin_check(self, index: int) -> None:
+    def begin_check(self, index: int) -> None:
         if not self.pending:  # an assert in a function that the candidate calls belongs to the check that runs already
             self.check_calls = Counter()
             self._begin_limit(self.timeout)
         self._next_step(CheckLost)
 
     def _end_check(self, index: int, value: object, error: BaseException | None = None) -> None:
-        result, passed = self.results[index], bool(value)
+        status, text = ("passed" if value else "failed", "") if error is None else outcome(error)
+        self.finish_check(index, status, text)
+
+    def finish_check(self, index: int, status: str, error: str) -> None:
+        """Records how a check ended, and ends its time limit."""
+        result = self.results[index]
         if result.status in ("not_run", "passed"):  # in a loop, the first failure is kept
-            result.status = "passed" if passed else "failed"
-            if error is not None:
-                result.status, result.error = _outcome(error)
+            result.status, result.error = status, error
         self.outside_calls_before[index] = Counter(self.outside_calls)
         if not self.pending:
             self.calls_of_checks[index].update(self.check_calls)
             self.check_calls = None
-        if not passed and index in self.job["needed"]:
+        if status != "passed" and index in self.job["needed"]:
             raise GiveUp
         if not self.pending:
             self._begin_limit(self.config["check_timeout"])
@@ -258,7 +243,7 @@ class Evaluation:
             self.suspicious.add("overloaded the checks")
             raise lost(self.lost_steps[self.step])
 
-    def _start_candidate(self) -> None:
+    def start_candidate(self) -> None:
         """Forks a candidate, which runs the program's definitions."""
         if len(self.job["source"]) > wire.MAX_SOURCE:
             error = f"the source has more than {wire.MAX_SOURCE} characters"
@@ -271,22 +256,23 @@ class Evaluation:
         except OSError as error:
             raise SandboxFault("the zygote ended") from error
         self.inbox = Inbox(wire.MAX_ANSWER)
+        self.references = References(self._stand_in, self.job["unittest"])
         self.poll = select.poll()
         self.poll.register(self.config["jobs"], POLLRDHUP)
         interrupted = self.clock.computed, self.clock.idle
         self.clock.begin()
         self.clock.start_candidate()
         try:
-            self._send({name: self.job[name] for name in ("source", "entry_point", "watch", "experiment")})
-            outcome = self._receive()
-            if "raised" in outcome:
-                raise wire.rebuild(outcome["raised"], {})
-            if [*outcome] != ["defined"]:
+            self._send({name: self.job[name] for name in ("source", "entry_point", "unittest", "watch", "experiment")})
+            answer = self._receive()
+            if "raised" in answer:
+                raise wire.rebuild(answer["raised"], {})
+            if [*answer] != ["defined"]:
                 raise WireError("a message that breaks the protocol")
-            self._count_calls(outcome["defined"], self.outside_calls)
+            self._count_calls(answer["defined"], self.outside_calls)
         except (Exception, Timeout, Died) as error:
             self._record(error)
-            self.definitions.status, self.definitions.error = _outcome(error)
+            self.definitions.status, self.definitions.error = outcome(error)
             raise GiveUp from error
         self.definitions.status = "passed"
         self.clock.begin(*interrupted)
@@ -335,16 +321,16 @@ class Evaluation:
             raise SandboxFault(answer["fault"])
         return answer
 
-    def _call(self, function: int, args: Sequence, kwargs: dict) -> Any:
+    def call(self, function: int, args: Sequence, kwargs: dict) -> Any:
         """Asks the candidate for the value of one call."""
         too_long = self.clock.total > 2 * self.config["cpu_seconds"]
         if self.timeouts >= self.config["max_timeouts"] or self.ended_candidates >= MAX_ENDED_CANDIDATES or too_long:
             raise GiveUp
         self._next_step(CheckLost)
-        question = wire.encode_call(function, args, kwargs, self.functions)
-        question["id"] = int.from_bytes(os.urandom(6), "little")  # so that an answer cannot be written in advance
         if self.socket is None:
-            self._start_candidate()
+            self.start_candidate()
+        question = wire.encode_call(function, args, kwargs, self.references)
+        question["id"] = int.from_bytes(os.urandom(6), "little")  # so that an answer cannot be written in advance
         self.pending += 1
         try:
             self._send(question)
@@ -371,9 +357,9 @@ class Evaluation:
 
     def _accept(self, answer: dict, arguments: Sequence) -> Any:
         """Makes the call's changes of its arguments here too, and returns its value."""
-        value = wire.decode(answer["value"], self._proxy)
+        value = wire.decode(answer["value"], self.references)
         for number, new in answer["changed"]:
-            target, after = arguments[number], wire.decode(new, self._proxy)
+            target, after = arguments[number], wire.decode(new, self.references)
             if type(after) not in wire.MUTABLE or not isinstance(target, type(after)):
                 raise WireError("an argument changed its type")
             target.clear()
@@ -393,16 +379,18 @@ class Evaluation:
             return RuntimeError(f"StopIteration: {error}")  # it would silently end a loop of the checks
         return error
 
-    def _proxy(self, number: int) -> Callable:
-        """The program's function of this number, for the checks."""
-        return lambda *args, **kwargs: self._call(number, args, kwargs)
+    def _stand_in(self, references: References, number: int, is_function: bool) -> Any:
+        """The program's function of this number, for the checks; or, for test methods, a function or an object."""
+        if self.test_methods:
+            return self.test_methods.stand_in(references, number, is_function)
+        return lambda *args, **kwargs: self.call(number, args, kwargs)
 
     def _call_back(self, request: dict) -> dict:
         """Calls a function that the checks passed to the candidate."""
         try:
-            args, kwargs = wire.decode_call(request, self._proxy)
-            value = self.functions[request["call"]](*args, **kwargs)
-            return {"value": wire.encode(value, self.functions)}
+            args, kwargs = wire.decode_call(request, self.references)
+            value = self.references.own_object(request["call"])(*args, **kwargs)
+            return {"value": wire.encode(value, self.references)}
         except Exception as error:
             return {"raised": wire.describe(error)}
 
@@ -540,14 +528,3 @@ def _well_formed(answer: dict, arguments: int) -> bool:
         and all(type(change) is list and len(change) == 2 and type(change[0]) is int for change in changed)
         and all(0 <= number < arguments for number, _ in changed)
     )
-
-
-def _outcome(error: BaseException) -> tuple[str, str]:
-    """Status and error text of a check that raised."""
-    if isinstance(error, StepLost):
-        return error.step.status, error.step.error
-    try:
-        text = f"{type(error).__name__}: {str(error)[:MAX_ERROR]}".rstrip(": ")
-    except Exception:  # `str` failed: an integer with too many digits, or a method of a class of the checks
-        text = type(error).__name__
-    return "timeout" if isinstance(error, Timeout) else "error", text.encode("utf-8", "replace").decode()

@@ -14,6 +14,7 @@ import os
 import re
 import struct
 import sys
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
@@ -35,6 +36,7 @@ MAX_BOUND = 1 << 10  # bits of a range's start, stop and step
 MAX_DIGITS = 1 << 16  # digits of a decimal number
 # Elements of a set, or keys of a dictionary, with the same hash. Each of them is compared with all others
 MAX_SAME_HASH = 100
+MAX_STAND_INS = 200_000  # objects of one program that the checks can use
 _DECIMAL = re.compile(
     rf"-?(\d{{1,{MAX_DIGITS}}}(\.\d{{1,{MAX_DIGITS}}})?(E[+-]?\d{{1,5}})?|Infinity|s?NaN\d{{0,9}})", re.A | re.I
 )
@@ -171,6 +173,7 @@ def _range_parts(value: range) -> list[int]:
     return [_at_most(part, MAX_BOUND) for part in (value.start, value.stop, value.step)]
 
 
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
 _CLOCK = "hour minute second microsecond"
 _PLAIN: dict[type, Codec] = {  # type: (its parts, the value that they make)
     str: _one(str, str.__str__, str),
@@ -204,7 +207,6 @@ _PLAIN: dict[type, Codec] = {  # type: (its parts, the value that they make)
 _BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,
     "type": lambda parts: _TYPES[_typed(parts, str)[0]],
-    "object": lambda parts: Opaque(),
 }
 # Modules whose exceptions keep their class, because checks name them. A program could end the checks with those of other modules, such as unittest
 _RAISING = set(
@@ -223,7 +225,52 @@ class WireError(Exception):
 
 
 class Opaque:
-    """Stands for an object that is not plain data. It is true, and equal to itself alone."""
+    """Stands for an object that is not plain data and cannot be used. It is true, and equal to itself alone."""
+
+
+class References:
+    """
+    Objects that are used by number: those of this side, and stand-ins for those of the other one.
+
+    Args:
+        stand_in (`Callable[[References, int, bool], Any]`): Makes the stand-in for the other side's object of that number. The last
+            argument says whether it is a function.
+        objects (`bool`): Whether objects that are no functions can be used, too. Otherwise one arrives as `Opaque`.
+    """
+
+    def __init__(self, stand_in: Callable[["References", int, bool], Any], objects: bool):
+        self.objects = objects
+        self._make = stand_in
+        self._own: list[Any] = []  # which keeps them alive, so that the ids below stay theirs
+        self._numbers: dict[int, int] = {}  # by the id of an own object
+        self._stand_ins: dict[int, Any] = {}  # by the number of the other side's object
+        self._foreign: dict[int, int] = {}  # the number, by the id of the stand-in
+
+    def number(self, value: Any) -> int:
+        """The number of an object of this side."""
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._own)
+            self._own.append(value)
+        return self._numbers[id(value)]
+
+    def own_object(self, number: Any) -> Any:
+        """The object of this side with that number, which the other side wrote."""
+        if type(number) is not int or not 0 <= number < len(self._own):
+            raise WireError("an object that was not given")
+        return self._own[number]
+
+    def stand_in(self, number: int, is_function: bool) -> Any:
+        """The stand-in for an object of the other side."""
+        if number not in self._stand_ins:
+            if len(self._stand_ins) >= MAX_STAND_INS:
+                raise TooLarge(f"more than {MAX_STAND_INS} objects")
+            self._stand_ins[number] = self._make(self, number, is_function)
+            self._foreign[id(self._stand_ins[number])] = number
+        return self._stand_ins[number]
+
+    def foreign_number(self, value: Any) -> int | None:
+        """The other side's number of an object, if `value` is the stand-in for it."""
+        return self._foreign.get(id(value))
 
 
 @dataclass(frozen=True)
@@ -290,10 +337,10 @@ class Inbox:
         return message
 
 
-def encode(value: Any, functions: list[Callable], note: Callable[[str], None] | None = None) -> Any:
+def encode(value: Any, references: References, note: Callable[[str], None] | None = None) -> Any:
     """
-    The value as JSON's types. Functions in it are appended to `functions`. `note` is called for a value whose class defines its
-    own equality, because it could claim to be equal to any value.
+    The value as JSON's types. Functions in it get a number in `references`, and so do other objects if these can be used. `note` is
+    called for a value whose class defines its own equality, because it could claim to be equal to any value.
     """
     left = MAX_NODES
 
@@ -310,17 +357,22 @@ def encode(value: Any, functions: list[Callable], note: Callable[[str], None] | 
         if kind is type and _TYPES.get(value.__name__) is value:
             return {"type": [value.__name__]}
         defined_by_program = [base for base in kind.__mro__ if base.__module__ in ("solution", "unittest.mock")]
-        if note and any(name in vars(base) for base in defined_by_program for name in ("__eq__", "__lt__", "__sub__")):
+        if (
+            note
+            and not references.objects
+            and any(name in vars(base) for base in defined_by_program for name in ("__eq__", "__lt__", "__sub__"))
+        ):
             note("own equality")
         for base in kind.__mro__:  # a subclass is sent as the plain type that it extends
             if base in _PLAIN:
                 return {base.__name__: [plain(part, depth + 1) for part in _PLAIN[base][0](value)]}
-        if callable(value):
-            functions.append(value)
-            return {"function": [len(functions) - 1]}
-        if isinstance(value, collections.abc.Iterator):
+        if (number := references.foreign_number(value)) is not None:
+            return {"yours": [number]}
+        if isinstance(value, _FUNCTIONS) if references.objects else callable(value):
+            return {"function": [references.number(value)]}
+        if isinstance(value, collections.abc.Iterator) and not (references.objects and kind.__module__ == "solution"):
             return {"iterator": [plain(item, depth + 1) for item in value]}
-        return {"object": []}
+        return {"object": [references.number(value)] if references.objects else []}
 
     try:
         return plain(value)
@@ -328,16 +380,16 @@ def encode(value: Any, functions: list[Callable], note: Callable[[str], None] | 
         raise RuntimeError(f"the value is too large or nested too deeply to leave the sandbox: {error}") from None
 
 
-def encode_call(function: int, args: Sequence, kwargs: dict[str, Any], functions: list[Callable]) -> dict[str, Any]:
+def encode_call(function: int, args: Sequence, kwargs: dict[str, Any], references: References) -> dict[str, Any]:
     """The message that asks the other side to call its function of that number."""
-    named = {name: encode(value, functions) for name, value in kwargs.items()}
-    return {"call": function, "args": [encode(value, functions) for value in args], "kwargs": named}
+    named = {name: encode(value, references) for name, value in kwargs.items()}
+    return {"call": function, "args": [encode(value, references) for value in args], "kwargs": named}
 
 
-def decode_call(message: Any, function: Callable[[int], Callable]) -> tuple[list, dict[str, Any]]:
+def decode_call(message: Any, references: References) -> tuple[list, dict[str, Any]]:
     """Positional and keyword arguments of a call."""
-    args = [decode(value, function) for value in message["args"]]
-    return args, {name: decode(value, function) for name, value in message["kwargs"].items()}
+    args = [decode(value, references) for value in message["args"]]
+    return args, {name: decode(value, references) for name, value in message["kwargs"].items()}
 
 
 def describe(error: BaseException) -> list:
@@ -377,25 +429,29 @@ def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
     return kind.__new__(kind, *args)
 
 
-def decode(data: Any, function: Callable[[int], Callable]) -> Any:
-    """The value that `encode` wrote. `function(n)` makes the proxy for function number n of the other side."""
+def decode(data: Any, references: References) -> Any:
+    """The value that `encode` wrote."""
     try:
-        return _decode(data, function, 0)
+        return _decode(data, references, 0)
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
         raise WireError("a value that breaks the format") from error
 
 
-def _decode(data: Any, function: Callable[[int], Callable], depth: int) -> Any:
+def _decode(data: Any, references: References, depth: int) -> Any:
     kind = type(data)
     if kind is not list and kind is not dict:
         return data
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
     if kind is list:
-        return [_decode(item, function, depth + 1) for item in data]
+        return [_decode(item, references, depth + 1) for item in data]
     ((name, parts),) = data.items()
     if type(parts) is not list:
         raise ValueError("no list of parts")
-    if name == "function":
-        return function(*_typed(parts, int))
-    return _BUILD[name]([_decode(part, function, depth + 1) for part in parts])
+    if name == "yours":
+        return references.own_object(*_typed(parts, int))
+    if name == "function" or (name == "object" and references.objects):
+        return references.stand_in(*_typed(parts, int), name == "function")
+    if name == "object":
+        return Opaque()
+    return _BUILD[name]([_decode(part, references, depth + 1) for part in parts])

@@ -1,0 +1,20 @@
+"""
+Trains one agent to write all methods of a class, with GRPO: MAGRPO with a team of one.
+
+    accelerate launch recipes/class_completion/train_grpo.py --config recipes/class_completion/configs/grpo_classeval_config.yaml
+
+`--dry_run` checks the settings and prints the plan, `--help` lists them.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent.environments.class_completion.task import TASK
+from trl_multiagent.recipe.run import run_recipe
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_recipe("grpo", TASK, argv)
+
+
+if __name__ == "__main__":
+    main()

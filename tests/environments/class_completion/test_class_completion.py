@@ -1,0 +1,361 @@
+"""The family of class completion: items, division, merge, rewards, feedback, demo, recipes."""
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trl_multiagent import cli
+from trl_multiagent.environments.base import Turn
+from trl_multiagent.environments.class_completion import ClassCompletionEnvironment, load_class_dataset
+from trl_multiagent.environments.class_completion.data import CONSTANTS, constant, make_item, passed_by, single_program
+from trl_multiagent.environments.class_completion.demo import (
+    WAYS,
+    demo_dataset,
+    demo_prompt,
+    demonstrate,
+    write_method,
+)
+from trl_multiagent.environments.class_completion.division import divide
+from trl_multiagent.environments.class_completion.merging import merge, read_answer
+from trl_multiagent.environments.embedded import read_embedded
+from trl_multiagent.sandbox import Sandbox
+
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = sorted((ROOT / "recipes" / "class_completion" / "configs").glob("*.yaml"))
+SOLUTION = """import math
+
+class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, x):
+        self.items.append(x)
+        return len(self.items)
+
+    def pop(self):
+        self._check()
+        return self.items.pop()
+
+    @staticmethod
+    def half(n):
+        return math.floor(n / 2)
+
+    def _check(self):
+        if not self.items:
+            raise IndexError("empty")
+"""
+SKELETON = '''class Stack:
+    """A stack\u2019s methods."""
+
+    def __init__(self):
+        self.items = []
+
+    def push(self, x):
+        """Puts x on top, and returns the new size."""
+
+    def pop(self):
+        """Takes off the top."""
+
+    @staticmethod
+    def half(n):
+        """Half of n, rounded down."""
+'''
+TEST = """import unittest
+
+class TestPush(unittest.TestCase):
+    def test_size(self):
+        stack = Stack()
+        stack.push(5)
+        self.assertEqual(stack.push(7), 2)
+
+    def test_true(self):
+        self.assertTrue(Stack().push(4))
+
+class TestPop(unittest.TestCase):
+    def test_top(self):
+        stack = Stack()
+        stack.items = [5, 7]
+        self.assertEqual(stack.pop(), 7)
+
+    def test_empty(self):
+        with self.assertRaises(IndexError):
+            Stack().pop()
+
+class TestHalf(unittest.TestCase):
+    def test_half(self):
+        self.assertEqual(Stack.half(7), math.floor(3.5))
+
+    def test_wrong_in_the_data(self):
+        self.assertEqual(Stack.half(7), 3 if id(Stack) == 0 else Stack.half(7))
+
+class TestStack(unittest.TestCase):
+    def test_both(self):
+        stack = Stack()
+        stack.push(5)
+        self.assertEqual(stack.pop(), 5)
+"""
+ROW = {
+    "task_id": "stack",
+    "class_name": "Stack",
+    "skeleton": SKELETON,
+    "solution_code": SOLUTION,
+    "import_statement": ["import math"],
+    "test": TEST,
+    "methods_info": [
+        {"method_name": name, "method_description": "", "test_class": f"Test{name.title()}"}
+        for name in ("push", "pop", "half")
+    ],
+}
+PUSH = "def push(self, x):\n    self.items.append(x)\n    return len(self.items)\n"
+POP = "def pop(self):\n    return self.items.pop()\n"
+HALF = "def half(n):\n    return n // 2\n"
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(workers=2, check_timeout=2.0) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "classes.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def item(data, sandbox):
+    (item,) = load_class_dataset(data, sandbox=sandbox).to_list()
+    return item
+
+
+def test_an_item_has_the_tests_that_tell_right_from_wrong(item):
+    assert item["methods"] == ["push", "pop", "half"] and item["method_tests"] == ["TestPush", "TestPop", "TestHalf"]
+    assert "stack's methods" in item["skeleton"]
+    assert len(item["tests"]) == 7
+    # `TestPush.test_true` passes with True, `test_wrong_in_the_data` with any constant, and `TestStack` is for feedback
+    assert item["counting"] == ["TestHalf.test_half", "TestPop.test_empty", "TestPop.test_top", "TestPush.test_size"]
+    assert (item["parameters"], item["weights"], item["uses"]) == ([2, 1, 1], [3, 3, 2], [[], [], []])
+
+
+def test_wrong_rows_are_named(data, tmp_path, sandbox):
+    for change, message in (
+        ({"solution_code": "class Other: pass"}, "row 1: `skeleton` or `solution_code` has no class `Stack`"),
+        ({"methods_info": []}, "row 1: the class has no method"),
+        ({"test": ""}, "row 1: field `test` is empty"),
+        ({"solution_code": SOLUTION.replace("return", "return 5 #")}, "no class has tests that its reference passes"),
+    ):
+        path = tmp_path / "wrong.jsonl"
+        path.write_text(json.dumps(ROW | change))
+        with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+            load_class_dataset(str(path), sandbox=sandbox)
+
+
+def test_classeval_comes_with_the_package(sandbox):
+    rows = read_embedded("classeval", None)
+    assert len(rows) == 100 and len(read_embedded("FudanSELab/ClassEval", "test[66:82]")) == 16
+    items = {row["task_id"]: make_item(row, "") for row in rows}  # the skeletons of 5, 22, 43 and 46 are repaired
+    pairs = {name: [divide(item, 2, name) for item in items.values()] for name in ("balanced", "parameter_count")}
+    assert (
+        sum([] in pair for pair in pairs["balanced"]) == 0
+        and sum([] in pair for pair in pairs["parameter_count"]) == 49
+    )
+    sample = [items[f"ClassEval_{k}"] for k in (5, 22, 25, 43, 49)]
+    verdicts = sandbox.run([single_program(item, item["reference"]) for item in sample])
+    assert [verdict.passed == verdict.total for verdict in verdicts] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]  # 25 needs files
+
+
+@pytest.mark.parametrize(
+    ("num_agents", "division", "expected"),
+    [
+        (1, "balanced", [["a", "b", "c", "d"]]),
+        (2, "balanced", [["a", "d"], ["b", "c"]]),  # a calls b, c calls d: both calls cross
+        (3, "balanced", [["a", "c"], ["b"], ["d"]]),
+        (2, "parameter_count", [["c"], ["a", "b", "d"]]),
+        (3, "parameter_count", [["c"], ["a", "b", "d"], []]),
+    ],
+)
+def test_division(num_agents, division, expected):
+    item = {"methods": [*"abcd"], "uses": [["b"], [], ["d"], []], "weights": [2, 4, 2, 4], "parameters": [2, 3, 1, 2]}
+    assert divide(item, num_agents, division) == expected
+
+
+def test_balanced_prefers_even_work_to_calls_that_cross():
+    item = {"methods": [*"abc"], "uses": [["b"], [], []], "weights": [1, 1, 8], "parameters": [1, 1, 1]}
+    assert divide(item, 2, "balanced") == [["a", "b"], ["c"]]
+    item |= {"methods": ["a"], "uses": [[]], "weights": [1]}
+    assert divide(item, 2, "balanced") == [["a"], []]
+
+
+def merged(item, first, second):
+    division = [["push", "pop"], ["half"]]
+    return merge(item, [read_answer(text, "Stack") for text in (first, second)], division)
+
+
+def test_only_the_owners_version_counts(item):
+    source = merged(
+        item, PUSH + POP, HALF + "def pop(self):\n    return 'stolen'\ndef __getattr__(self, name):\n    return 3"
+    )
+    assert "stolen" not in source and "__getattr__" not in source
+    assert "@staticmethod\n    def half(n):\n        return n // 2" in source
+
+
+def test_answers_in_prose_fences_and_classes(item):
+    fenced = f"Sure.\n```python\n{PUSH}\n```\nand\n```python\n{POP}```"
+    whole = "import os\n\nclass Stack:\n" + "".join(f"    {line}\n" for line in (PUSH + POP).splitlines())
+    cut = whole + "    def half(n):\n        return (n //"
+    indented = "".join(f"    {line}\n" for line in (PUSH + POP).splitlines())
+    for first in (PUSH + POP, fenced, whole, cut, indented):
+        source = merged(item, first, HALF)
+        assert source.count("return len(self.items)") == source.count("self.items.pop()") == 1, first
+    assert source.startswith("import math\n") and "import os\n" in merged(item, whole, HALF)
+
+
+def test_helpers_are_added_where_they_belong(item):
+    first = (
+        PUSH
+        + "def pop(self):\n    self.check(limit())\n    return self.items.pop()\ndef check(self, n): pass\ndef limit():\n    return 3"
+    )
+    source = merged(item, first, "def limit(): return 4\n@print\ndef check(self): return 5\n" + HALF)
+    assert source.count("def limit") == source.count("def check") == 1 and "print" not in source
+    assert (
+        source.index("def limit():\n    return 3")
+        < source.index("class Stack")
+        < source.index("    def check(self, n)")
+    )
+
+
+def test_answers_that_are_no_code_or_too_deep(item):
+    deep = f"def half(n):\n    return {'-' * 90}n{'.a' * 90}"
+    for text in ("", "I cannot.", "def half(n:", deep, "def half(n):\n    return " + "(" * 500):
+        assert "half rounded" not in merged(item, text, text)
+        assert read_answer(text, "Stack").methods.keys() <= {"half"}
+    assert read_answer(deep, "Stack").methods == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "earned", "compat"),
+    [
+        # earned: mean of the three test classes' shares; compat: 2 · written + 4 · tests - overlap
+        (PUSH + POP, HALF, 1.0, 6.0),
+        (PUSH, HALF, 2 / 3, 2 * 2 / 3 + 4 * 4 / 7),  # lost: both of pop, and the one of all methods
+        (PUSH + "def pop(self):\n    return self.items[-1] if self.items else 0", HALF, 2.5 / 3, 2 + 4 * 6 / 7),
+        (PUSH + POP, HALF + PUSH, 1.0, 6 - 1 / 3),
+        ("", "", 0.0, 4 * 1 / 7),
+        (
+            constant(ROW | {"methods": ["push", "pop"]}, "True"),
+            constant(ROW | {"methods": ["half"]}, "True"),
+            0.0,
+            2 + 4 * 2 / 7,
+        ),
+        (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 0.0, 0.0),
+    ],
+)
+def test_rewards(item, sandbox, first, second, earned, compat):
+    action = {"agent_0": first, "agent_1": second}
+    for kind, reward in (("earned", earned), ("compat", compat)):
+        environment = ClassCompletionEnvironment(kind=kind, sandbox=sandbox)
+        environment.methods_of = lambda item: [["push", "pop"], ["half"]]
+        (outcome,) = environment.score([item], [action], [()])
+        assert outcome.reward == pytest.approx(reward) == outcome.metrics["total_reward"]
+        assert outcome.metrics["passed"] == (earned == 1)
+        for name, (low, high) in environment.metric_ranges.items():
+            assert name == "reward" or low <= outcome.metrics[name] <= high
+
+
+def test_feedback_reaches_the_agents_and_comes_from_other_tests(item, sandbox):
+    environment = ClassCompletionEnvironment(sandbox=sandbox)
+    first = environment.prompts(item, ())
+    assert environment.methods_of(item) == [["push", "half"], ["pop"]]
+    assert "Your methods: push, half" in first["agent_0"] and "Your methods: pop" in first["agent_1"]
+    assert all(item["skeleton"].strip() in prompt and "self.items.pop()" not in prompt for prompt in first.values())
+    action = {"agent_0": "def push(self, x):\n    self.items = []", "agent_1": POP}
+    (outcome,) = environment.score([item], [action], [()])
+    later = environment.prompts(item, [Turn(first, action, outcome)])
+    for prompt in later.values():
+        assert "missing: half." in prompt and "passes 0 of 1 tests" in prompt
+        assert "TestStack.test_both: IndexError: pop from empty list" in prompt
+        assert "TestPush" not in prompt and "TestHalf" not in prompt
+    plain = ClassCompletionEnvironment(mode="plain", sandbox=sandbox).prompts(item, [Turn(first, action, outcome)])
+    assert "IndexError" not in plain["agent_0"] and "Your methods: push, half" in plain["agent_0"]
+
+
+def test_one_agent_or_three(item, sandbox):
+    alone = ClassCompletionEnvironment(num_agents=1, sandbox=sandbox)
+    assert "partner" not in alone.prompts(item, ())["agent_0"]
+    assert alone.score([item], [{"agent_0": SOLUTION}], [()])[0].reward == 1.0
+    three = ClassCompletionEnvironment(num_agents=3, sandbox=sandbox)
+    answers = dict(zip(three.roles, (PUSH, POP, HALF), strict=True))
+    assert three.score([item], [answers], [()])[0].reward == 1.0
+    idle = ClassCompletionEnvironment(num_agents=3, division="parameter_count", sandbox=sandbox).prompts(item, ())
+    assert "All methods belong to your partners" in idle["agent_2"]
+
+
+def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
+    items = demo_dataset("test").to_list()[:12]
+    assert not {item["task_id"] for item in items} & {*demo_dataset("train")["task_id"]}
+    environment = ClassCompletionEnvironment(sandbox=sandbox, make_prompt=demo_prompt)
+    for ways in ((a, b) for a in WAYS for b in WAYS):
+        actions = []
+        for item in items:
+            methods = zip(environment.roles, environment.methods_of(item), ways, strict=True)
+            write = {role: [write_method(item["class_name"], name, way) for name in own] for role, own, way in methods}
+            actions.append({role: "\n".join(texts) for role, texts in write.items()})
+        rewards = [outcome.reward for outcome in environment.score(items, actions, [()] * len(items))]
+        assert set(rewards) == {1.0 if ways[0] == ways[1] else 0.0}
+    trivial = sandbox.run([single_program(item, constant(item, value)) for item in items for value in CONSTANTS])
+    assert not any(map(passed_by, trivial))
+    prompt, answer = demonstrate(1, random.Random(3))[0]
+    assert prompt.rstrip(":\n").rpartition(" ")[2] and answer.startswith("def ")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_trains_offline(config, tiny_model, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    algorithm = next(key for key in yaml.safe_load(config.read_text()) if key in ("grpo", "magrpo", "iac", "maac"))
+    spec = importlib.util.spec_from_file_location("script", config.parents[1] / f"train_{algorithm}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
+    small += [
+        f"{algorithm}.items_per_device=1",
+        f"{algorithm}.per_device_train_batch_size=1",
+        "dataset.eval_split=null",
+    ]
+    small += [f"{algorithm}.eval_interval=0", f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}"]
+    if "demo" not in config.stem:
+        small += [f"dataset.name={data}", "dataset.train_split=null"]
+    script.main(["--config", str(config), "--override", *small])
+    out = capsys.readouterr().out
+    assert "'turn_1/earned_reward'" in out and ("'turn_2/earned_reward'" in out) == ("demo" not in config.stem)
+    assert (tmp_path / "run" / "team.json").is_file()
+
+
+def test_a_file_of_comlrl_is_planned_as_it_is(monkeypatch, tmp_path, capsys, item):
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def few(name, split, sandbox):
+        asked.append((name, split))
+        return datasets.Dataset.from_list([item])
+
+    monkeypatch.setattr("trl_multiagent.environments.class_completion.task.load_class_dataset", few)
+    config = Path(__file__).with_name("peer_config.yaml")
+    cli.main(["run", "magrpo", "--task", "class_completion", "--config", str(config), "--dry_run"])
+    assert asked == [("FudanSELab/ClassEval", "test[:66]"), ("FudanSELab/ClassEval", "test[66:82]")]
+    out = capsys.readouterr().out
+    assert "2 turns" in out and "6 joint actions" in out

@@ -1,0 +1,153 @@
+"""Classes with methods to write: ClassEval, and files in its format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trl_multiagent.environments.class_completion.merging import (
+    clean_skeleton,
+    facts,
+    functions_of,
+    merge,
+    parse_trusted,
+    read_answer,
+)
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_SUFFIXES,
+    check_fields,
+    load_rows,
+    make_dataset,
+    read_file,
+    select_rows,
+)
+from trl_multiagent.sandbox import Program, Sandbox, Verdict
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+CLASSEVAL = "classeval"
+TEXTS = ("task_id", "class_name", "skeleton", "solution_code", "test")
+FIELDS: dict[str, type] = {**dict.fromkeys(TEXTS, str), "methods_info": list, "import_statement": list}
+# What a method can return without any work. A test method that passes with one of them in place of all methods earns nothing
+CONSTANTS = ("None", "True", "0", "''", "[]")
+ENOUGH = 0.8  # share of its test methods that a class's reference must pass
+# Their tests depend on today's date, or on chance
+LEFT_OUT = {"ClassEval_17", "ClassEval_58"}
+
+
+def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | None = None) -> Dataset:
+    """
+    Loads classes.
+
+    The reference of each class runs twice. Test methods that it does not pass both times are left out, and so are classes of which it
+    does not pass four fifths: those that need files, a database, or packages that the sandbox does not have.
+
+    Args:
+        name (`str`): `"classeval"`, which comes with the package; a Hub id such as `"FudanSELab/ClassEval"`; or a local file.
+        split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:66]"`.
+        sandbox ([`Sandbox`], *optional*): Runs the references.
+
+    Returns:
+        `Dataset`: Columns `task_id`, `class_name`, `skeleton`, `imports`, `test`, `reference`, all text; `methods`, the names of the methods
+        to write; `method_tests`, the test class of each; `uses`, `weights` and `parameters`, see [`facts`]; `tests`, the test methods
+        that the reference passes; `counting`, those of them that test one method and that no constant passes; `check_timeout`, in
+        seconds.
+
+    Raises:
+        ValueError: a row is malformed, or no row gives an item.
+        ConnectionError: the Hub cannot be reached, and the package has no copy.
+    """
+    if name.endswith(LOCAL_SUFFIXES):
+        rows = select_rows(make_dataset(read_file(Path(name)), name), split, name).to_list()
+    else:
+        rows = load_rows(name, None, split)
+    items = [make_item(row, f"{name}, row {number}") for number, row in enumerate(rows, 1)]
+    return calibrated(
+        [item for item in items if item["task_id"] not in LEFT_OUT], f"{name}, split {split or 'test'}", sandbox
+    )
+
+
+def make_item(row: dict, where: str) -> dict:
+    """
+    Returns the item of a row, before its tests were tried.
+
+    Raises:
+        ValueError: the row is malformed; the message begins with `where`.
+    """
+    check_fields(row, FIELDS, where)
+    skeleton = clean_skeleton(row)
+    owner, reference = (parse_trusted(text, row["class_name"], where) for text in (skeleton, row["solution_code"]))
+    written = {node.name for node in functions_of(reference)}
+    tests = {method["method_name"]: method["test_class"] for method in row["methods_info"]}
+    names = [node.name for node in functions_of(owner) if node.name in tests and node.name in written]
+    if not names:
+        raise ValueError(f"{where}: the class has no method that `methods_info` and `solution_code` have, too.")
+    item = {
+        **{field: row[field] for field in ("task_id", "class_name", "test")},
+        "skeleton": skeleton,
+        "imports": "\n".join(row["import_statement"]),
+        "reference": row["solution_code"],
+        "methods": names,
+        "method_tests": [tests[name] for name in names],
+    }
+    return item | facts(item, row["solution_code"])
+
+
+def calibrated(items: list[dict], source: str, sandbox: Sandbox | None) -> Dataset:
+    """Runs references and constants on the tests, and keeps the items and test methods that can tell right answers from wrong ones."""
+    import datasets
+
+    sandbox = sandbox or Sandbox()
+    references = [single_program(item, item["reference"]) for item in items]
+    first = sandbox.run(references)
+    for item, verdict in zip(items, first, strict=True):
+        # enough for each test, because this is twice the time of all of them
+        item["check_timeout"] = min(sandbox.check_timeout, max(1.0, 2 * verdict.cpu_seconds))
+    again = sandbox.run(
+        [replace(p, check_timeout=item["check_timeout"]) for p, item in zip(references, items, strict=True)]
+    )
+    kept = []
+    for item, *verdicts in zip(items, first, again, strict=True):
+        item["tests"] = sorted(passed_by(verdicts[0]) & passed_by(verdicts[1]))
+        if len(item["tests"]) >= ENOUGH * verdicts[0].total:
+            kept.append(item)
+    trivial = iter(sandbox.run([single_program(item, constant(item, x)) for item in kept for x in CONSTANTS]))
+    for item in kept:
+        passed = set().union(*(passed_by(next(trivial)) for _ in CONSTANTS))
+        item["counting"] = [
+            test for test in item["tests"] if test not in passed and test.split(".")[0] in item["method_tests"]
+        ]
+    kept = [item for item in kept if item["counting"]]
+    if not kept:
+        raise ValueError(f"{source}: no class has tests that its reference passes and a constant does not.")
+    return datasets.Dataset.from_list(kept)
+
+
+def constant(item: dict, value: str) -> str:
+    """Returns an answer in which every method returns a constant."""
+    return "".join(f"def {name}(*args, **kwargs):\n    return {value}\n" for name in item["methods"])
+
+
+def single_program(item: dict, answer: str) -> Program:
+    """Returns the program of a single agent's answer to an item."""
+    return program_of(item, merge(item, [read_answer(answer, item["class_name"])], [item["methods"]]))
+
+
+def program_of(item: dict, source: str) -> Program:
+    """Returns the program that runs the item's tests on a module with its class."""
+    return Program(
+        source,
+        item["class_name"],
+        item["test"],
+        setup=item["imports"],
+        unittest=True,
+        check_timeout=item.get("check_timeout"),
+    )
+
+
+def passed_by(verdict: Verdict) -> set[str]:
+    """Returns the names of the test methods that a program passed."""
+    return {check.source for check in verdict.checks if check.status == "passed"}

@@ -1,0 +1,134 @@
+"""Class completion: the methods of a class are divided among the agents, and their answers are merged and tested."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.class_completion.division import DIVISIONS, divide
+from trl_multiagent.environments.class_completion.prompts import (
+    UNSEEN,
+    describe_result,
+    feedback_prompt,
+    first_prompt,
+)
+from trl_multiagent.environments.class_completion.reward import (
+    EARNED,
+    KINDS,
+    RANGES,
+    REWARD_VERSION,
+    ClassResult,
+    ClassReward,
+)
+from trl_multiagent.environments.python_code.program_runner import ProgramRunner
+from trl_multiagent.sandbox import Sandbox
+
+
+CODE_FEEDBACK, PLAIN = "code_feedback", "plain"
+MODES = (CODE_FEEDBACK, PLAIN)
+EXAMPLE = {"skeleton": "class Pair:", "methods": ["a", "b"], "uses": [[], []], "weights": [1, 1], "parameters": [1, 2]}
+
+FirstPrompt = Callable[[dict, Sequence[str], int], str]
+
+
+class ClassCompletionEnvironment(Environment):
+    """
+    Several agents write the methods of one class. Each has its own methods, and sees the skeleton of the class. One agent writes them all.
+
+    In later turns, agents learn which methods are missing, and how the class does in the test classes that test several methods together. The
+    reward `earned` does not use these.
+
+    Items are rows of [`load_class_dataset`]. The reward is that of [`ClassReward`].
+
+    Args:
+        num_agents (`int`, *optional*, defaults to `2`): Number of agents; their roles are `agent_0`, `agent_1` and so on.
+        division (`str`, *optional*, defaults to `"balanced"`): `"balanced"` or `"parameter_count"`, see [`divide`].
+        kind (`str`, *optional*, defaults to `"earned"`): Kind of reward, `"earned"` or `"compat"`.
+        mode (`str`, *optional*, defaults to `"code_feedback"`): Feedback in later turns: `"code_feedback"`, or `"plain"` for none.
+        make_prompt (`Callable`, *optional*): Makes the first prompt from the item, the agent's methods and the number of agents.
+        sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default they are not stored.
+
+    Raises:
+        ValueError: an argument is none of its choices.
+    """
+
+    watched_metrics: ClassVar[dict[str, str]] = {
+        "methods_written": "no answer contains a method that the agent was asked for",
+        "tests_passed": "no class passes a test",
+    }
+
+    def __init__(
+        self,
+        num_agents: int = 2,
+        division: str = DIVISIONS[0],
+        kind: str = EARNED,
+        mode: str = CODE_FEEDBACK,
+        make_prompt: FirstPrompt = first_prompt,
+        sandbox: Sandbox | None = None,
+        keep_suspicious: str | Path | None = None,
+    ):
+        for name, value, choices in (("division", division, DIVISIONS), ("kind", kind, KINDS), ("mode", mode, MODES)):
+            if value not in choices:
+                raise ValueError(f"`{name}` is {value!r}, it must be one of {', '.join(choices)}.")
+        self.roles = tuple(f"agent_{k}" for k in range(num_agents))
+        self.division = division
+        self.mode = mode
+        self.make_prompt = make_prompt
+        self.sandbox = sandbox or Sandbox()
+        self.runner = ProgramRunner(self.sandbox, keep_suspicious)
+        self.reward = ClassReward(self.runner, kind)
+        shares = dict.fromkeys(("passed", "methods_written", "tests_passed", "overlap"), (0.0, 1.0))
+        rewards = {f"{name}_reward": RANGES[name] for name in KINDS}
+        self.metric_ranges = {"reward": RANGES[kind], "total_reward": RANGES[kind], **rewards, **shares}
+
+    def __repr__(self) -> str:
+        return (
+            f"ClassCompletionEnvironment(roles={self.roles}, division={self.division!r}, kind={self.reward.kind!r}, "
+            f"mode={self.mode!r}, reward_version={REWARD_VERSION})"
+        )
+
+    def resume_settings(self) -> dict[str, Any]:
+        prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
+        return {
+            "reward_version": REWARD_VERSION,
+            "division": self.division,
+            "kind": self.reward.kind,
+            "mode": self.mode,
+            "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],
+            "max_timeouts": self.sandbox.max_timeouts,
+            "memory_mb": self.sandbox.memory_mb,
+        }
+
+    def methods_of(self, item: dict) -> list[list[str]]:
+        """Returns the names of each agent's methods, in the order of the roles."""
+        return divide(item, len(self.roles), self.division)
+
+    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+        division = dict(zip(self.roles, self.methods_of(item), strict=True))
+        if not history:
+            return {role: self.make_prompt(item, own, len(self.roles)) for role, own in division.items()}
+        result: ClassResult = history[-1].outcome.info
+        shown = [
+            check
+            for check in result.verdict.checks
+            if check.source in item["tests"] and check.source.split(".")[0] not in item["method_tests"]
+        ]
+        text = describe_result(result.verdict, result.missing, shown) if self.mode == CODE_FEEDBACK else ""
+        return {role: feedback_prompt(text, own) for role, own in division.items()}
+
+    def score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
+    ) -> list[Outcome]:
+        in_order = [{role: action[role] for role in self.roles} for action in joint_actions]
+        return self.reward.score(items, in_order, [self.methods_of(item) for item in items])
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
+        if isinstance(prompt, str):
+            prompt = prompt.replace(UNSEEN, "The answers of others are above.")
+        return super().show_answers(role, prompt, answers)
+
+    def metrics(self) -> dict[str, float]:
+        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}

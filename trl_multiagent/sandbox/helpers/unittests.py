@@ -1,0 +1,114 @@
+"""Runs test methods of `unittest` in the verifier, on stand-ins for the program's objects."""
+
+import random
+import unittest
+from typing import TYPE_CHECKING, Any
+
+from .endings import CheckLost, Died, GiveUp, SandboxFault, outcome
+from .objects import StandIn
+from .wire import References
+
+
+if TYPE_CHECKING:
+    from .verifier import Evaluation
+
+
+class TestMethods:
+    """
+    The test methods of one run.
+
+    Args:
+        evaluation (`Evaluation`): The run, which asks the candidate and keeps the results.
+    """
+
+    def __init__(self, evaluation: "Evaluation"):
+        self.evaluation = evaluation
+        self.answered = 0  # calls in this test method that the program answered
+        self.lost: BaseException | None = None  # what ended the candidate in this test method, or the run
+
+    def run(self) -> None:
+        """Runs every test method by itself, with the fixtures of its class."""
+        evaluation, job = self.evaluation, self.evaluation.job
+        for index, name in enumerate(job["sources"]):
+            if evaluation.socket is None:
+                evaluation.start_candidate()
+            evaluation.namespace[job["entry_point"]] = evaluation.references.stand_in(0, False)
+            self.answered, self.lost = 0, None
+            random.seed(0)
+            result = _Result()
+            try:
+                evaluation.begin_check(index)
+                test_class, method = name.split(".")
+                test = evaluation.namespace[test_class](method)
+                for kind in (dict, list, tuple, set, frozenset, str):
+                    test.addTypeEqualityFunc(kind, None)  # a difference in text takes cubic time
+                unittest.TestSuite([test]).run(result)
+            except CheckLost as error:
+                self.lost = error
+            if isinstance(self.lost, (GiveUp, SandboxFault)):  # which `unittest` has caught
+                raise self.lost
+            evaluation.settled.add(index)
+            evaluation.finish_check(index, *self._outcome(result))
+
+    def _outcome(self, result: "_Result") -> tuple[str, str]:
+        """
+        Status and error of a test method. It passes only if `unittest` says so, and if the program answered and was not lost, because the
+        test may have caught that.
+        """
+        if self.lost is not None:
+            return outcome(self.lost)
+        if result.problems:
+            status, error = result.problems[0]
+            return status, outcome(error)[1]
+        if not result.succeeded or not self.answered:
+            return "failed", "the test does not use the program"
+        return "passed", ""
+
+    def stand_in(self, references: References, number: int, is_function: bool) -> Any:
+        """Makes the stand-in for an object of the present candidate, whose table of objects is `references`."""
+
+        def ask(number: int, args: tuple, kwargs: dict) -> Any:
+            if self.lost is not None or references is not self.evaluation.references:
+                raise Died("the program's process has ended, and its objects with it")
+            try:
+                value = self.evaluation.call(number, args, kwargs)
+            except BaseException as error:
+                if not isinstance(error, Exception) or self.evaluation.socket is None:
+                    self.lost = error
+                self.answered += 1
+                raise
+            self.answered += 1
+            return value
+
+        return (lambda *args, **kwargs: ask(number, args, kwargs)) if is_function else StandIn(ask, number)
+
+
+class _Result(unittest.TestResult):
+    """The outcome of one test method. Not even a skipped test passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.succeeded = False
+        self.problems: list[tuple[str, BaseException]] = []
+
+    def addSuccess(self, test: Any) -> None:
+        self.succeeded = True
+
+    def addFailure(self, test: Any, err: Any) -> None:
+        self.problems.append(("failed", err[1]))
+
+    def addError(self, test: Any, err: Any) -> None:
+        self.problems.append(("error", err[1]))
+
+    def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
+        if err is not None:
+            self.addError(test, err)
+
+    def addSkip(self, test: Any, reason: str) -> None:
+        self.problems.append(("failed", unittest.SkipTest(reason)))
+
+    def addExpectedFailure(self, test: Any, err: Any) -> None:
+        self.addFailure(test, err)
+
+    def addUnexpectedSuccess(self, test: Any) -> None:
+        self.succeeded = False
