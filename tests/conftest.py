@@ -1,4 +1,3 @@
-import gc
 import gzip
 import os
 import signal
@@ -46,10 +45,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    import torch
+    from quick import make_libraries_quick
 
-    torch.set_num_threads(1)  # the models here are too small to share
-    gc.freeze()  # what is imported stays: trainers, which collect garbage at every turn, need not look through it each time
+    make_libraries_quick()
 
 
 @pytest.fixture(autouse=True)
