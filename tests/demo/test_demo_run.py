@@ -47,7 +47,9 @@ def test_the_demo_shows_progress_result_and_paths(demo_run):
 def test_the_base_model_is_mediocre_as_it_should_be(demo_run, demo_cache, monkeypatch):
     assert demo_run[0].returncode == 0
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(demo_cache))
-    monkeypatch.setattr("trl_multiagent.models.imitation.ImitationModel.build", lambda *args, **kwargs: pytest.fail("not cached"))
+    monkeypatch.setattr(
+        "trl_multiagent.models.imitation.ImitationModel.build", lambda *args, **kwargs: pytest.fail("not cached")
+    )
     path = demo_model()
     model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
     torch.manual_seed(0)
