@@ -1,5 +1,6 @@
 """Every command that a file of the repository shows is run, as a dry run where it would train."""
 
+import functools
 import importlib.util
 import io
 import json
@@ -68,16 +69,19 @@ def by_program(*programs: str) -> list[str]:
     return [command for command in COMMANDS if command.startswith(programs)]
 
 
+@functools.cache
+def few_bugs(name, split):  # to find faults, all mutants are run
+    return load_bug_dataset(name, f"{split}[:6]", 1)
+
+
 @pytest.fixture
 def readers_folder(tmp_path, monkeypatch):
     """A working directory with the files that the commands read, as a reader would have them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def few(name, split, *settings):  # to find faults, all mutants are run
-        return load_bug_dataset(name, f"{split.partition('[')[0]}[:6]", 1)
-
-    monkeypatch.setattr("trl_multiagent.environments.bug_fixing.task.load_bug_dataset", few)
+    few = "trl_multiagent.environments.bug_fixing.task.load_bug_dataset"
+    monkeypatch.setattr(few, lambda name, split, *settings: few_bugs(name, split.partition("[")[0]))
     for name in ("recipes", "accelerate_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     problem = {"prompt": "def f(x):\n", "entry_point": "f"}

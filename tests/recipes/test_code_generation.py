@@ -330,33 +330,6 @@ def test_settings_of_critics(algorithm, argv, parts, capsys):
     assert "no effect" not in captured.err
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "argv", "message"),
-    [
-        ("magrpo", "critic_model.name=a/b", "`critic_model` cannot be used: `magrpo` has no critics. Remove it."),
-        ("magrpo", "magrpo.use_separate_critic=true", "`magrpo.use_separate_critic` is not a known setting"),
-        ("iac", "iac.use_separate_critic=false iac.critic_form=adapter", "`critic_form` is 'adapter'; give one."),
-        ("iac", "critics=[a/b] iac.critic_models=c/d", "`iac.critic_models` is 'c/d', but the critics are ['a/b']"),
-        ("iac", "critic_model.name=./nowhere", "`critic_model.name` is './nowhere', but there is no such folder."),
-        ("iac", "critic_model.nam=a", "`critic_model.nam` is not a known setting; did you mean `critic_model.name`?"),
-        ("maac", "maac.critic_form=head", "set `critic_trains_trunk` to False"),
-        ("iac", "iac.critic_models=./nowhere", "`iac.critic_models` is './nowhere', but there is no such folder."),
-        ("iac", "iac.critic_models=[]", "0 models for the critics ['aux', 'main']"),
-        ("iac", "critics=[a/b,c/d,e/f]", "3 models for the critics ['aux', 'main']"),
-        ("iac", "critics=[a/b,c/d] iac.frozen_agents=[aux]", "2 models for the critics ['main']"),
-        ("maac", "critics=[a/b,c/d]", "2 models for the critics ['central']"),
-        ("iac", "critic_model.name=demo", "has 'demo', which the task builds"),
-        ("ac", "ac.num_agents=2", "`ac.num_agents`: ac trains one agent; IAC trains several."),
-        ("iac", "iac.gae_lambda=2", "`iac.gae_lambda` is 2, it must be at most 1."),
-    ],
-)
-def test_wrong_settings_of_critics(algorithm, argv, message, capsys):
-    path = RECIPES / "configs" / f"{algorithm}_he_config.yaml"
-    with pytest.raises(SystemExit):
-        run_script(algorithm, "--config", str(path), "--dry_run", "--override", *shlex.split(argv))
-    assert message in capsys.readouterr().err
-
-
 def test_notes_on_critics(capsys):
     """Settings of a separate critic have no effect on a head."""
     path = Path(__file__).parent / "peer_configs" / "iac_shared_config.yaml"
