@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import re
 import shlex
 import shutil
 from pathlib import Path
@@ -113,31 +112,44 @@ def test_splits_select_the_published_rows_of_local_files(config, items, shared_d
         ),
         ("mt_magrpo_che", "--override external.mode='level_feedback' external.sandbox_slice=-2", ["2 turns"]),
         ("mt_magrpo_he", "--override external.mode='plain' magrpo.handoff='best'", ["handoff best"]),
+        ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
+        ("iac_he", "--override critics=[a/b,c/d]", ["from a/b, c/d"]),
+        ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["_form adapter\n"]),
+        (
+            "iac_he",
+            "--override iac.critic_models=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter",
+            ["_form adapter\n"],
+        ),
+        (
+            "iac_he",
+            "--override iac.num_iterations=2 iac.value_clip_range=0.2 iac.importance_ratio=joint",
+            ["2 steps on each batch"],
+        ),
+        (
+            "maac_he",
+            "--override maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross",
+            ["critic_type q", "4 joint"],
+        ),
+        ("maac_he", "--override maac.critic_form=head maac.critic_trains_trunk=false", ["critic_form head"]),
+        (
+            "iac_he",
+            "--override iac.num_iterations=3 iac.max_steps=9",
+            ["3 steps on each batch", "steps  9 ", "env steps        12"],
+        ),
+        (
+            "ac_he",
+            "--override ac.critic_form=head ac.value_head_hidden_dim=64",
+            ["critic_form head", "agents           main:"],
+        ),
     ],
 )
-def test_command_lines_of_other_releases(config, argv, parts, capsys):
-    algorithm = "grpo" if config.startswith("grpo") else "magrpo"
+def test_command_lines(config, argv, parts, capsys):
+    """Those of other releases, and settings of critics."""
     path = RECIPES / "configs" / f"{config}_config.yaml"
-    run_script(algorithm, "--config", str(path), "--dry_run", *shlex.split(argv))
-    out = capsys.readouterr().out
-    for part in parts:
-        assert part in out
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["dataset.train_split=test[500:600]"], r"test\[500:600\]"),
-        (["dataset.train_split=test[oops"], r"test\[oops"),
-        (["dataset.train_split=test[:3]", "magrpo.items_per_device=4"], "3 items, fewer than the 4"),
-    ],
-)
-def test_bad_splits_are_errors_of_a_dry_run(argv, message, shared_data, capsys):
-    config = str(RECIPES / "configs" / "magrpo_he_config.yaml")
-    data = f"dataset.name={shared_data / FILES['he']}"
-    with pytest.raises(SystemExit):
-        run_script("magrpo", "--config", config, "--dry_run", "--override", data, *argv)
-    assert re.search(message, error_line(capsys))
+    run_script(algorithm_of(path), "--config", str(path), "--dry_run", *shlex.split(argv))
+    captured = capsys.readouterr()
+    assert all(part in captured.out for part in parts)
+    assert "ac_he" not in config or "no effect" not in captured.err
 
 
 @pytest.mark.parametrize(
@@ -305,29 +317,6 @@ def test_two_processes(forked, tiny_model, shared_data, tmp_path):
     assert folder.name.startswith("mt_job_")
     assert (folder / "config.yaml").is_file()
     assert "'env_step': '40'" in done.stdout  # one item with 20 joint actions in each process
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "argv", "parts"),
-    [
-        ("iac", "critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
-        ("iac", "critics=[a/b,c/d]", ["from a/b, c/d"]),
-        ("iac", "critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["critic_form adapter\n"]),
-        ("iac", "iac.critic_models=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter iac.critic_lora_r=4", ["adapter\n"]),
-        ("iac", "iac.num_iterations=2 iac.value_clip_range=0.2 iac.importance_ratio=joint", ["2 steps on each batch"]),
-        ("maac", "maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross", ["critic_type q", "4 joint"]),
-        ("maac", "maac.critic_form=head maac.critic_trains_trunk=false", ["critic_form head"]),
-        ("iac", "iac.num_iterations=3 iac.max_steps=9", ["3 steps on each batch", "steps  9 ", "env steps        12"]),
-        ("ac", "ac.critic_form=head ac.value_head_hidden_dim=64", ["critic_form head", "agents           main:"]),
-    ],
-)
-def test_settings_of_critics(algorithm, argv, parts, capsys):
-    path = RECIPES / "configs" / f"{algorithm}_he_config.yaml"
-    run_script(algorithm, "--config", str(path), "--dry_run", "--override", *shlex.split(argv))
-    captured = capsys.readouterr()
-    for part in parts:
-        assert part in captured.out
-    assert "no effect" not in captured.err
 
 
 def test_notes_on_critics(capsys):

@@ -67,6 +67,7 @@ external.memory_mode=short 'full'
 prompt_files.aux=nowhere.txt no such file
 dataset.type=demo;dataset.name=humaneval.jsonl set it to 'demo'
 dataset.train_split=test[500:600] selects none
+dataset.train_split=test[oops test[oops
 dataset.name=broken.jsonl not a line of JSON
 dataset.name=fields.jsonl entry_point
 magrpo.items_per_device=9 fewer than
