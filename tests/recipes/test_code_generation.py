@@ -24,12 +24,14 @@ from tiny import byte_tokenizer, tiny_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes" / "code_generation"
-# Those of MADPO are in tests/preferences/test_preference_run.py
+# Those of MADPO are in tests/preferences/test_preference_run.py, those of MARLHF in test_marlhf.py
 CONFIGS = sorted(
     path for path in (RECIPES / "configs").glob("*.yaml") if not path.stem.startswith(("madpo", "reward_model"))
 )
 PEER_CONFIGS = sorted(
-    path for path in (Path(__file__).parent / "peer_configs").glob("*.yaml") if "madpo" not in path.stem
+    path
+    for path in (Path(__file__).parent / "peer_configs").glob("*.yaml")
+    if not path.stem.startswith(("madpo", "marlhf"))
 )
 FILES = {"he": "humaneval.jsonl", "che": "coophumaneval.jsonl", "mbpp": "mbpp_sanitized.jsonl"}
 
