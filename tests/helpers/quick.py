@@ -20,9 +20,8 @@ def make_libraries_quick() -> None:
     gc.collect = lambda generation=2: collect(0)
     gc.freeze()
     os.fsync = lambda file: None  # a process that is killed leaves what it wrote; only a machine that fails does not
-    if (
-        not torch.cuda.is_available()
-    ):  # for a device that is not there, torch keeps every seed with the stack of its caller
+    if not torch.cuda.is_available():
+        # Of a device that is not there, torch keeps every seed with the stack of its caller
         torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
     hub = sys.modules.get("trl_multiagent.trainers.base.hub")
     if hub is not None:  # every checkpoint has a picture, which takes as long to draw as a step
