@@ -180,7 +180,7 @@ def main():
     args = parser.parse_args()
     programs = load(args.data)
     if args.smoke:
-        programs, args.repeats, args.programs, args.check_timeout = programs[:8], 1, 100, 0.2
+        programs, args.repeats, args.programs, args.check_timeout = programs[:4], 1, 40, 0.2
     result = {"user": os.geteuid(), "cores": len(os.sched_getaffinity(0)), "python": sys.version.split()[0]}
     result["throughput"] = throughput(programs, args.repeats)
     result["endless_loops"] = endless_loops(args.check_timeout)

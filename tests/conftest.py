@@ -1,4 +1,3 @@
-import gc
 import gzip
 import os
 import signal
@@ -25,12 +24,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files that take longest, in this order. When workers share the tests, these start first, so that all workers end together
 SLOW = """
-test_distributed_forms test_benchmarks test_demo_run test_checkpoints test_hostile test_together test_team_forms test_stopping
-test_code_generation test_endpoints test_preference_run test_marlhf test_preference_processes test_limits test_hub test_actor_critic test_madpo_update
-test_madpo_trainer test_evaluate test_control test_collection test_router_loss test_two_hosts test_vllm_generation
-test_magrpo_update test_recipe
-test_dropout test_two_processes test_precision test_earned_attacks test_failures test_experiments test_iterations test_joint_reward_trainer test_own_family
-test_docs test_own_task test_wheel test_commands test_wrong_settings test_rewards test_bad_endings test_code_reward test_cli
+test_distributed_forms test_demo_run test_checkpoints test_benchmarks test_hub test_together test_hostile test_stopping test_code_generation
+test_endpoints test_preference_run test_marlhf test_preference_processes test_limits test_actor_critic test_team_forms test_madpo_update
+test_madpo_trainer test_evaluate test_control test_collection test_vllm_generation test_magrpo_update test_recipe test_two_processes test_precision
+test_earned_attacks test_failures test_experiments test_iterations test_joint_reward_trainer test_own_family test_docs test_own_task test_commands
+test_wrong_settings test_rewards test_bad_endings test_code_reward test_router_loss test_two_hosts test_wheel test_dropout test_cli
 test_verdicts test_answers test_client test_positions test_quantized_base test_report test_earned_reward
 """.split()
 
@@ -46,10 +44,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    import torch
+    from quick import make_libraries_quick
 
-    torch.set_num_threads(1)  # the models here are too small to share
-    gc.freeze()  # what is imported stays: trainers, which collect garbage at every turn, need not look through it each time
+    make_libraries_quick()
 
 
 @pytest.fixture(autouse=True)

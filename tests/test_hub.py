@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from trl_multiagent.hub.push import push_command_advice, push_folder
 
+from forked import FORKING
 from hub_client import HubClient
 from hub_server import READER, WRITER, HubServer
 from tiny import tiny_team
@@ -23,6 +24,8 @@ from tiny import tiny_team
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = [f"agents/{role}/model.safetensors" for role in ("aux", "main")]
 TEAM_FILES = {"README.md", "team.json", *WEIGHTS, "agents/main/config.json", "agents/aux/tokenizer.json"}
+# `accelerate launch`, which has imported what its processes need
+LAUNCHER = "import trl_multiagent.recipe.training; from accelerate.commands.launch import main; main()"
 TRAINER = """
 from tiny import tiny_items, tiny_trainer
 def trainer(**arguments):
@@ -492,7 +495,7 @@ def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
     data = tmp_path / "problems.jsonl"
     data.write_text("".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(4)))
     command = [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate_configs/ddp.yaml"),
+        *(sys.executable, "-c", LAUNCHER, "--config_file", "accelerate_configs/ddp.yaml"),
         *("recipes/code_generation/train_magrpo.py", "--config"),
         *("recipes/code_generation/configs/magrpo_he_config.yaml", "--override", f"agent_model.name={tiny_model}"),
         *(f"dataset.name={data}", "dataset.type=humaneval", "dataset.train_split=train", "dataset.eval_split=null"),
@@ -501,7 +504,7 @@ def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
         *("magrpo.eval_interval=0", "magrpo.max_completion_length=8", "magrpo.logging_steps=1"),
         *("magrpo.save_strategy=no", "magrpo.learning_rate=0.01"),
     ]
-    env = server.environment(tmp_path / "home", token=None)
+    env = server.environment(tmp_path / "home", token=None) | FORKING
     env["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

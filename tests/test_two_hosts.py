@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from safetensors.torch import load_file
 from forked import FORKING
 
 
-ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).parent / "helpers" / "two_hosts.py"
 ROLES = ("aux", "main")
 
@@ -56,30 +54,12 @@ def ip(*arguments):
     return subprocess.run(["ip", *arguments], capture_output=True, text=True)
 
 
-def launch(hosts, folder):
-    """Starts a process on each host; gives each launcher's exit status and error output."""
-    launchers = []
-    for k, host in enumerate(hosts):
-        command = ["ip", "netns", "exec", host, sys.executable, "-m", "accelerate.commands.launch"]
-        command += ["--config_file", "accelerate_configs/multi_node_ddp.yaml", "--num_processes", "2"]
-        command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-        command += ["--num_machines", "2", "--machine_rank", str(k)]
-        command += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500", str(SCRIPT), str(folder)]
-        # The names of the addresses are asked for, but nobody answers here
-        network = {"GLOO_SOCKET_IFNAME": "cable", "RES_OPTIONS": "timeout:1 attempts:1"}
-        environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent), "OMP_NUM_THREADS": "1", **network, **FORKING}
-        launchers.append(subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True))
-    try:
-        outputs = [launcher.communicate(timeout=640)[1] for launcher in launchers]
-    finally:
-        for launcher in launchers:
-            launcher.terminate()  # it then ends its processes
-    return [(launcher.returncode, output) for launcher, output in zip(launchers, outputs, strict=True)]
-
-
 def test_two_hosts_do_what_one_does(forked, hosts, tmp_path):
-    for code, stderr in launch(hosts, tmp_path / "two"):
-        assert code == 0, stderr[-4000:]
+    # The names of the addresses are asked for, but nobody answers here
+    network = {"GLOO_SOCKET_IFNAME": "cable", "RES_OPTIONS": "timeout:1 attempts:1"}
+    arguments = (",".join(hosts), SCRIPT, tmp_path / "two")
+    two = forked.run(SCRIPT.with_name("on_two_hosts.py"), *arguments, processes=2, environment=network | FORKING)
+    assert two.codes == [0, 0], two.stderr[-4000:]
     one = forked.run(SCRIPT, tmp_path / "one", processes=2)
     assert one.codes == [0, 0], one.stderr[-4000:]
     seen = {x: [json.loads((tmp_path / x / f"process{k}.json").read_text()) for k in range(2)] for x in ("one", "two")}

@@ -12,6 +12,13 @@ from trl_multiagent.settings.read import ACCELERATE, CONFIGS, RECIPES
 
 
 ROOT = Path(__file__).resolve().parents[1]
+# `trl-multiagent`, which runs what it would launch in its own process
+COMMAND = """
+from accelerate.commands import launch
+from trl_multiagent import cli
+launch.launch_command = lambda options: cli.main(options.training_script_args)
+cli.main()
+"""
 
 
 def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_path):
@@ -37,7 +44,7 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
     assert "Project-URL: Repository, https://" in metadata
 
-    command = [sys.executable, "-m", "trl_multiagent.cli", "train", "magrpo", "--config", "magrpo_demo"]
+    command = [sys.executable, "-c", COMMAND, "train", "magrpo", "--config", "magrpo_demo"]
     done = subprocess.run(
         [*command, "--accelerate_config", "single", "--dry_run"],
         cwd=tmp_path,

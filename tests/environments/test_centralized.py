@@ -134,23 +134,6 @@ def test_one_turn_and_several_roles():
     assert Outcome(1.0).metrics == {}
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "argv", "problem"),
-    [
-        ("magrpo", ["--num_turns", "2"], "section `magrpo`: `num_turns` is 2, but a model that answers for all roles"),
-        ("grpo", [], "for several roles, but there is one"),
-        ("magrpo", ["--override", "agents=[a,b]"], "`agents` has 2 entries for 1 agents (`collaboration_mode: centr"),
-        ("magrpo", ["--override", "magrpo.frozen_agents=[aux]"], "names 'aux', which is no role of the task: team"),
-        ("madpo", ["--comparator_generation_mode", "sequential"], "cannot be sequential"),
-    ],
-)
-def test_wrong_settings(algorithm, argv, problem, capsys, tiny_model):
-    with pytest.raises(SystemExit) as exit:
-        run_recipe(algorithm, TASK, ["--model_name", tiny_model, "--collaboration_mode", "centralized", *argv], "run")
-    assert exit.value.code == 2
-    assert problem in capsys.readouterr().err
-
-
 def test_settings():
     argv = ["--model_name", "m", "--collaboration_mode", "centralized", "--joint_mode", "cross"]
     args = parse_recipe("magrpo", TASK, argv, "run").training_args

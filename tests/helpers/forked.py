@@ -5,7 +5,6 @@ that a start takes no time. Run as a script, this is that process: it reads a ru
 
 import atexit
 import faulthandler
-import gc
 import json
 import os
 import runpy
@@ -156,18 +155,16 @@ def run_script(command, cwd, folder: Path, rank: int) -> None:
 
 
 def main() -> None:
-    import torch
-
     from trl_multiagent.report.pictures import picture
 
     import tiny  # noqa: F401
     from process_group import import_deepspeed
+    from quick import make_libraries_quick
 
     import_deepspeed()
     with tempfile.TemporaryDirectory() as folder, picture(Path(folder) / "picture.png"):
         pass  # the first picture of a process finds the fonts, and model cards have one
-    torch.set_num_threads(1)
-    gc.freeze()  # the trainers collect garbage at every turn, for which they need not look through the libraries
+    make_libraries_quick()
     for line in sys.stdin:
         print(json.dumps(launch(*json.loads(line))), flush=True)
 

@@ -110,27 +110,6 @@ def test_every_configuration_has_a_plan(config, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "argv", "problem"),
-    [
-        ("madpo", ["--loss_type", "aot"], "`loss_type` 'aot' is not supported for a team"),
-        ("madpo", ["--num_turns", "2"], "`madpo.num_turns`"),
-        ("madpo", ["--preference_dataset", "missing"], "There is no folder missing"),
-        ("madpo", ["--override", "madpo.frozen_agents=[critic]"], "names 'critic', which is no role of the task"),
-        ("madpo_iter", ["--preference_dataset", "x"], "every round collects its preferences"),
-        ("madpo_iter", ["--preference_replay_lambda", "2"], "must be at most 1"),
-        ("madpo_iter", ["--comparator_policy", "none"], "`pair_selection: comparator_reward` needs a comparator"),
-        ("madpo_iter", ["--comparator_policy", "api"], "needs `comparator_api_model`"),
-    ],
-)
-def test_wrong_settings_are_one_line(algorithm, argv, problem, capsys, run, tmp_path):
-    with pytest.raises(SystemExit) as exit_info:
-        run(algorithm, "run", *argv)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert exit_info.value.code == 2 and problem in line and line.startswith("run: error: ")
-    assert scored == []
-
-
 def test_wrong_preferences_are_one_line_before_anything_is_loaded(capsys, run, tmp_path):
     Path("rows.csv").write_text("aux_prompt")
     texts = {"aux_prompt": "a", "aux_chosen": "b", "aux_rejected": "c", "main_prompt": "d", "main_chosen": "e"}

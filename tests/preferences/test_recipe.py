@@ -51,22 +51,6 @@ def test_folder(argv, folder):
     assert parse(*argv).output_dir == folder
 
 
-@pytest.mark.parametrize(
-    ("argv", "problem"),
-    [
-        (["--override", "madpo.pair_selection=best"], "pair_selection"),
-        (["--preference_num_candidates", "1"], "`preference_num_candidates` is 1, it must be at least 2"),
-        (["--pair_selection", "all"], "set `preference_pairs_per_sample` to null"),
-        (["--num_agents", "3"], "`madpo.num_agents` is 3, but the task has 2 roles: aux, main"),
-    ],
-)
-def test_wrong_settings_are_one_line(argv, problem, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        run_collection(TASK, ["--model_name", "m", *argv, "--dry_run"], prog="collect")
-    (message,) = capsys.readouterr().err.splitlines()
-    assert exit_info.value.code == 2 and message.startswith("collect: error: ") and problem in message
-
-
 def test_the_plan_says_what_it_costs_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     argv = ["--model_name", "m", "--dry_run", "--preference_num_candidates", "10", "--max_completion_length", "100"]

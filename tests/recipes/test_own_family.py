@@ -1,5 +1,6 @@
 """A task family that the package does not know: two files, and no other line."""
 
+import json
 import os
 import runpy
 import subprocess
@@ -26,13 +27,6 @@ def arguments(tiny_model, tmp_path):
     }
     (tmp_path / "poem.yaml").write_text(yaml.safe_dump(sections))
     return ["--config", str(tmp_path / "poem.yaml"), "--save_strategy", "no", "--logging_steps", "1"]
-
-
-def run(command, arguments, cwd):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, *command, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
-    )
 
 
 def test_it_trains(forked, arguments, tmp_path):
@@ -63,49 +57,35 @@ def test_wrong_settings_are_one_line(arguments, monkeypatch, capsys, override, a
     assert exit_info.value.code == 2 and answer in line
 
 
-# Runs a script and prints which of the libraries that take long to import it has imported
-LISTING = """
-import atexit, runpy, sys
-
-SLOW = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "numpy")
-atexit.register(lambda: print("imported:", [name for name in SLOW if name in sys.modules]))
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-# Calls scripts for help in one process, and prints the exit status and the libraries that were imported
+# Calls programs one after the other, and prints what each of them wrote, how it ended, and the slow libraries that are imported by then
 CALLS = """
-import pathlib, runpy, sys
+import contextlib, io, json, runpy, sys
 
 SLOW = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "numpy")
-for script in sys.argv[1:]:
-    sys.argv = [script, "--help"]
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as exit:
-        print("called:", pathlib.Path(script).stem, exit.code, [name for name in SLOW if name in sys.modules])
+for sys.argv in json.loads(sys.argv[1]):
+    sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.redirect_stderr(text):
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as exit:
+            code = exit.code
+    print(json.dumps([code, text.getvalue(), [name for name in SLOW if name in sys.modules]]))
 """
 
 
-def test_help_of_every_script_is_printed_without_the_libraries(tmp_path):
-    scripts = sorted((ROOT / "recipes").glob("*/*.py"))
-    done = run(["-c", CALLS, *map(str, scripts)], [], tmp_path)
-    answers = [line for line in done.stdout.splitlines() if line.startswith("called: ")]
-    assert answers == [f"called: {path.stem} 0 []" for path in scripts], done.stderr[-2000:]
-
-
-@pytest.mark.parametrize(
-    ("script", "argv", "code", "answer"),
-    [
+def test_help_and_commands_answer_without_the_libraries(tmp_path):
+    calls = [
         (COMMAND, ["train", "maremax", "--help"], 0, "usage: trl-multiagent train maremax"),
         (COMMAND, ["collect", "--help"], 0, "usage: trl-multiagent collect"),
         (COMMAND, ["push", "nowhere", "user/team"], 2, "nowhere holds no team.json"),
         (SCRIPT, ["--help"], 0, "  poem:\n    letters: Letters that earn a reward.\n"),
-    ],
-)
-def test_help_and_commands_answer_without_the_libraries(tmp_path, script, argv, code, answer):
-    done = run(["-c", LISTING, str(script)], argv, tmp_path)
-    assert done.returncode == code and answer in done.stdout + done.stderr, done.stderr
-    assert "imported: []" in done.stdout
+        *((script, ["--help"], 0, "usage: ") for script in sorted((ROOT / "recipes").glob("*/*.py"))),
+    ]
+    programs = json.dumps([[str(script), *argv] for script, argv, *_ in calls])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", CALLS, programs]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(calls) > 10, done.stderr[-2000:]
+    for (script, _, code, answer), (found_code, text, imported) in zip(calls, answers, strict=True):
+        assert (found_code, imported) == (code, []) and answer in text, (script, text)

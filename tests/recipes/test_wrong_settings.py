@@ -15,6 +15,7 @@ from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.functions import TASK as FUNCTIONS
 from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
 from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
@@ -25,7 +26,7 @@ from tiny import count_reward, tiny_items
 PROBLEM = {"task_id": "T/0", "prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
 PROBLEM["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
 
-# Rules of this package: an override or more, and what the message must contain besides the setting's name
+# Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
 RULES = """
 magrpo.learning_rate=1e999 finite number
 magrpo.learning_rate=fast valid number
@@ -66,6 +67,7 @@ external.memory_mode=short 'full'
 prompt_files.aux=nowhere.txt no such file
 dataset.type=demo;dataset.name=humaneval.jsonl set it to 'demo'
 dataset.train_split=test[500:600] selects none
+dataset.train_split=test[oops test[oops
 dataset.name=broken.jsonl not a line of JSON
 dataset.name=fields.jsonl entry_point
 magrpo.items_per_device=9 fewer than
@@ -96,63 +98,17 @@ output.base_dir=${nowhere.at_all} nowhere
 output.base_dir=??? Missing mandatory value
 reward_funcs=[a.b] task: functions
 magrpo=[1] section
-"""
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The working folder, with a data set of three items and files that cannot be used."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RUN_ID", "7")
-    row = json.dumps(PROBLEM) + "\n"
-    Path("humaneval.jsonl").write_text("".join(json.dumps({**PROBLEM, "task_id": f"T/{k}"}) + "\n" for k in range(3)))
-    Path("broken.jsonl").write_text(row + "{\n")
-    Path("fields.jsonl").write_text(json.dumps({**PROBLEM, "entry_point": None}) + "\n")
-    Path("rows.csv").write_text("a,b\n1,2\n")
-    Path("file").touch()
-    config = {"agent_model": {"name": "demo"}, "dataset": {"name": "humaneval.jsonl", "type": "humaneval"}}
-    Path("config.yaml").write_text(yaml.safe_dump(config))
-    return tmp_path
-
-
-def refusal(capsys, *argv: str) -> str:
-    """The message with which a recipe refuses its settings."""
-    with pytest.raises(SystemExit) as exit_info:
-        run_recipe("magrpo", TASK, ["--config", "config.yaml", *argv], prog="train")
-    captured = capsys.readouterr()
-    assert exit_info.value.code == 2
-    others = ("train: note: ", "Building the base model")  # the first test that needs the demo's model builds it
-    lines = [line for line in captured.err.splitlines() if line and not line.startswith(others)]
-    assert len(lines) == 1 and lines[0].startswith("train: error: "), captured.err
-    # DeepSpeed prints the accelerator when transformers first imports it
-    assert not [line for line in captured.out.splitlines() if "get_accelerator" not in line]
-    return lines[0]
-
-
-def no_loading(*args, **kwargs):
-    pytest.fail("a model was loaded")
-
-
-@pytest.mark.parametrize("rule", RULES.strip().splitlines())
-def test_a_wrong_setting(folder, capsys, monkeypatch, rule):
-    monkeypatch.setattr("trl_multiagent.recipe.recipe.Recipe.load_team", no_loading)
-    before = sorted(folder.rglob("*"))
-    overrides, expected = rule.replace(": ", ":\0").split(" ", 1)
-    overrides = overrides.replace("\0", " ").split(";")
-    planned = refusal(capsys, "--override", *overrides, "--dry_run")
-    assert expected.replace("\0", " ") in planned
-    assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    "override", ["magrpo.num_generations=100000000", "dataset.name=rows.csv", "output.base_dir=file"]
-)
-def test_a_run_refuses_what_its_plan_refuses(folder, capsys, override):
-    assert refusal(capsys, "--override", override) == refusal(capsys, "--override", override, "--dry_run")
-
-
-# The same for other algorithms
-OTHER_RULES = """
+magrpo.use_separate_critic=true is not a known setting
+magrpo.items_per_device=2;magrpo.rollout_buffer_size=2 give one
+magrpo.eval_interval=4;magrpo.eval_steps=4 eval_interval
+magrpo.beta=0.2;magrpo.reference_kl_enabled=true reference_kl_coef
+magrpo.learning_rate=null is null, it must be a valid number
+magrpo.turn_gradient_weights=[1,a] `magrpo.turn_gradient_weights` is 'a'
+magrpo.collaboration_mode=centralized;magrpo.num_turns=2 `num_turns` is 2, but a model that answers for all roles
+magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`collaboration_mode: centr
+magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is no role of the task: team
+external.mode=expert_edits;external.expert_model=llama where the model 'llama' is
+peft.peft_type=IA3 `peft.peft_type` is not a known setting
 iac critics=[demo,demo,demo] the task builds
 iac iac.router_aux_loss_coef=-1 at least 0
 madpo madpo.label_smoothing=0.7 less than 0.5
@@ -173,24 +129,94 @@ reward_model reward_model.model_init_kwargs={num_labels: 2} one output
 reward_model reward_model.metric_for_best_model=acuracy choose one of loss, accuracy
 reward_model reward_model.eval_strategy=epoch;reward_model.eval_fraction=0 eval_fraction
 reward_model reward_model.preference_dataset=not_collected_yet trl-multiagent collect
-magrpo .x=1 section.key=value
+.x=1 section.key=value
+grpo grpo.collaboration_mode=centralized for several roles, but there is one
+iac iac.use_separate_critic=false;iac.critic_form=adapter `critic_form` is 'adapter'; give one.
+iac critics=[a/b];iac.critic_models=c/d `iac.critic_models` is 'c/d', but the critics are ['a/b']
+iac critic_model.name=./nowhere `critic_model.name` is './nowhere', but there is no such folder.
+iac critic_model.nam=a did you mean `critic_model.name`?
+iac critic_model.name=demo has 'demo', which the task builds
+iac iac.critic_models=./nowhere `iac.critic_models` is './nowhere', but there is no such folder.
+iac iac.critic_models=[] 0 models for the critics ['aux', 'main']
+iac critics=[a/b,c/d,e/f] 3 models for the critics ['aux', 'main']
+iac critics=[a/b,c/d];iac.frozen_agents=[aux] 2 models for the critics ['main']
+iac iac.gae_lambda=2 at most 1
+maac critics=[a/b,c/d] 2 models for the critics ['central']
+maac maac.critic_form=head set `critic_trains_trunk` to False
+ac ac.num_agents=2 ac trains one agent; IAC trains several.
+madpo madpo.loss_type=aot `loss_type` 'aot' is not supported for a team
+madpo madpo.num_turns=2 `madpo.num_turns`
+madpo madpo.preference_dataset=missing There is no folder missing
+madpo madpo.frozen_agents=[critic] names 'critic', which is no role of the task
+madpo madpo.collaboration_mode=centralized;madpo.comparator_generation_mode=sequential cannot be sequential
+madpo_iter madpo_iter.preference_dataset=x every round collects its preferences
+madpo_iter madpo_iter.preference_replay_lambda=2 must be at most 1
+madpo_iter madpo_iter.comparator_policy=none `pair_selection: comparator_reward` needs a comparator
+madpo_iter madpo_iter.comparator_policy=api needs `comparator_api_model`
+marlhf marlhf.rl_algorithm=ppo `marlhf.rl_algorithm`
+marlhf marlhf.reward_training={warmup: 3} the reward model:
+marlhf marlhf.reward_peft={rank: 3} `marlhf.reward_peft`:
+marlhf marlhf.reward_peft={r: 3};marlhf.reward_freeze_backbone=true remove `marlhf.reward_peft`
+marlhf_iter marlhf_iter.preference_dataset=x every round collects its preferences
+marlhf_iter marlhf.num_iterations=2;marlhf_iter.num_iterations=3 are the same setting
+marlhf_iter madpo_iter.beta=2 the section `madpo_iter` cannot be used
 """
 
 
-@pytest.mark.parametrize("rule", OTHER_RULES.strip().splitlines())
-def test_a_wrong_setting_of_another_algorithm(folder, tiny_model, capsys, monkeypatch, rule):
+@pytest.fixture
+def folder(tmp_path, monkeypatch, tiny_model):
+    """The working folder, with a data set of three items, a model, and files that cannot be used."""
+    monkeypatch.chdir(tmp_path)
     Path("model").symlink_to(tiny_model)
+    monkeypatch.setenv("RUN_ID", "7")
+    row = json.dumps(PROBLEM) + "\n"
+    Path("humaneval.jsonl").write_text("".join(json.dumps({**PROBLEM, "task_id": f"T/{k}"}) + "\n" for k in range(3)))
+    Path("broken.jsonl").write_text(row + "{\n")
+    Path("fields.jsonl").write_text(json.dumps({**PROBLEM, "entry_point": None}) + "\n")
+    Path("rows.csv").write_text("a,b\n1,2\n")
+    Path("file").touch()
+    config = {"agent_model": {"name": "./model"}, "dataset": {"name": "humaneval.jsonl", "type": "humaneval"}}
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+def refusal(capsys, *argv: str, algorithm: str = "magrpo") -> str:
+    """The message with which a recipe refuses its settings."""
+    with pytest.raises(SystemExit) as exit_info:
+        run_recipe(algorithm, TASK, ["--config", "config.yaml", *argv], prog="train")
+    captured = capsys.readouterr()
+    assert exit_info.value.code == 2
+    lines = [line for line in captured.err.splitlines() if line and not line.startswith("train: note: ")]
+    assert len(lines) == 1 and lines[0].startswith("train: error: "), captured.err
+    # DeepSpeed prints the accelerator when transformers first imports it
+    assert not [line for line in captured.out.splitlines() if "get_accelerator" not in line]
+    return lines[0]
+
+
+def no_loading(*args, **kwargs):
+    pytest.fail("a model was loaded")
+
+
+@pytest.mark.parametrize("rule", RULES.strip().splitlines())
+def test_a_wrong_setting(folder, capsys, monkeypatch, rule):
     monkeypatch.setattr("trl_multiagent.recipe.recipe.Recipe.load_team", no_loading)
-    algorithm, rest = rule.split(" ", 1)
-    overrides, expected = rest.replace(": ", ":\0").split(" ", 1)
-    overrides = [override.replace("\0", " ") for override in overrides.split(";")]
+    before = sorted(folder.rglob("*"))
+    algorithm, _, rest = rule.partition(" ")
+    if algorithm not in ALGORITHMS:
+        algorithm, rest = "magrpo", rule
+    overrides, expected = (part.replace("\0", " ") for part in rest.replace(": ", ":\0").split(" ", 1))
+    overrides = overrides.split(";")
     if algorithm == "reward_model":
         overrides.insert(0, "reward_model.preference_dataset=not_collected_yet")
-    with pytest.raises(SystemExit) as exit_info:
-        run_recipe(algorithm, TASK, ["--config", "config.yaml", "--override", *overrides, "--dry_run"], prog="train")
-    error = capsys.readouterr().err
-    lines = [line for line in error.splitlines() if not line.startswith("train: note: ")]
-    assert exit_info.value.code == 2 and len(lines) == 1 and expected in lines[0], error
+    assert expected in refusal(capsys, "--override", *overrides, "--dry_run", algorithm=algorithm)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "override", ["magrpo.num_generations=100000000", "dataset.name=rows.csv", "output.base_dir=file"]
+)
+def test_a_run_refuses_what_its_plan_refuses(folder, capsys, override):
+    assert refusal(capsys, "--override", override) == refusal(capsys, "--override", override, "--dry_run")
 
 
 # Whatever a YAML file says: a tiny model trains, or one line names the key

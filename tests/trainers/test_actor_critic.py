@@ -423,7 +423,6 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
         ({"critic_form": "tail"}, "`critic_form` is 'tail', it must be 'model', 'adapter' or 'head'"),
         ({"critic_lora_r": 0}, "`critic_lora_r` is 0"),
         ({"critic_type": "a"}, "`critic_type` is 'a'"),
-        ({"gae_lambda": 1.5}, "`gae_lambda` is 1.5, it must be at most 1"),
         ({"value_clip_range": 0.0}, "`value_clip_range` is 0.0"),
         ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
         ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),
@@ -434,11 +433,6 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
 def test_settings_that_cannot_work(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         IACConfig(str(tmp_path), use_cpu=True, **settings)
-
-
-def test_a_central_head_must_not_train_one_agent(tmp_path):
-    with pytest.raises(ValueError, match="must not train one agent's model"):
-        MAACConfig(str(tmp_path), use_cpu=True, critic_form="head")
 
 
 def test_models_that_do_not_fit(tmp_path):

@@ -158,16 +158,14 @@ def test_a_run_that_is_asked_to_end_ends_its_step_and_resumes_exactly(run, whole
     check_same(uninterrupted, folder)
 
 
-def test_two_processes_of_which_one_is_asked_to_end(run, tmp_path):
+def test_two_processes_of_which_one_is_asked_to_end(run, whole, tmp_path):
     folder = tmp_path / "ended"
     plan = {"kill": ("score", 3), "killed_rank": 1, "number": signal.SIGINT, "processes": 2}
     codes = run(folder, "two_processes", **plan)
     assert set(codes) <= {128 + signal.SIGINT, KILLED} and codes != [KILLED, KILLED], output_of(folder)
     assert output_of(folder).count("run: ended by Ctrl-C after step 3 of 5, which is saved") == 1
     assert verify_checkpoint(folder / "checkpoint-3")["global_step"] == 3
-    uninterrupted = tmp_path / "whole"
-    assert run(uninterrupted, "two_processes", result=tmp_path / "whole.pt", processes=2) == [0, 0]
-    resume_and_compare(run, uninterrupted, folder, "two_processes", processes=2)
+    resume_and_compare(run, whole("two_processes", processes=2), folder, "two_processes", processes=2)
 
 
 def test_incomplete_folders_never_count_as_checkpoints(whole):
@@ -221,10 +219,7 @@ def test_two_processes(run, whole, tmp_path, stage, distribution):
         auto = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
         plan["zero"] = tmp_path / "deepspeed.json"
         plan["zero"].write_text(json.dumps({**config, **auto}))
-    uninterrupted = tmp_path / "whole"
-    assert run(uninterrupted, "two_processes", result=tmp_path / "whole.pt", **plan) == [0, 0], output_of(
-        uninterrupted
-    )
+    uninterrupted = whole("two_processes", **plan)
     result = result_of(uninterrupted)
     assert (result["distribution"], result["processes"]) == (distribution, 2)
     folder = tmp_path / "killed"

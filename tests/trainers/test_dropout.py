@@ -67,9 +67,8 @@ def test_the_models_are_random_in_training_mode():
 @pytest.mark.parametrize("activations", CHECKPOINTING)
 def test_gradient_by_hand(tmp_path, form, activations):
     team = noisy_team(form)
-    gradients, trainer, before = one_update(
-        tmp_path, team, num_turns=2, per_device_train_batch_size=3, beta=0.1, **CHECKPOINTING[activations]
-    )
+    settings = {"num_turns": 2, "num_generations": 2, "per_device_train_batch_size": 5, **CHECKPOINTING[activations]}
+    gradients, trainer, before = one_update(tmp_path, team, beta=0.1, **settings)
     # The penalty is zero at the first step if the reference has no dropout either
     assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-4
     assert all(abs(trainer.state.log_history[0][f"agents/{role}/kl"]) < 1e-6 for role in team.roles)

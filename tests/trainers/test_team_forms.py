@@ -18,9 +18,8 @@ from tiny import FORMS, team_of, tiny_team, tiny_trainer
 @pytest.mark.parametrize("form", [*FORMS, "dora"])
 @pytest.mark.parametrize("activations", CHECKPOINTING)
 def test_gradient_by_hand(tmp_path, form, activations):
-    gradients, trainer, before = one_update(
-        tmp_path, team_of(form), num_turns=2, per_device_train_batch_size=12, **CHECKPOINTING[activations]
-    )
+    settings = {"num_turns": 2, "num_generations": 2, "per_device_train_batch_size": 5, **CHECKPOINTING[activations]}
+    gradients, trainer, before = one_update(tmp_path, team_of(form), **settings)
     expected = reference_gradients(trainer._levels, before)
     assert distance(gradients, expected) < 1e-5
 
