@@ -25,6 +25,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS
 TASKS = {
     "code_generation": "trl_multiagent.demo.task:TASK",
     "bug_fixing": "trl_multiagent.environments.bug_fixing.task:TASK",
+    "writing": "trl_multiagent.environments.writing.task:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 
