@@ -89,7 +89,11 @@ def random_pairs(kind, number, seed):
         some = rng.sample(vocabulary, rng.randint(12, len(vocabulary)))
         first = text(rng.randint(shortest, longest))
         some = some[: rng.choice([3, len(some)])]
-        second = first[: rng.choice([0, rng.randint(0, len(first))])] + " " + text(int(len(first.split()) * rng.uniform(0.3, 3.0)))
+        second = (
+            first[: rng.choice([0, rng.randint(0, len(first))])]
+            + " "
+            + text(int(len(first.split()) * rng.uniform(0.3, 3.0)))
+        )
         yield first, second
 
 
@@ -289,7 +293,7 @@ def test_every_recipe_trains_offline(algorithm, tiny_model, tmp_path, monkeypatc
         f"agent_model.name={tiny_model}",
         "dataset.name=demo",
         "dataset.train_split=train[:4]",
-        "dataset.eval_split=null",
+        "dataset.eval_split=test[:2]",
     ]
     small += [
         f"{algorithm}.{name}"

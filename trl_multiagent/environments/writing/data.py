@@ -15,24 +15,14 @@ if TYPE_CHECKING:
 COLUMNS = {"tldr": "prompt", "arxiv": "abstract_text"}  # the column with the source, for each kind of data
 KINDS = tuple(COLUMNS)
 DEMO = "demo"  # generated posts
-ASKED = "TL;DR:"  # ends the prompts of `trl-lib/tldr`
 
 
 def infer_kind(name: str) -> str:
-    """
-    Returns the kind of data that the name of a dataset says.
-
-    Raises:
-        ValueError: it says none.
-    """
-    if name == DEMO:
-        return "tldr"
-    kinds = [kind for kind in KINDS if kind in name.lower()]
-    if len(kinds) != 1:
-        raise ValueError(
-            f"`dataset.name` is {name!r}, which does not say the kind of its texts: set `dataset.type` to {' or '.join(map(repr, KINDS))}."
-        )
-    return kinds[0]
+    """Returns the kind of data that the name of a dataset says. Raises `ValueError` if it says none."""
+    for kind in KINDS:
+        if kind in ("tldr" if name == DEMO else name.lower()):
+            return kind
+    raise ValueError(f"`dataset.name` is {name!r}, which does not say the kind of its texts: set `dataset.type`.")
 
 
 def load_writing_dataset(
@@ -57,27 +47,23 @@ def load_writing_dataset(
     """
     import datasets
 
-    kind = type or infer_kind(name)
-    if name == DEMO:
-        from trl_multiagent.environments.writing.demo import make_posts
+    from trl_multiagent.environments.writing.demo import make_posts
 
-        rows = make_posts(split)
-    else:
-        rows = Rows(name=name, config=config).load(split).to_list()
+    kind = type or infer_kind(name)
+    rows = make_posts(split) if name == DEMO else Rows(name=name, config=config).load(split).to_list()
     items = [_item(row, number, kind, name) for number, row in enumerate(rows, 1)]
     keys = key_words(item["source"] for item in items)
     return datasets.Dataset.from_list([{**item, "key_words": k} for item, k in zip(items, keys, strict=True)])
 
 
 def _item(row: dict, number: int, kind: str, name: str) -> dict[str, str]:
-    column, where = COLUMNS[kind], f"{name}, row {number}"
-    text = row.get(column)
+    text = row.get(COLUMNS[kind])
     if isinstance(text, list):  # an abstract as a list of sentences
         text = " ".join(map(str, text)).replace("<S>", "").replace("</S>", "")
-    check_fields({column: text}, {column: str}, where)
+    check_fields({COLUMNS[kind]: text}, {COLUMNS[kind]: str}, f"{name}, row {number}")
     names = [str(row[key]) for key in (*ID_COLUMNS, "article_id") if row.get(key) is not None]
     return {
         "item_id": names[0] if names else str(number - 1),
-        "source": str(text).strip().removesuffix(ASKED).strip(),
+        "source": str(text).strip().removesuffix("TL;DR:").strip(),  # which ends the prompts of `trl-lib/tldr`
         "reference": str(row.get("completion") or "").strip(),
     }

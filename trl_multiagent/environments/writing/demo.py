@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from trl_multiagent.environments.dataset_rows import make_dataset, select_rows
-from trl_multiagent.environments.writing.prompts import DETAIL, ROLES, SPLIT, SUMMARY, WRITER, brief_prompt
+from trl_multiagent.environments.writing.prompts import DETAIL, ROLES, SPLIT, SUMMARY, WRITER, first_prompts
 from trl_multiagent.models.imitation import ImitationModel
 
 
@@ -26,28 +26,21 @@ WAYS = {
 
 def make_posts(split: str | None) -> list[dict]:
     """
-    Makes posts with the columns of `trl-lib/tldr`, `prompt` and `completion`. All values of a fact are equally frequent.
-
-    Args:
-        split (`str`, *optional*): `"train"` (720 posts), the default, or `"test"` (96), or rows of one of them, such as `"test[:8]"`.
-
-    Raises:
-        ValueError: there is no such split, or it selects no rows.
+    Makes posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts, the default) or `"test"` (96),
+    or of rows such as `"test[:8]"`. Values of a fact are equally frequent. Raises `ValueError` if the split does not exist or has no such rows.
     """
     name = (split or "").partition("[")[0] or "train"
     if name not in SIZES:
         raise ValueError(f"The generated posts have the splits 'train' and 'test', not {split!r}.")
-    rng = random.Random(name)
-    values = {fact: text.split() for fact, text in POSTS["facts"].items()}
-    decks: dict[str, list[str]] = {fact: [] for fact in values}
-    rows = []
+    rng, rows, decks = random.Random(name), [], {}
+    for fact, text in POSTS["facts"].items():
+        values = text.split()
+        decks[fact] = [value for _ in range(0, SIZES[name], len(values)) for value in rng.sample(values, len(values))]
     for number in range(SIZES[name]):
-        for fact, deck in decks.items():
-            deck += [] if deck else rng.sample(values[fact], len(values[fact]))
-        facts = {fact: deck.pop() for fact, deck in decks.items()}
+        facts = {fact: deck[number] for fact, deck in decks.items()}
         post = " ".join(rng.choice(wordings).format(**facts) for wordings in POSTS["sentences"])
-        summary = POSTS["answers"]["long"].format(**facts)
-        rows.append({"id": f"{name}/{number}", "prompt": f"{post}\n\nTL;DR:", "completion": summary, "facts": facts})
+        texts = {"prompt": f"{post}\n\nTL;DR:", "completion": POSTS["answers"]["long"].format(**facts)}
+        rows.append({"id": f"{name}/{number}", **texts, "facts": facts})
     return select_rows(make_dataset(rows, "demo"), split, "the generated posts").to_list()
 
 
@@ -70,9 +63,10 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     rows, pairs = make_posts("train"), []
     for _ in range(number):
         row, role = rng.choice(rows), rng.choice((SUMMARY, DETAIL, WRITER))
-        pairs.append((brief_prompt(row["prompt"].partition("\n")[0], role), demonstrate(row, role, rng)))
+        prompts = first_prompts(row["prompt"].partition("\n")[0], "tldr", (role,), brief=True)
+        pairs.append((prompts[role], demonstrate(row, role, rng)))
     return pairs
 
 
 SOURCES = [Path(__file__), Path(__file__).with_name("prompts.py"), Path(str(FILE))]
-MODEL = ImitationModel("demo-writing", make_demonstrations, 800, SOURCES)
+MODEL = ImitationModel("demo-writing", make_demonstrations, 700, SOURCES)

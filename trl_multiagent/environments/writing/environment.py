@@ -2,29 +2,13 @@
 
 import hashlib
 import importlib.util
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.writing.data import KINDS
-from trl_multiagent.environments.writing.prompts import (
-    ROLES,
-    UNSEEN,
-    WRITER,
-    brief_prompt,
-    single_prompt,
-    split_texts,
-    writer_prompt,
-)
-from trl_multiagent.environments.writing.reward import (
-    CONSTANT,
-    GROUNDED,
-    LARGEST,
-    REWARD_VERSION,
-    REWARDS,
-    pair_metrics,
-)
+from trl_multiagent.environments.writing.prompts import ROLES, UNSEEN, WRITER, first_prompts, split_texts
+from trl_multiagent.environments.writing.reward import CONSTANT, LARGEST, REWARD_VERSION, REWARDS, pair_metrics
 
 
 class WritingEnvironment(Environment):
@@ -47,38 +31,27 @@ class WritingEnvironment(Environment):
         ValueError: an argument has another value, or `rouge` is set and the package rouge-score is not installed.
     """
 
-    watched_metrics: ClassVar[dict[str, str]] = {
-        "level_1": "no pair has texts of the right length",
-        "source": "no pair says what its source says",
-    }
+    watched_metrics: ClassVar[dict[str, str]] = {"source": "no pair says what its source says"}
 
     def __init__(
-        self, kind: str = "tldr", num_agents: int = 2, reward: str = GROUNDED, rouge: bool = False, brief: bool = False
+        self,
+        kind: str = "tldr",
+        num_agents: int = 2,
+        reward: str = REWARDS[0],
+        rouge: bool = False,
+        brief: bool = False,
     ):
-        if kind not in KINDS or reward not in REWARDS:
-            raise ValueError(
-                f"`kind` must be one of {KINDS}, not {kind!r}, and `reward` of {REWARDS}, not {reward!r}."
-            )
-        if num_agents not in (1, 2):
-            raise ValueError(f"`num_agents`: writing takes 1 or 2 agents, not {num_agents}.")
+        if kind not in KINDS or reward not in REWARDS or num_agents not in (1, 2):
+            choices = f"`kind` is one of {KINDS}, `reward` one of {REWARDS}, and `num_agents` 1 or 2"
+            raise ValueError(f"{choices}, not {kind!r}, {reward!r} and {num_agents}.")
         self.kind, self.reward, self.brief = kind, reward, brief
         self.roles = ROLES[kind] if num_agents == 2 else (WRITER,)
         self.rouge = make_rouge() if rouge else None
-        shares = (
-            "source",
-            "recall",
-            "support",
-            "precision",
-            "copied",
-            "function_words",
-            "grounding",
-            "rouge1",
-            "rougeL",
-        )
+        shares = "level_2 level_4 source recall support precision copied function_words grounding rouge1 rougeL"
         self.metric_ranges = {
             **dict.fromkeys(("reward", "total_reward", "compat", "constant_text"), (0.0, LARGEST)),
             **dict.fromkeys(("level_1", "level_3"), (0.0, 0.5)),
-            **dict.fromkeys(("level_2", "level_4", *shares), (0.0, 1.0)),
+            **dict.fromkeys(shares.split(), (0.0, 1.0)),
         }
 
     def __repr__(self) -> str:
@@ -86,7 +59,7 @@ class WritingEnvironment(Environment):
         return f"WritingEnvironment(roles={self.roles}, {settings})"
 
     def resume_settings(self) -> dict[str, Any]:
-        prompts = json.dumps(self.prompts({"source": ""}, ()), sort_keys=True)
+        prompts = str(self.prompts({"source": ""}, ()))
         return {
             "kind": self.kind,
             "reward": self.reward,
@@ -99,31 +72,24 @@ class WritingEnvironment(Environment):
             raise ValueError(f"`num_turns` is {num_turns}, but episodes of writing have one turn.")
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-        if self.brief:
-            return {role: brief_prompt(item["source"], role) for role in self.roles}
-        if self.roles == (WRITER,):
-            return {WRITER: single_prompt(item["source"], self.kind)}
-        return {role: writer_prompt(item["source"], role, self.kind) for role in self.roles}
+        return {**first_prompts(item["source"], self.kind, self.roles, self.brief)}
 
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
-        constant: dict[str, float] = {}
-        outcomes = []
-        for item, action in zip(items, joint_actions, strict=True):
-            source = item["source"]
-            if source not in constant:
-                constant[source] = pair_metrics(*CONSTANT[self.kind], item, self.kind, self.reward)["total_reward"]
-            first, second = (action[role] for role in self.roles) if len(action) == 2 else split_texts(action[WRITER])
-            metrics = pair_metrics(first, second, item, self.kind, self.reward)
-            metrics["constant_text"] = constant[source]
-            if self.rouge is not None and item["reference"]:
-                scores = self.rouge.score(item["reference"], first)
-                metrics |= {name: score.fmeasure for name, score in scores.items()}
-            outcomes.append(Outcome(metrics["total_reward"], metrics))
-        return outcomes
+        return [self.judge(item, action) for item, action in zip(items, joint_actions, strict=True)]
 
-    def show_answers(self, role: str, prompt: Prompt, answers: JointAction) -> Prompt:
+    def judge(self, item: dict, action: JointAction) -> Outcome:
+        """Scores one joint action."""
+        first, second = split_texts(action[WRITER]) if WRITER in action else (action[role] for role in self.roles)
+        metrics = pair_metrics(first, second, item, self.kind, self.reward)
+        constant = pair_metrics(*CONSTANT[self.kind], item, self.kind, self.reward)
+        metrics["constant_text"] = constant["total_reward"]
+        if self.rouge is not None and item["reference"]:
+            metrics |= {name: x.fmeasure for name, x in self.rouge.score(item["reference"], first).items()}
+        return Outcome(metrics["total_reward"], metrics)
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         if isinstance(prompt, str):
             prompt = prompt.replace(UNSEEN, "Your partner's text is above.")
         return super().show_answers(role, prompt, answers)

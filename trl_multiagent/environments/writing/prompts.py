@@ -1,50 +1,40 @@
 """The prompts of the writers. Neither sees what the other writes."""
 
-SUMMARY, DETAIL = "summary", "detail"
-BACKGROUND, METHOD = "background", "method"
-WRITER = "writer"
+from collections.abc import Sequence
+
+
+SUMMARY, DETAIL, BACKGROUND, METHOD, WRITER = "summary", "detail", "background", "method", "writer"
 ROLES = {"tldr": (SUMMARY, DETAIL), "arxiv": (BACKGROUND, METHOD)}
 SPLIT = "[PARAGRAPH_SPLIT]"  # between the two texts of a single agent
 UNSEEN = "You cannot see each other's texts."
-
 _LINKED = "link the sentences with words such as however, therefore, first, although, for example"
-_SHORT = "a short summary of this post, in one or two sentences. Name the facts that matter most"
-_LONG = (
-    "a longer summary of this post, two to three times as long as a short one of one or two sentences. Add details of the post that a "
-    f"short one leaves out, use many different words, and {_LINKED}"
-)
-_WHY = f"the background of the work in this abstract and the reasons for it, in 130 to 140 words; {_LINKED}"
-_HOW = f"the method of the work in this abstract and what follows from its results, in 170 to 190 words; {_LINKED}"
-TASKS = {SUMMARY: _SHORT, DETAIL: _LONG, BACKGROUND: _WHY, METHOD: _HOW}
-PARTNER = {SUMMARY: "a longer summary", DETAIL: "a short one", BACKGROUND: "the method", METHOD: "the background"}
-RULES = "Use your own words, and write nothing that the text does not say. Answer with the summary alone."
-ARXIV_RULES = "It is for an introduction, so explain the abstract in your own words and stay with its subject. Answer with the text alone."
+TASKS = {
+    SUMMARY: "a short summary of this post, in one or two sentences. Name the facts that matter most",
+    DETAIL: "a longer summary of this post, two to three times as long as a short one of one or two sentences. Add details of the post that "
+    f"a short one leaves out, use many different words, and {_LINKED}",
+    BACKGROUND: f"the background of the work in this abstract and the reasons for it, in 130 to 140 words; {_LINKED}",
+    METHOD: f"the method of the work in this abstract and what follows from its results, in 170 to 190 words; {_LINKED}",
+}
+RULES = {
+    "tldr": "Use your own words, and write nothing that the post does not say. Answer with the summary alone.",
+    "arxiv": "Use your own words, and stay with the subject of the abstract. Answer with the text alone.",
+}
 
 
-def writer_prompt(source: str, role: str, kind: str) -> str:
-    """Returns the prompt of one of two agents."""
-    return f"Write {TASKS[role]}. Your partner writes {PARTNER[role]}. {UNSEEN} {_rules(kind)}\n\n{source}\n\nYour text:\n"
-
-
-def single_prompt(source: str, kind: str) -> str:
-    """Returns the prompt of a single agent, which writes both texts."""
+def first_prompts(source: str, kind: str, roles: Sequence[str], brief: bool) -> dict[str, str]:
+    """Returns the prompts of all agents. The `brief` ones of the demo leave to its model what a role writes."""
+    if brief:
+        return {role: f"{source}\n\n{role}:\n" for role in roles}
     first, second = (TASKS[role] for role in ROLES[kind])
-    return (
-        f"Write two texts, and between them a line with {SPLIT} alone. The first is {first}. The second is {second}. {_rules(kind)}\n\n"
-        f"{source}\n\nYour texts:\n"
-    )
-
-
-def brief_prompt(source: str, role: str) -> str:
-    """Returns the prompt of any agent of the demo, whose model knows by the role what to write."""
-    return f"{source}\n\n{role}:\n"
+    works = {
+        role: f"Write {TASKS[role]}. Your partner writes the part `{other}`. {UNSEEN}"
+        for role, other in (ROLES[kind], ROLES[kind][::-1])
+    }
+    works[WRITER] = f"Write two texts, with a line {SPLIT} between them. One is {first}. The other is {second}."
+    return {role: f"{works[role]} {RULES[kind]}\n\n{source}\n\nYour answer:\n" for role in roles}
 
 
 def split_texts(answer: str) -> tuple[str, str]:
     """Returns the two texts in the answer of a single agent. Without the line between them, the second is empty."""
     first, _, second = answer.partition(SPLIT)
     return first.strip(), second.strip()
-
-
-def _rules(kind: str) -> str:
-    return RULES if kind == "tldr" else ARXIV_RULES

@@ -1,7 +1,5 @@
 """The joint reward of two texts. `recipes/writing/README.md` has it as tables."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -9,51 +7,31 @@ from trl_multiagent.environments.writing import words
 
 
 REWARD_VERSION = 1
-GROUNDED, COMPAT = "grounded", "compat"
-REWARDS = (GROUNDED, COMPAT)
+REWARDS = ("grounded", "compat")
 LARGEST = 2.98  # 0.5 + 1 + 0.5 + 0.4 * 0.95 + 0.6: with all 12 categories of transitions, the fourth level is below 1
 RECALL = 0.2  # share of the source's key words that a pair needs
-CONSTANT = words.LISTS["constant"]  # for each kind a pair of texts that fits no item, and earns all of `compat`
+# For each kind, a pair of texts that fits no item, and earns all of `compat`
+CONSTANT: dict[str, tuple[str, str]] = {kind: tuple(pair) for kind, pair in words.LISTS["constant"].items()}
 
 Ramp = tuple[float, float, float, float]  # 0 at the first number, 1 from the second to the third, 0 at the fourth
 
 
 @dataclass(frozen=True)
 class Structure:
-    """
-    What two texts of a kind should look like.
+    """What two texts of a kind should look like."""
 
-    Args:
-        tokens (`tuple[int, int]`): Fewest and most tokens of each text, separated by white space.
-        length (`Ramp`): Characters of the second text for one of the first.
-        variety (`Ramp`): Different words of the second text for one of the first.
-        overlap (`float`): Jaccard similarity of their words, without stop words, that earns all.
-        both (`bool`): Whether transitions of both texts count, or those of the second.
-        known (`float`): Share of the content words that should come from the source.
-    """
-
-    tokens: tuple[int, int]
-    length: Ramp
-    variety: Ramp
-    overlap: float
-    both: bool
-    known: float
+    tokens: tuple[int, int]  # fewest and most of each text, separated by white space
+    length: Ramp  # characters of the second text for one of the first
+    variety: Ramp  # different words of the second text for one of the first
+    overlap: float  # Jaccard similarity of their words, without stop words, that earns all
+    both: bool  # whether transitions of both texts count, or those of the second
+    known: float  # share of the content words that should come from the source
 
 
 STRUCTURES = {
-    "tldr": Structure((8, 256), (1.1, 1.6, 3.2, 5.0), (1.3, 2.0, math.inf, math.inf), 0.03, False, 0.5),
+    "tldr": Structure((8, 256), (1.1, 1.6, 3.2, 5.0), (1.3, 2.0, 1e8, 1e9), 0.03, False, 0.5),
     "arxiv": Structure((128, 256), (0.8, 1.3, 1.6, 2.0), (0.5, 0.7, 1.3, 1.7), 0.23, True, 0.35),
 }
-
-
-def ramp(value: float, points: Ramp) -> float | None:
-    """Returns how good a value is, 0 to 1; `None` outside of the points."""
-    zero, low, high, end = points
-    if not zero <= value <= end:
-        return None
-    if value < low:
-        return (value - zero) / (low - zero)
-    return 1.0 if value <= high else 1.0 - (value - high) / (end - high)
 
 
 def rise(value: float, start: float, end: float) -> float:
@@ -61,17 +39,18 @@ def rise(value: float, start: float, end: float) -> float:
     return min(1.0, max(0.0, (value - start) / (end - start)))
 
 
+def ramp(value: float, points: Ramp) -> float | None:
+    """Returns how good a value is, 0 to 1; `None` outside of the points."""
+    zero, low, high, end = points
+    return min(rise(value, zero, low), 1.0 - rise(value, high, end)) if zero <= value <= end else None
+
+
 def levels(first: str, second: str, structure: Structure, whole: bool = False) -> list[float]:
     """
     Computes the four levels of CoMLRL's reward for writing (`tldr_combined_reward` and `arxiv_combined_reward` of its recipes).
 
-    If a pair is out of the bounds of a level, this level and all that follow are 0.
-
-    Args:
-        first (`str`): The text of the first agent.
-        second (`str`): The text of the second agent.
-        structure ([`Structure`]): What they should look like.
-        whole (`bool`, *optional*, defaults to `False`): Whether transitions must be whole words, and repeated white space counts once.
+    If a pair is out of the bounds of a level, this level and all that follow are 0. If `whole` is set, transitions must be whole words, and
+    repeated white space counts once.
     """
     if whole:
         first, second = " ".join(first.split()), " ".join(second.split())
@@ -122,14 +101,7 @@ def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict
 
 def pair_metrics(first: str, second: str, item: dict, kind: str, reward: str) -> dict[str, float]:
     """
-    Scores a pair of texts.
-
-    Args:
-        first (`str`): The text of the first agent.
-        second (`str`): The text of the second agent.
-        item (`dict`): The item, with its `source` and `key_words`.
-        kind (`str`): A key of `STRUCTURES`.
-        reward (`str`): `"grounded"` or `"compat"`.
+    Scores a pair of texts about an item by the `reward` `"grounded"` or `"compat"`.
 
     Returns:
         `dict[str, float]`: `total_reward`; `level_1` to `level_4`; `compat`, their sum in CoMLRL's reward; the mean over both texts of what
@@ -138,13 +110,13 @@ def pair_metrics(first: str, second: str, item: dict, kind: str, reward: str) ->
     """
     structure = STRUCTURES[kind]
     compat = levels(first, second, structure)
-    earned = compat if reward == COMPAT else levels(first, second, structure, whole=True)
+    earned = compat if reward == "compat" else levels(first, second, structure, whole=True)
     texts = [grounding(first, item, "", structure), grounding(second, item, first, structure)]
     keys = set(item["key_words"])
     recall = len(keys.intersection(words.content_words(f"{first} {second}"))) / max(1, len(keys))
     source = min(1.0, recall / RECALL) * math.sqrt(texts[0]["grounding"] * texts[1]["grounding"])
     return {
-        "total_reward": sum(earned) * (1.0 if reward == COMPAT else source),
+        "total_reward": sum(earned) * (1.0 if reward == "compat" else source),
         **{f"level_{k}": level for k, level in enumerate(earned, 1)},
         "compat": sum(compat),
         "source": source,

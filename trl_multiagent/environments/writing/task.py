@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE
@@ -10,7 +11,7 @@ from trl_multiagent.environments.functions import Rows
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.writing.data import DEMO, KINDS, infer_kind, load_writing_dataset
 from trl_multiagent.environments.writing.environment import WritingEnvironment, make_rouge
-from trl_multiagent.environments.writing.reward import GROUNDED, REWARDS
+from trl_multiagent.environments.writing.reward import REWARDS
 
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 class WritingDataset(Rows):
     """The section `dataset`."""
 
-    name: str | None = setting(
-        f"Hub id, such as 'trl-lib/tldr'; path of a {LOCAL_FILE}; or '{DEMO}', generated posts."
-    )
+    name: str | None = setting(f"Hub id; path of a {LOCAL_FILE}; or '{DEMO}' for generated posts.")
     type: str | None = setting("'tldr' or 'arxiv'; by default inferred from the name.", choices=KINDS)
 
     def __post_init__(self) -> None:
@@ -40,13 +39,11 @@ class Reward:
     """The section `reward`."""
 
     kind: str = setting(
-        "'grounded' pays for texts that say what their source says; 'compat' is CoMLRL's reward, which does not look at the source.",
-        GROUNDED,
+        "'grounded' pays for texts that say what their source says; 'compat' is CoMLRL's reward, which does not read it.",
+        REWARDS[0],
         choices=REWARDS,
     )
-    rouge: bool = setting(
-        "Whether to log ROUGE of the first text for items with a reference summary; needs rouge-score.", False
-    )
+    rouge: bool = setting("Whether to log ROUGE of the first text if there is a reference; needs rouge-score.", False)
 
     def __post_init__(self) -> None:
         if self.rouge:
@@ -54,26 +51,14 @@ class Reward:
 
 
 def make_environment(settings: TaskSettings) -> WritingEnvironment:
-    dataset: WritingDataset = settings.sections["dataset"]
-    reward: Reward = settings.sections["reward"]
-    return WritingEnvironment(
-        str(dataset.type), settings.num_agents, reward.kind, reward.rouge, brief=dataset.name == DEMO
-    )
+    dataset, reward = settings.sections["dataset"], settings.sections["reward"]
+    return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, reward.rouge, brief=dataset.name == DEMO)
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
-    """
-    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
-
-    Raises:
-        ValueError: a row or a split is malformed.
-        ConnectionError: the dataset is on the Hub, which cannot be reached.
-    """
+    """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_writing_dataset`]."""
     dataset: WritingDataset = settings.sections["dataset"]
-
-    def load(split: str | None) -> Dataset:
-        return load_writing_dataset(str(dataset.name), split, dataset.type, dataset.config)
-
+    load = partial(load_writing_dataset, str(dataset.name), type=dataset.type, config=dataset.config)
     return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
 
 

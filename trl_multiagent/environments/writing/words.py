@@ -13,6 +13,7 @@ TRANSITIONS = {category: phrases.split("|") for category, phrases in LISTS["tran
 # Words that say nothing about a text's subject
 FUNCTION_WORDS = STOP_WORDS.union(LISTS["more_function_words"].split(), *TRANSITIONS.values())
 WHOLE_PHRASES = [re.compile(rf"\b(?:{'|'.join(map(re.escape, phrases))})\b") for phrases in TRANSITIONS.values()]
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 STEM = 6  # letters of a word that are compared, so that most inflected forms of a word are the same
 SHARED = 0.05  # a word that more than this share of the sources have says little about one of them
 FEW = 5  # with fewer key words, all content words of a source are key words
@@ -29,11 +30,6 @@ def content_words(text: str) -> list[str]:
     return [word[:STEM] for word in words(text) if word not in FUNCTION_WORDS]
 
 
-def sentences(text: str) -> list[str]:
-    """Returns the sentences of a text."""
-    return re.split(r"(?<=[.!?])\s+|\n+", text)
-
-
 def count_transitions(text: str, whole: bool) -> int:
     """Returns how many of the 12 categories of transitions a text has. Unless they must be `whole` words, "as" is found in "was", too."""
     text = text.lower()
@@ -44,10 +40,8 @@ def count_transitions(text: str, whole: bool) -> int:
 
 def key_words(sources: Iterable[str]) -> list[list[str]]:
     """
-    Returns the words that tell each source from the others: its content words that at most 5 % of the sources have.
-
-    So each word of a text that does not depend on the source is a key word of at most 5 % of the items. A source with fewer than five such
-    words gets all its content words.
+    Returns the words that tell each source from the others: its content words that at most 5 % of the sources have. A source with fewer
+    than five of them gets all its content words.
     """
     of_sources = [dict.fromkeys(content_words(source)) for source in sources]
     counts = Counter(word for found in of_sources for word in found)
@@ -66,12 +60,11 @@ def copied_share(text: str, others: Sequence[str]) -> float:
 
 def supported_share(text: str, keys: Collection[str]) -> float:
     """
-    Returns the share, 0 to 1, of a text that is in sentences with key words.
-
-    A sentence of n words counts in full if it has n/10 different key words, and at least two; with fewer it counts in part.
+    Returns the share, 0 to 1, of a text that is in sentences with key words. A sentence of n words counts in full if it has n/10 different
+    ones, and at least two; with fewer it counts in part.
     """
     supported, total = 0.0, 0
-    for sentence in sentences(text):
+    for sentence in SENTENCE_END.split(text):
         length, found = len(words(sentence)), len(set(content_words(sentence)).intersection(keys))
         supported += length * min(1.0, found / max(2.0, length / 10))
         total += length
@@ -80,5 +73,5 @@ def supported_share(text: str, keys: Collection[str]) -> float:
 
 def function_share(text: str) -> float:
     """Returns the share, 0 to 1, of the words of a text that are function words. In each sentence, every one counts once."""
-    found = sum(len(FUNCTION_WORDS.intersection(words(sentence))) for sentence in sentences(text))
+    found = sum(len(FUNCTION_WORDS.intersection(words(sentence))) for sentence in SENTENCE_END.split(text))
     return found / max(1, len(words(text)))
