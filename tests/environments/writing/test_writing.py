@@ -11,6 +11,7 @@ import yaml
 
 from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.environments.writing import WritingEnvironment, load_writing_dataset
 from trl_multiagent.environments.writing.demo import POSTS, make_demonstrations, make_posts
 from trl_multiagent.environments.writing.environment import make_rouge
@@ -143,7 +144,7 @@ def test_constant_texts_earn_all_of_compat_and_nothing_when_grounded(kind):
 @pytest.mark.parametrize("kind", ["tldr", "arxiv"])
 def test_good_pairs_earn_nearly_all(kind):
     metrics = pair_metrics(*GOOD[kind], ITEMS[kind], kind, "grounded")
-    assert metrics["total_reward"] > 0.85 * LARGEST and metrics["source"] == 1.0
+    assert metrics["total_reward"] > 0.85 * LARGEST and metrics["source"] > 0.95
 
 
 def sentences(first, last):
@@ -153,23 +154,29 @@ def sentences(first, last):
 KEYS = POST["key_words"]
 POOR = {
     "the source": (sentences(0, 1), sentences(1, 4)),
-    "key words": (" ".join(KEYS[:12]), " ".join(KEYS[12:36])),
-    "key words in a frame": ("The " + " and the ".join(KEYS[:6]), "However the " + " and the ".join(KEYS[6:22])),
+    "key words": (" ".join(KEYS[:12]) + ".", " ".join(KEYS[12:36]) + "."),
+    "key words in a frame": ("The " + " and the ".join(KEYS[:6]) + ".", "However the " + " and the ".join(KEYS[6:22]) + "."),
+    "half of a sentence": (GOOD["tldr"][0][:-12], GOOD["tldr"][1][:-12]),
     "the partner's text": (GOOD["tldr"][0], GOOD["tldr"][0] + " " + GOOD["tldr"][0]),
     "a constant summary": (CONSTANT["tldr"][0], GOOD["tldr"][1]),
     "a constant detail": (GOOD["tldr"][0], CONSTANT["tldr"][1]),
     "one fact and filling": (f"A post about a {KEYS[2]} and a {KEYS[0]} was written.", CONSTANT["tldr"][1] + f" A {KEYS[2]}."),
     "nothing": ("", ""),
     "function words": ("the of and to in it is so " * 2, "however the of and to in it is so but we they " * 3),
-    "white space": ("the sister's car has a scratch now, it seems", "the sister's car has a scratch now, it seems" + " " * 40),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", POOR)
 def test_texts_without_the_task_earn_little(name):
-    assert pair_metrics(*POOR[name], POST, "tldr", "grounded")["total_reward"] <= 0.5 + TINY * (name != "white space")
-    if name not in ("the partner's text",):
-        assert pair_metrics(*POOR[name], POST, "tldr", "grounded")["total_reward"] <= TINY or name == "white space"
+    assert pair_metrics(*POOR[name], POST, "tldr", "grounded")["total_reward"] <= TINY
+
+
+def test_white_space_makes_a_text_longer_only_under_compat():
+    first = "The sister borrowed the car and scratched a door."
+    second = "The sister borrowed it, and scratched the car's left door."
+    wide = second.replace(" ", "      ")
+    narrow, stretched = (levels(first, text, STRUCTURES["tldr"]) for text in (second, wide))
+    assert stretched[1] == 1.0 > narrow[1] == levels(first, wide, STRUCTURES["tldr"], whole=True)[1]
 
 
 def test_a_good_pair_of_another_item_earns_little():
@@ -251,7 +258,10 @@ def test_prompts_and_one_agent():
 
 
 def test_rouge_needs_its_package_and_a_reference(monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"pip install 'trl-multiagent\[writing\]'"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UnavailableError, match=r"pip install 'trl-multiagent\[writing\]'"),
+    ):
         patch.setattr("importlib.util.find_spec", lambda name: None)
         make_rouge()
     pytest.importorskip("rouge_score")

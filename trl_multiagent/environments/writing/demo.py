@@ -69,4 +69,4 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
 
 
 SOURCES = [Path(__file__), Path(__file__).with_name("prompts.py"), Path(str(FILE))]
-MODEL = ImitationModel("demo-writing", make_demonstrations, 700, SOURCES)
+MODEL = ImitationModel("demo-writing", make_demonstrations, 800, SOURCES)

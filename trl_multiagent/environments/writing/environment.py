@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.environments.writing.data import KINDS
 from trl_multiagent.environments.writing.prompts import ROLES, UNSEEN, WRITER, first_prompts, split_texts
 from trl_multiagent.environments.writing.reward import CONSTANT, LARGEST, REWARD_VERSION, REWARDS, pair_metrics
@@ -28,7 +29,8 @@ class WritingEnvironment(Environment):
         brief (`bool`, *optional*, defaults to `False`): Whether prompts are the source and the role alone, as the demo's model knows them.
 
     Raises:
-        ValueError: an argument has another value, or `rouge` is set and the package rouge-score is not installed.
+        ValueError: an argument has another value.
+        UnavailableError: `rouge` is set, and the package rouge-score is not installed.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"source": "no pair says what its source says"}
@@ -47,7 +49,9 @@ class WritingEnvironment(Environment):
         self.kind, self.reward, self.brief = kind, reward, brief
         self.roles = ROLES[kind] if num_agents == 2 else (WRITER,)
         self.rouge = make_rouge() if rouge else None
-        shares = "level_2 level_4 source recall support precision copied function_words grounding rouge1 rougeL"
+        shares = (
+            "level_2 level_4 source recall support precision copied function_words complete grounding rouge1 rougeL"
+        )
         self.metric_ranges = {
             **dict.fromkeys(("reward", "total_reward", "compat", "constant_text"), (0.0, LARGEST)),
             **dict.fromkeys(("level_1", "level_3"), (0.0, 0.5)),
@@ -96,9 +100,9 @@ class WritingEnvironment(Environment):
 
 
 def make_rouge() -> Any:
-    """Makes what computes ROUGE-1 and ROUGE-L with stemming. Raises `ValueError` if its package is not installed."""
+    """Makes what computes ROUGE-1 and ROUGE-L with stemming. Raises [`UnavailableError`] if its package is not installed."""
     if importlib.util.find_spec("rouge_score") is None:
-        raise ValueError("ROUGE needs the package rouge-score: pip install 'trl-multiagent[writing]'.")
+        raise UnavailableError("ROUGE needs the package rouge-score: pip install 'trl-multiagent[writing]'.")
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(["rouge1", "rougeL"], use_stemmer=True)

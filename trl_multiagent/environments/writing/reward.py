@@ -29,7 +29,7 @@ class Structure:
 
 
 STRUCTURES = {
-    "tldr": Structure((8, 256), (1.1, 1.6, 3.2, 5.0), (1.3, 2.0, 1e8, 1e9), 0.03, False, 0.5),
+    "tldr": Structure((8, 256), (1.1, 1.6, 3.2, 5.0), (1.3, 2.0, 1e8, 1e9), 0.03, False, 0.4),
     "arxiv": Structure((128, 256), (0.8, 1.3, 1.6, 2.0), (0.5, 0.7, 1.3, 1.7), 0.23, True, 0.35),
 }
 
@@ -83,8 +83,9 @@ def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict
 
     Returns:
         `dict[str, float]`: Shares, 0 to 1: `support`, of the text that is in sentences with key words; `precision`, of its content words
-        that are in the source; `copied`, of its runs of four words that are in the source, in the partner's text, or twice in the text;
-        `function_words`, of its words. `grounding` is the product of four numbers that follow from them.
+        that are in the source; `copied`, of its pairs of neighbouring words that are in the source, in the partner's text, or twice in the
+        text; `function_words`, of its words; and `complete`, whether its last sentence ends. `grounding` is the product of what follows
+        from them.
     """
     content = set(words.content_words(text))
     known = content.intersection(words.content_words(item["source"]))
@@ -93,9 +94,11 @@ def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict
         "precision": len(known) / max(1, len(content)),
         "copied": words.copied_share(text, [item["source"], partner]),
         "function_words": words.function_share(text),
+        "complete": float(words.COMPLETE.search(text) is not None),
     }
     precision, fluency = rise(found["precision"], 0.2, structure.known), rise(found["function_words"], 0.1, 0.25)
-    found["grounding"] = found["support"] * precision * (1.0 - rise(found["copied"], 0.25, 0.75)) * fluency
+    original = 1.0 - rise(found["copied"], 0.4, 0.65)
+    found["grounding"] = found["support"] * precision * original * fluency * found["complete"]
     return found
 
 

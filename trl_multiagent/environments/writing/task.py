@@ -10,7 +10,7 @@ from trl_multiagent.environments.dataset_rows import LOCAL_FILE
 from trl_multiagent.environments.functions import Rows
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.writing.data import DEMO, KINDS, infer_kind, load_writing_dataset
-from trl_multiagent.environments.writing.environment import WritingEnvironment, make_rouge
+from trl_multiagent.environments.writing.environment import WritingEnvironment
 from trl_multiagent.environments.writing.reward import REWARDS
 
 
@@ -44,10 +44,6 @@ class Reward:
         choices=REWARDS,
     )
     rouge: bool = setting("Whether to log ROUGE of the first text if there is a reference; needs rouge-score.", False)
-
-    def __post_init__(self) -> None:
-        if self.rouge:
-            make_rouge()
 
 
 def make_environment(settings: TaskSettings) -> WritingEnvironment:

@@ -13,11 +13,12 @@ TRANSITIONS = {category: phrases.split("|") for category, phrases in LISTS["tran
 # Words that say nothing about a text's subject
 FUNCTION_WORDS = STOP_WORDS.union(LISTS["more_function_words"].split(), *TRANSITIONS.values())
 WHOLE_PHRASES = [re.compile(rf"\b(?:{'|'.join(map(re.escape, phrases))})\b") for phrases in TRANSITIONS.values()]
+COMPLETE = re.compile(r"[.!?][\"')]*\s*$")
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 STEM = 6  # letters of a word that are compared, so that most inflected forms of a word are the same
 SHARED = 0.05  # a word that more than this share of the sources have says little about one of them
 FEW = 5  # with fewer key words, all content words of a source are key words
-RUN = 4  # words in a row that count as copied
+RUN = 2  # words in a row that count as copied
 
 
 def words(text: str) -> list[str]:
@@ -51,7 +52,7 @@ def key_words(sources: Iterable[str]) -> list[list[str]]:
 
 
 def copied_share(text: str, others: Sequence[str]) -> float:
-    """Returns the share, 0 to 1, of the runs of four words that another text has, or the text itself further in front."""
+    """Returns the share, 0 to 1, of the pairs of neighbouring words that another text has, or the text itself further in front."""
     *known, own = [[tuple(x[k : k + RUN]) for k in range(len(x) - RUN + 1)] for x in map(words, [*others, text])]
     seen = {run for runs in known for run in runs}
     copied = len(own) - len(set(own) - seen)
