@@ -1,8 +1,4 @@
-"""
-The demo: generated posts, careless answers to them, and a base model that is trained on these.
-
-In each post somebody bought a thing that broke, and asks what to do. Five facts of a post are drawn, and the wording of its sentences.
-"""
+"""The demo: generated posts about a thing that somebody bought and that broke, careless answers, and a model that is trained on these."""
 
 import json
 import random
@@ -19,8 +15,8 @@ POSTS = json.loads(FILE.read_text())
 SIZES = {"train": 720, "test": 96}
 # How often an answer is written in each way. The ways "short" and "three" go together best
 WAYS = {
-    SUMMARY: {"short": 3, "long": 3, "vague summary": 3, "copy": 2, "list": 2},
-    DETAIL: {"three": 3, "two": 3, "vague detail": 3, "copy": 2, "wrong": 2},
+    SUMMARY: {"short": 4, "long": 3, "vague summary": 3, "copy": 1, "list": 2},
+    DETAIL: {"three": 4, "one": 3, "vague detail": 3, "copy": 1, "wrong": 2},
 }
 
 

@@ -17,9 +17,8 @@ class WritingEnvironment(Environment):
     Two agents write two texts about one source, which should go together: `summary` and `detail` of a post, or `background` and `method` of
     an abstract. A single agent, the `writer`, writes both, with a line between them. Episodes have one turn.
 
-    Items are rows of [`load_writing_dataset`]. The reward is at most 2.98. `grounded` multiplies the structure of the pair by how much of it
-    comes from the source. `compat` is CoMLRL's reward, which does not look at the source. The metric `constant_text` is what a fixed pair of
-    texts earns for the same item.
+    Items are rows of [`load_writing_dataset`]. The reward, at most 2.98, is described in [`pair_metrics`]. The metric `constant_text` is what a
+    fixed pair of texts earns for the same item.
 
     Args:
         kind (`str`, *optional*, defaults to `"tldr"`): `"tldr"` or `"arxiv"`.
@@ -81,10 +80,9 @@ class WritingEnvironment(Environment):
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
-        return [self.judge(item, action) for item, action in zip(items, joint_actions, strict=True)]
+        return [self._judge(item, action) for item, action in zip(items, joint_actions, strict=True)]
 
-    def judge(self, item: dict, action: JointAction) -> Outcome:
-        """Scores one joint action."""
+    def _judge(self, item: dict, action: JointAction) -> Outcome:
         first, second = split_texts(action[WRITER]) if WRITER in action else (action[role] for role in self.roles)
         metrics = pair_metrics(first, second, item, self.kind, self.reward)
         constant = pair_metrics(*CONSTANT[self.kind], item, self.kind, self.reward)

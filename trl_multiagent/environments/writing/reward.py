@@ -9,7 +9,6 @@ from trl_multiagent.environments.writing import words
 REWARD_VERSION = 1
 REWARDS = ("grounded", "compat")
 LARGEST = 2.98  # 0.5 + 1 + 0.5 + 0.4 * 0.95 + 0.6: with all 12 categories of transitions, the fourth level is below 1
-RECALL = 0.2  # share of the source's key words that a pair needs
 # For each kind, a pair of texts that fits no item, and earns all of `compat`
 CONSTANT: dict[str, tuple[str, str]] = {kind: tuple(pair) for kind, pair in words.LISTS["constant"].items()}
 
@@ -104,7 +103,7 @@ def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict
 
 def pair_metrics(first: str, second: str, item: dict, kind: str, reward: str) -> dict[str, float]:
     """
-    Scores a pair of texts about an item by the `reward` `"grounded"` or `"compat"`.
+    Scores a pair of texts about an item. The reward `"compat"` is CoMLRL's, the sum of its levels; `"grounded"` is the sum times `source`.
 
     Returns:
         `dict[str, float]`: `total_reward`; `level_1` to `level_4`; `compat`, their sum in CoMLRL's reward; the mean over both texts of what
@@ -117,7 +116,7 @@ def pair_metrics(first: str, second: str, item: dict, kind: str, reward: str) ->
     texts = [grounding(first, item, "", structure), grounding(second, item, first, structure)]
     keys = set(item["key_words"])
     recall = len(keys.intersection(words.content_words(f"{first} {second}"))) / max(1, len(keys))
-    source = min(1.0, recall / RECALL) * math.sqrt(texts[0]["grounding"] * texts[1]["grounding"])
+    source = min(1.0, recall / 0.2) * math.sqrt(texts[0]["grounding"] * texts[1]["grounding"])
     return {
         "total_reward": sum(earned) * (1.0 if reward == "compat" else source),
         **{f"level_{k}": level for k, level in enumerate(earned, 1)},

@@ -10,7 +10,6 @@ from importlib.resources import files
 LISTS = json.loads((files("trl_multiagent") / "data" / "writing_words.json").read_text())
 STOP_WORDS = frozenset(LISTS["stop_words"].split())
 TRANSITIONS = {category: phrases.split("|") for category, phrases in LISTS["transitions"].items()}
-# Words that say nothing about a text's subject
 FUNCTION_WORDS = STOP_WORDS.union(LISTS["more_function_words"].split(), *TRANSITIONS.values())
 WHOLE_PHRASES = [re.compile(rf"\b(?:{'|'.join(map(re.escape, phrases))})\b") for phrases in TRANSITIONS.values()]
 COMPLETE = re.compile(r"[.!?][\"')]*\s*$")
