@@ -27,6 +27,7 @@ TASKS = {
     "bug_fixing": "trl_multiagent.environments.bug_fixing.task:TASK",
     "block_building": "trl_multiagent.environments.block_building.task:TASK",
     "class_completion": "trl_multiagent.environments.class_completion.task:TASK",
+    "writing": "trl_multiagent.environments.writing.task:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 

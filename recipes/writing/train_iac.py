@@ -1,0 +1,20 @@
+"""
+Trains two agents to write, with IAC: a critic for each.
+
+    accelerate launch recipes/writing/train_iac.py --config recipes/writing/configs/iac_tldr_config.yaml
+
+`--dry_run` checks the settings and prints the plan, `--help` lists them.
+"""
+
+from collections.abc import Sequence
+
+from trl_multiagent.environments.writing.task import TASK
+from trl_multiagent.recipe.run import run_recipe
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    run_recipe("iac", TASK, argv)
+
+
+if __name__ == "__main__":
+    main()

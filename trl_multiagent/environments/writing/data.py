@@ -1,0 +1,69 @@
+"""Posts and abstracts to write about, as rows with the same columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trl_multiagent.environments.dataset_rows import ID_COLUMNS, check_fields
+from trl_multiagent.environments.functions import Rows
+from trl_multiagent.environments.writing.words import key_words
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+COLUMNS = {"tldr": "prompt", "arxiv": "abstract_text"}  # the column with the source, for each kind of data
+KINDS = tuple(COLUMNS)
+DEMO = "demo"  # generated posts
+
+
+def infer_kind(name: str) -> str:
+    """Returns the kind of data that the name of a dataset says. Raises `ValueError` if it says none."""
+    for kind in KINDS:
+        if kind in ("tldr" if name == DEMO else name.lower()):
+            return kind
+    raise ValueError(f"`dataset.name` is {name!r}, which does not say the kind of its texts: set `dataset.type`.")
+
+
+def load_writing_dataset(
+    name: str, split: str | None = None, type: str | None = None, config: str | None = None
+) -> Dataset:
+    """
+    Loads sources to write about.
+
+    Args:
+        name (`str`): `"demo"` for generated posts, a Hub id such as `"trl-lib/tldr"`, or the path of a local file.
+        split (`str`, *optional*): Split in the syntax of `datasets`, by default `train`.
+        type (`str`, *optional*): `"tldr"` for posts in the column `prompt`, `"arxiv"` for abstracts in the column `abstract_text`; by
+            default inferred from `name`.
+        config (`str`, *optional*): Configuration of the dataset on the Hub.
+
+    Returns:
+        `Dataset`: Columns `item_id`; `source`; `reference`, a summary that a person wrote, or `""`; `key_words`, see [`words.key_words`].
+
+    Raises:
+        ValueError: the dataset is malformed.
+        ConnectionError: the dataset is on the Hub, which cannot be reached.
+    """
+    import datasets
+
+    from trl_multiagent.environments.writing.demo import make_posts
+
+    kind = type or infer_kind(name)
+    rows = make_posts(split) if name == DEMO else Rows(name=name, config=config).load(split).to_list()
+    items = [_item(row, number, kind, name) for number, row in enumerate(rows, 1)]
+    keys = key_words(item["source"] for item in items)
+    return datasets.Dataset.from_list([{**item, "key_words": k} for item, k in zip(items, keys, strict=True)])
+
+
+def _item(row: dict, number: int, kind: str, name: str) -> dict[str, str]:
+    text = row.get(COLUMNS[kind])
+    if isinstance(text, list):  # an abstract as a list of sentences
+        text = " ".join(map(str, text)).replace("<S>", "").replace("</S>", "")
+    check_fields({COLUMNS[kind]: text}, {COLUMNS[kind]: str}, f"{name}, row {number}")
+    names = [str(row[key]) for key in (*ID_COLUMNS, "article_id") if row.get(key) is not None]
+    return {
+        "item_id": names[0] if names else str(number - 1),
+        "source": str(text).strip().removesuffix("TL;DR:").strip(),  # which ends the prompts of `trl-lib/tldr`
+        "reference": str(row.get("completion") or "").strip(),
+    }

@@ -1,0 +1,67 @@
+"""Writing as a task: its sections, its environment, its datasets, and the base model of its demo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.functions import Rows
+from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.environments.writing.data import DEMO, KINDS, infer_kind, load_writing_dataset
+from trl_multiagent.environments.writing.environment import WritingEnvironment
+from trl_multiagent.environments.writing.reward import REWARDS
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass
+class WritingDataset(Rows):
+    """The section `dataset`."""
+
+    name: str | None = setting(f"Hub id; path of a {LOCAL_FILE}; or '{DEMO}' for generated posts.")
+    type: str | None = setting("'tldr' or 'arxiv'; by default inferred from the name.", choices=KINDS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.type = self.type or infer_kind(str(self.name))
+
+    @property
+    def may_be_hub_id(self) -> bool:
+        return self.name != DEMO and super().may_be_hub_id
+
+
+@dataclass
+class Reward:
+    """The section `reward`."""
+
+    kind: str = setting(
+        "'grounded' pays for texts that say what their source says; 'compat' is CoMLRL's reward, which does not read it.",
+        REWARDS[0],
+        choices=REWARDS,
+    )
+    rouge: bool = setting("Whether to log ROUGE of the first text if there is a reference; needs rouge-score.", False)
+
+
+def make_environment(settings: TaskSettings) -> WritingEnvironment:
+    dataset, reward = settings.sections["dataset"], settings.sections["reward"]
+    return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, reward.rouge, brief=dataset.name == DEMO)
+
+
+def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+    """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_writing_dataset`]."""
+    dataset: WritingDataset = settings.sections["dataset"]
+    load = partial(load_writing_dataset, str(dataset.name), type=dataset.type, config=dataset.config)
+    return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
+
+
+def build_model() -> str:
+    from trl_multiagent.environments.writing.demo import MODEL
+
+    return MODEL.path()
+
+
+TASK = Task(make_environment, load_datasets, {"dataset": WritingDataset, "reward": Reward}, {DEMO: build_model})
