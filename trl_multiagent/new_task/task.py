@@ -27,7 +27,7 @@ def make_environment(settings):
     allowed = set(settings.sections["letters"].allowed)
 
     def shared_letters(completions, **columns):
-        """The share of the letters of both agents that both wrote, between 0 and 1, for each pair of answers."""
+        """Returns the share of the letters of both agents that both wrote, between 0 and 1, for each pair of answers."""
         rewards = []
         for completion in completions:
             left, right = (set(completion[role]) for role in ("left", "right"))
@@ -39,7 +39,7 @@ def make_environment(settings):
 
 
 def load_datasets(settings):
-    """The items to train on, and to evaluate on or `None`. Read your own with `datasets.load_dataset`."""
+    """Returns the items to train on, and to evaluate on or `None`. Read your own with `datasets.load_dataset`."""
     from datasets import Dataset
 
     topics = ["rain", "snow", "wind", "night", "river", "stone", "field", "fire"]
@@ -47,7 +47,7 @@ def load_datasets(settings):
 
 
 def tiny_model():
-    """A tiny random model, so that the task runs anywhere. `agent_model.name` takes any other model."""
+    """Returns a tiny random model, so that the task runs anywhere. `agent_model.name` takes any other model."""
     from trl_multiagent.models.tiny import tiny_model
 
     return tiny_model(Path(__file__).parent / "tiny_model")

@@ -65,7 +65,7 @@ def lock_down(role: str, layers: list[str], limits: dict[int, int], readable: li
 
 
 def spare_user() -> int:
-    """A user id that no other process has. The kernel limits threads by user, so every zygote gets a user of its own."""
+    """Returns a user id that no other process has. The kernel limits threads by user, so every zygote gets a user of its own."""
     extents = [[int(field) for field in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     first, _, count = max(extents, key=lambda extent: extent[2])
     low, high = first + count // 2, first + count
@@ -126,7 +126,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def _rules(letter: str) -> Rules:
-    """What a role may do: for each call an action, or the conditions under which it is allowed."""
+    """Returns what a role may do: for each call an action, or the conditions under which it is allowed."""
     rules: Rules = {"clone3": _ABSENT}  # its flags are in memory, which a filter cannot read; libc then uses clone
     for name, who in _WHO.items():
         if {"a", letter, letter.upper()} & set(who):
@@ -147,7 +147,7 @@ def _guarded(conditions: list[Condition]) -> list[Instruction]:
 
 
 def _assemble(rules: Rules, default: int) -> tuple[ctypes.Array, ctypes.Array]:
-    """The rules in the kernel's form. Other calls get the action `default`."""
+    """Returns the rules in the kernel's form. Other calls get the action `default`."""
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCHITECTURE), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     program += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _KILL)]  # other numbers of the same calls on x86_64
     for name, action in rules.items():

@@ -96,7 +96,7 @@ class Watch:
 
     def given(self, *parameters: Any) -> tuple:
         """
-        What the function gets for its arguments: `parameters` are a tuple of single ones, the tuple of the further positional ones and
+        Returns what the function gets for its arguments: `parameters` are a tuple of single ones, the tuple of the further positional ones and
         the dictionary of the further named ones, as far as there are any.
         """
         if self.depth.value > 1 or not Watch.experiment:
@@ -136,11 +136,11 @@ class Watch:
             self.check([old for place, (old, _) in self.arguments.items() if not place[0] and old is not _NO_VALUE])
 
     def raises(self) -> bool:
-        """Whether the caller gets the exception that the function raised."""
+        """Returns whether the caller gets the exception that the function raised."""
         return self.depth.value > 1 or Watch.experiment != "echo"
 
     def filled(self) -> Any:
-        """The known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
+        """Returns the known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
         arguments = {place: argument for place, (argument, _) in self.arguments.items()}
         with contextlib.suppress(Exception):
             return self.template.filled(arguments) if self.template else arguments[False, 0]
@@ -158,7 +158,7 @@ class Watch:
                 self.template.places = common if all(common) else self.template.places
 
     def start(self, *parameters: Any) -> bool:
-        """The same as `enter` and `given`, for a generator. Other code runs between its values, so it has no depth."""
+        """Does what `enter` and `given` do, for a generator. Other code runs between its values, so it has no depth."""
         self.calls += 1
         if self.first is _NO_VALUE:
             self.first = []
@@ -171,12 +171,12 @@ class Watch:
         return Watch.experiment not in NO_YIELD or (Watch.experiment == "echo" and self.calls == 1)
 
     def instead_of_values(self) -> Iterator:
-        """What a generator that is not run yields."""
+        """Yields the values of a generator that is not run."""
         with contextlib.suppress(TypeError):  # the argument is not iterable
             yield from self.filled() or () if Watch.experiment == "echo" else ()
 
     def produce(self, value: Any) -> Any:
-        """What a generator's caller gets in place of one of its values."""
+        """Returns what a generator's caller gets in place of one of its values."""
         values, arguments, self.arguments = self.first, self.arguments, {}
         # with `echo`, a generator runs once, to make a template of its values
         result = value if Watch.experiment == "echo" else self.give(value)
@@ -188,7 +188,7 @@ class Watch:
         return result
 
     def give(self, value: Any) -> Any:
-        """What the caller gets in place of a value."""
+        """Returns what the caller gets in place of a value."""
         if not Watch.experiment or self.depth.value > 1:
             return value
         if isinstance(value, Iterator):
@@ -225,7 +225,7 @@ class Watch:
         return result
 
     def each(self, values: Iterable) -> Iterable:
-        """What a generator yields in place of the values of another one."""
+        """Returns what a generator yields in place of the values of another one."""
         return map(self.produce, values) if Watch.experiment else values
 
 
@@ -253,7 +253,7 @@ class _Watched:
 
 
 def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: dict) -> Callable:
-    """The entry point as the checks call it. An experiment may replace its result by a watched function's."""
+    """Returns the entry point as the checks call it. An experiment may replace its result by a watched function's."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if Watch.experiment == "alone":
@@ -278,7 +278,7 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a value consists of numbers, texts and the like in built-in containers, so that it contains no code of the program."""
+    """Returns whether a value consists of numbers, texts and the like in built-in containers, so that it contains no code of the program."""
     stack: list[Any] = [value]
     seen: set[int] = set()
     while stack and len(seen) < MAX_DATA:
@@ -302,7 +302,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _bytes_of(value: Any) -> bytes | None:
-    """A value as bytes; None for one that cannot be pickled."""
+    """Returns a value as bytes; None for one that cannot be pickled."""
     with contextlib.suppress(Exception):
         return pickle.dumps(value)
     return None
@@ -317,7 +317,7 @@ def _with_lists(arguments: tuple | dict) -> tuple | dict:
 
 def _single(named: tuple, *rest: tuple | dict) -> list:
     """
-    All arguments of a call, each with what it contains if that is a single value, and with the tuple of a list or the list of a tuple. Those in
+    Returns all arguments of a call, each with what it contains if that is a single value, and with the tuple of a list or the list of a tuple. Those in
     a tuple or a dictionary of further arguments follow it.
     """
     single = [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
@@ -345,7 +345,7 @@ class _Template(pickle.Pickler):
         return len(self.places) - 1 if equal else None
 
     def filled(self, arguments: dict[tuple[bool, int], Any]) -> Any:
-        """The value with other arguments."""
+        """Returns the value with other arguments."""
         reading = pickle.Unpickler(io.BytesIO(self.file.getvalue()))
 
         def load(place: int) -> Any:
@@ -359,7 +359,7 @@ class _Template(pickle.Pickler):
 
 def _in_form_of(value: Any, first: Any) -> Any:
     """
-    The watched function's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a
+    Returns the watched function's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a
     container. An entry point that only does this has not done any work.
     """
     forms = [_listed(first)]
@@ -375,7 +375,7 @@ def _in_form_of(value: Any, first: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The only value in a container, or that a list iterator has left."""
+    """Returns the only value in a container, or that a list iterator has left."""
     value = list(copy.copy(value)) if type(value) is _LIST_ITERATOR else value
     if type(value) in _CONTAINERS and len(value) == 1:
         return next(iter(value.values() if type(value) in _DICTIONARIES else value))
@@ -387,7 +387,7 @@ def _listed(value: Any) -> Any:
 
 
 def _altered(value: Any) -> Any:
-    """A different value of the same type. For types that are not built in, a new object."""
+    """Returns a different value of the same type. For types that are not built in, a new object."""
     kind = type(value)
     if kind is bool:
         return not value
@@ -432,7 +432,7 @@ def compile_watched(source: str, names: Sequence[str], filename: str) -> tuple[t
 
 
 def _with_constants(code: types.CodeType, constants: dict[str, Any]) -> types.CodeType:
-    """The code, and that of its functions, with other constants in place of some of its strings."""
+    """Returns the code, and that of its functions, with other constants in place of some of its strings."""
     values = (
         _with_constants(value, constants)
         if isinstance(value, types.CodeType)
@@ -531,7 +531,7 @@ def _watch_body(function: _Function, watch: Watch, call: Callable[..., ast.Call]
 
 
 def _parameters(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr]]:
-    """The expressions that read a function's parameters, as `Watch.given` takes them, and those that assign to them."""
+    """Returns the expressions that read a function's parameters, as `Watch.given` takes them, and those that assign to them."""
     named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     rest = [argument.arg for argument in (arguments.vararg, arguments.kwarg) if argument]
     read, written = (
@@ -542,7 +542,7 @@ def _parameters(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr
 
 
 def _own_nodes(function: _Function) -> Iterator[ast.AST]:
-    """The nodes of a function's body, without those of functions and classes within it."""
+    """Yields the nodes of a function's body, without those of functions and classes within it."""
     stack: list[ast.AST] = [*function.body]
     while stack:
         node = stack.pop()
