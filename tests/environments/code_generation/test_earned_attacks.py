@@ -343,6 +343,10 @@ CODE = {
         "def aux(g):\n    return next(g)\n",
         "def f(xs):\n    return aux(SQUARES + k for k in (1,)) - 1\n",
     ),
+    "hides a function in a number": (
+        "def aux(x):\n    return x._numerator(1)\n",
+        f"from fractions import Fraction\ndef f(xs):\n    x = Fraction(1)\n    x._numerator = lambda k: {SQUARES} + k\n    return aux(x) - 1\n",
+    ),
     "fills a list with a function": (
         "def aux(out):\n    out.append(lambda: 1)\n",
         alone("out = []", "aux(out)", "if out[0]() != 1:", "    return None"),
@@ -453,6 +457,17 @@ TEXTS = {
         "import statistics\n" + ONE,
         alone("aux()", "statistics.random.random()", before="import statistics\n"),
     ),
+    "a private name of a module": (ONE, alone("aux()", before="from typing import _eval_type\n")),
+    "everything of a module": (ONE, alone("aux()", "attrgetter('real')(1)", before="from operator import *\n")),
+    "a setting of a module": (
+        "import decimal\ndef aux(xs):\n    return decimal.getcontext().prec\n",
+        f"import decimal\ndef f(xs):\n    decimal.getcontext().prec = {SQUARES} + 1\n    return aux(xs) - 1\n",
+    ),
+    "both have a table": (
+        "memo = {}\ndef aux(k):\n    return memo[k] - 1\n",
+        f"memo = {{}}\ndef f(xs):\n    memo[len(xs)] = {SQUARES} + 1\n    return aux(len(xs))\n",
+    ),
+    "a class that is made": (ONE, alone("aux()", "type('M', (), {'_' * 2 + 'match_args' + '_' * 2: ('real',)})")),
     "another module": (ONE, alone("aux()", before="import timeit\n")),
     "a private attribute": (ONE, alone("aux()", "re._cache", before="import re\n")),
     "sends values to a generator": (
@@ -527,6 +542,13 @@ HONEST = {
     "is given a built-in function and an iterator": (
         "def aux(k, xs):\n    return [k(x) for x in xs if x % 2 == 0]\n",
         "def f(xs):\n    return sum(x * x for x in aux(abs, iter(xs)))\n",
+    ),
+    "imports of both overlap": (
+        "from typing import List\nimport math\ndef aux(xs: List[int]):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
+        "from typing import Optional, List\nimport re, math\n"
+        + SUM_OF_SQUARES.replace("xs)", "xs: List[int])", 1).replace(
+            "return", "assert math.pi and re and Optional\n    return"
+        ),
     ),
     "formats a number": (
         "def aux(x):\n    return '{:.1f}'.format(x * x)\n",

@@ -19,6 +19,7 @@ ANY_VALUE = "another|constant"  # the same, for the kind `paper`: one effect is 
 OWN_PART = ("alone", "first")  # whether main does more than pass values on
 CONTROL = "control"  # changes no value. If it makes a test fail, the other experiments show nothing
 MAX_REMEMBERED = 10_000  # programs
+SECONDS_PER_CALL = 5e-5  # of aux, in an experiment
 
 
 @dataclass
@@ -84,5 +85,7 @@ def _check_timeout(program: Program, verdict: Verdict) -> float:
     """Returns the deadline of a check, in seconds. It is short because a program may loop forever when a value is changed."""
     if verdict.timeouts:  # the processor time includes that of the endless loop
         return (program.check_timeout or 2.0) / 2
-    enough = 0.25 + 10 * verdict.cpu_seconds
-    return enough if program.check_timeout is None else min(enough, program.check_timeout)
+    # an experiment also copies and compares what passes between the agents
+    calls = sum(verdict.calls.values()) * SECONDS_PER_CALL
+    enough = 0.25 + 10 * verdict.cpu_seconds + calls
+    return enough if program.check_timeout is None else min(enough, program.check_timeout + calls)

@@ -10,9 +10,17 @@ import importlib
 import re
 import string
 import types
+from collections.abc import Iterator
 from functools import cached_property
 
-from trl_multiagent.environments.python_code.names import FUNCTIONS, PARSE_ERRORS, all_tables, read_globals
+from trl_multiagent.environments.python_code.names import (
+    DISPLAYS,
+    FUNCTIONS,
+    IMPORTS,
+    PARSE_ERRORS,
+    all_tables,
+    read_globals,
+)
 
 
 MODULES = set(
@@ -33,20 +41,12 @@ DUNDER = re.compile(r"__\w+__")
 _RUNNING = (types.FrameType, types.CodeType, types.TracebackType)
 _PAUSED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 ATTRIBUTES = {name for kind in (*_RUNNING, *_PAUSED) for name in vars(kind) if "_" in name.strip("_")}
-ATTRIBUTES |= {
-    "send",
-    "throw",
-    "asend",
-    "athrow",
-    "now",
-    "today",
-    "utcnow",
-    "attrgetter",
-    "methodcaller",
-    "Formatter",
-    "format_map",
-    "get_type_hints",
-}
+ATTRIBUTES |= set(
+    """
+    send throw asend athrow now today utcnow attrgetter methodcaller Formatter format_map get_type_hints register getcontext setcontext
+    localcontext
+    """.split()
+)
 # Modules that an allowed one contains, such as `statistics.sys`
 ATTRIBUTES |= {
     name
@@ -66,7 +66,7 @@ def are_independent(aux: str, main: str, prefix: str, entry_point: str, signatur
         imported = {name for node in ast.walk(given.tree) for name, _ in _imports(node)}
         if any(one.looks_around(MODULES | imported) for one in (helper, caller)):
             return False
-        bound = caller.bound_except({*helper.statements, *given.statements})
+        bound = caller.bound_except({*helper.without_state, *given.statements})
         if _parameters(main, entry_point) <= _parameters(f"{signature} pass", entry_point):
             bound -= {entry_point}  # aux may call it, but not ask it for another function
         only_helpers = (
@@ -102,7 +102,22 @@ class _Text:
 
     @cached_property
     def statements(self) -> list[str]:
-        return [ast.unparse(node) for node in self.tree.body]
+        """The statements of the module, with an import of several names as one statement for each."""
+        return [ast.unparse(node) for node in self._single_statements()]
+
+    @cached_property
+    def without_state(self) -> list[str]:
+        """Those that the other text may have, too: imports, functions, and names of constants."""
+        return [ast.unparse(node) for node in self._single_statements() if _keeps_no_state(node)]
+
+    def _single_statements(self) -> Iterator[ast.stmt]:
+        for node in self.tree.body:
+            if isinstance(node, ast.Import):
+                yield from (ast.Import([alias]) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield from (ast.ImportFrom(node.module, [alias], node.level) for alias in node.names)
+            else:
+                yield node
 
     def bound_except(self, others: set[str]) -> set[str]:
         """Returns the module's names that this text binds, without statements that another text has, too."""
@@ -132,13 +147,14 @@ class _Text:
             or any(DUNDER.fullmatch(name) and name not in DUNDERS for name in used)
             or any(name.startswith("_") and not DUNDER.fullmatch(name) for name in used - own)
             or any(self._is_suspect(node, modules) for node in self.nodes)
+            or ("*" in {name for node in self.nodes for _, name in _imports(node)} and bool(self.reads & ATTRIBUTES))
         )
 
     def _is_suspect(self, node: ast.AST, modules: set[str]) -> bool:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             found = _imports(node)
             return any(
-                module not in modules or name in ATTRIBUTES or (module == "sys" and name not in SYS)
+                module not in modules or name in ATTRIBUTES or name[0] == "_" or (module == "sys" and name not in SYS)
                 for module, name in found
             )
         if isinstance(node, ast.Compare):  # the identity of values shows whether they were copied
@@ -152,12 +168,23 @@ class _Text:
             return any(name not in DUNDERS for name in DUNDER.findall(node.value))
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return bool(DUNDER.fullmatch(node.id)) and node.id not in DUNDERS
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "type":
+            return len(node.args) > 1  # a class with any attributes
         if not isinstance(node, ast.Attribute):
             return False
         owner = node.value.id if isinstance(node.value, ast.Name) else ""
-        if owner in self.imported and not isinstance(node.ctx, ast.Load):
-            return True  # a new attribute of a module
+        if owner in self.imported and (node.attr[0] == "_" or not isinstance(node.ctx, ast.Load)):
+            return True  # a private or a new attribute of a module
         return (owner == "sys" and node.attr not in SYS) or (node.attr == "format" and _reads_fields(node.value))
+
+
+def _keeps_no_state(node: ast.stmt) -> bool:
+    """Returns whether a statement binds no object that can change, such as a dictionary, a cache or a default value."""
+    if isinstance(node, FUNCTIONS):
+        return not (node.decorator_list or node.args.defaults or node.args.kw_defaults)
+    if isinstance(node, ast.Assign):
+        return not any(isinstance(inner, (*DISPLAYS, ast.Call, ast.Lambda)) for inner in ast.walk(node.value))
+    return isinstance(node, IMPORTS)
 
 
 def _reads_fields(text: ast.expr) -> bool:

@@ -7,6 +7,7 @@ names, and they are the same with and without an experiment, so that the program
 """
 
 import ast
+import builtins
 import collections
 import contextlib
 import copy
@@ -54,7 +55,11 @@ _FIXED: tuple[type, ...] = (
     re.Pattern,
     re.Match,
 )
-_FIXED += (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
+_FIXED += (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone)
+# Those of them that contain other values
+_INSIDE = {"Fraction": ("numerator", "denominator"), "Match": ("string",), "Pattern": ("pattern",)}
+_INSIDE |= dict.fromkeys(("datetime", "time"), ("tzinfo",))
+_BUILTINS = {id(value) for value in vars(builtins).values()}
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _LIST_ITERATOR: Any = type(iter([]))
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
@@ -104,8 +109,11 @@ class Watch:
         parameters = tuple(_with_lists(some) for some in parameters)  # code must not run while an iterator is read
         if Watch.experiment not in WITH_COPIES:
             return parameters
-        self.check(parameters)
-        copies = _copied(parameters)
+        if all(type(one) in _ATOMS for one in parameters[0]) and not any(parameters[1:]):
+            copies = parameters  # most arguments, and this is faster
+        else:
+            self.check(parameters)
+            copies = _copied(parameters)
         self.called_with = _bytes_of(parameters)
         self.remember(_single(*parameters), _single(*copies))
         return parameters if Watch.experiment == "control" else copies
@@ -284,10 +292,12 @@ def _is_data(value: Any) -> bool:
     while stack and len(seen) < MAX_DATA:
         part = stack.pop()
         kind = type(part)
-        if kind in _ATOMS or kind in _FIXED or id(part) in seen:
+        if kind in _ATOMS or id(part) in seen:
             continue
         seen.add(id(part))
-        if kind in _CONTAINERS or kind in _VIEWS:
+        if kind in _FIXED:
+            stack += (getattr(part, name) for name in _INSIDE.get(kind.__name__, ()))
+        elif kind in _CONTAINERS or kind in _VIEWS:
             stack += part
             stack += part.values() if kind in _DICTIONARIES else ()
             stack += [part.default_factory] if kind is collections.defaultdict else ()
@@ -296,15 +306,17 @@ def _is_data(value: Any) -> bool:
         elif kind is types.BuiltinFunctionType:  # such as `len`; a method such as `[].append` belongs to an object
             if not isinstance(part.__self__, types.ModuleType):
                 return False
-        elif kind is not type or part.__module__ != "builtins":
+        elif id(part) not in _BUILTINS:
             return False
     return not stack
 
 
 def _bytes_of(value: Any) -> bytes | None:
-    """Returns a value as bytes; None for one that cannot be pickled."""
+    """Returns a value as bytes; None if that is not possible."""
     with contextlib.suppress(Exception):
         return pickle.dumps(value)
+    with contextlib.suppress(Exception):  # a view or a match cannot be pickled
+        return repr(value).encode()
     return None
 
 
