@@ -12,6 +12,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 # A line of each one's table
 TABLES = {
     "actor_critic": "demo, ",
+    "class_completion": "reference, 3 agents",
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
     "preference": "madpo_iter",

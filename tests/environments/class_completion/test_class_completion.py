@@ -324,7 +324,9 @@ def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_recipe_trains_offline(config, tiny_model, data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    algorithm = next(key for key in yaml.safe_load(config.read_text()) if key in ("grpo", "magrpo", "iac", "maac"))
+    sections = yaml.safe_load(config.read_text())
+    assert sections["reward"]["kind"] == "earned"
+    algorithm = next(key for key in sections if key in ("grpo", "magrpo", "iac", "maac"))
     spec = importlib.util.spec_from_file_location("script", config.parents[1] / f"train_{algorithm}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

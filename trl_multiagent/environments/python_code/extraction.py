@@ -106,7 +106,7 @@ def parse_completion(completion: str) -> ast.Module:
             header, _, body = stretch.partition("\n")
             inner = _stretches(textwrap.dedent(body), budget) if not parses and header.startswith("class ") else ()
             good += [stretch] if parses else [part for part, is_code in inner if is_code]
-    return ast.parse("\n".join(good))
+    return _parse("\n".join(good))[0] or ast.Module([], [])
 
 
 def read_completion(completion: str, name: str, prompt: str = "") -> Code:

@@ -200,7 +200,7 @@ class Evaluation:
 
     def _run_checks(self) -> None:
         if self.job["has_check"]:
-            check, candidate = self.namespace["check"], self.namespace["candidate"]
+            check, candidate = self.namespace["check"], self.references.stand_in(0, True)
             self.namespace[self.job["entry_point"]] = candidate  # the entry point may be called `check` too
             check(candidate)
 
