@@ -109,7 +109,7 @@ def _calls_since(before: list[int]) -> list[int]:
 
 
 def _answer(question: dict) -> bytes:
-    """The packed answer to one call: its value and what it changed in its arguments, or what it raised."""
+    """Returns the packed answer to one call: its value and what it changed in its arguments, or what it raised."""
     before = _calls()
     try:
         args, kwargs = decode_call(question, _references)
@@ -129,7 +129,7 @@ def _answer(question: dict) -> bytes:
 
 
 def _proxy(references: References, number: int, is_function: bool) -> Callable:
-    """A function of the checks. A call of it asks the verifier, which may call the program before it answers."""
+    """Returns a function of the checks. A call of it asks the verifier, which may call the program before it answers."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with _calling_checks:

@@ -2,15 +2,11 @@
 
 import random
 import unittest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .endings import CheckLost, Died, GiveUp, SandboxFault, outcome
 from .objects import StandIn
 from .wire import References
-
-
-if TYPE_CHECKING:
-    from .verifier import Evaluation
 
 
 class TestMethods:
@@ -18,10 +14,10 @@ class TestMethods:
     The test methods of one run.
 
     Args:
-        evaluation (`Evaluation`): The run, which asks the candidate and keeps the results.
+        evaluation (`verifier.Evaluation`): The run, which asks the candidate and keeps the results.
     """
 
-    def __init__(self, evaluation: "Evaluation"):
+    def __init__(self, evaluation: Any):
         self.evaluation = evaluation
         self.answered = 0  # calls in this test method that the program answered
         self.lost: BaseException | None = None  # what ended the candidate in this test method, or the run

@@ -68,7 +68,7 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
 
 def _end_process_after(seconds: float) -> None:
     """
-    The kernel will end this process by SIGPROF after this much processor time; 0 cancels that. A program's answers may make the
+    Has the kernel end this process by SIGPROF after this much processor time; 0 cancels that. A program's answers may make the
     checks loop inside C code, where no Python code can stop them. The trainer then runs the program again without this step.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -159,7 +159,7 @@ class Evaluation:
 
     def _pass_unreached_checks(self) -> None:
         """
-        The checks ran to their end. A guard that was not reached passes, because reaching it is the failure. Other checks that were not
+        Records that the checks ran to their end. A guard that was not reached passes, because reaching it is the failure. Other checks that were not
         reached pass if all that were reached did.
         """
         guards = self.job["guards"]
@@ -169,7 +169,7 @@ class Evaluation:
                 result.status = "passed"
 
     def _fail_unfinished_checks(self, status: str, error: str) -> None:
-        """The checks did not run to their end. Those after it did not run, and those in a loop did not run in every iteration."""
+        """Records that the checks did not run to their end. Those after it did not run, and those in a loop did not run in every iteration."""
         for index, result in enumerate(self.results):
             if result.status == "passed" and index not in self.settled:
                 result.status, result.error = status, error
@@ -380,7 +380,7 @@ class Evaluation:
         return error
 
     def _stand_in(self, references: References, number: int, is_function: bool) -> Any:
-        """The program's function of this number, for the checks; or, for test methods, a function or an object."""
+        """Returns the program's function of this number, for the checks; or, for test methods, a function or an object."""
         if self.test_methods:
             return self.test_methods.stand_in(references, number, is_function)
         return lambda *args, **kwargs: self.call(number, args, kwargs)
@@ -405,7 +405,7 @@ class Evaluation:
                 raise Died("the program ended its process") from error
 
     def _receive(self) -> dict:
-        """The candidate's next message, without its notes."""
+        """Returns the candidate's next message, without its notes."""
         while True:
             self._look_when_due()  # a program that sends many messages must not avoid its time limit
             while (message := self.inbox.next()) is None:
@@ -520,7 +520,7 @@ def _compile(source: str) -> types.CodeType:
 
 
 def _well_formed(answer: dict, arguments: int) -> bool:
-    """Whether an answer has the right parts. The values in them are checked when they are decoded."""
+    """Returns whether an answer has the right parts. The values in them are checked when they are decoded."""
     changed = answer.get("changed")
     return (
         "value" in answer

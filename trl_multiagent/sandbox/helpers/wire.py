@@ -64,19 +64,19 @@ class TooLarge(ValueError):
 
 
 def _typed(parts: list, *types: type) -> list:
-    """The parts, which must have these types exactly."""
+    """Returns the parts, which must have these types exactly."""
     if [type(part) for part in parts] != [*types]:
         raise ValueError("parts of other types")
     return parts
 
 
 def _one(kind: type, read: Callable, make: Callable) -> Codec:
-    """A value made of a single part."""
+    """Returns a value made of a single part."""
     return lambda value: [read(value)], lambda parts: make(*_typed(parts, kind))
 
 
 def _fields(kind: Any, names: str, types: tuple[type, ...]) -> Codec:
-    """A value made of its fields, as the type itself defines them."""
+    """Returns a value made of its fields, as the type itself defines them."""
     fields = [getattr(kind, name) for name in names.split()]
     return lambda value: [field.__get__(value) for field in fields], lambda parts: kind(*_typed(parts, *types))
 
@@ -86,7 +86,7 @@ def _items(kind: Any) -> Codec:
 
 
 def _hashed(parts: list) -> list:
-    """The parts, which will be keys or elements of a set. Raises if too many have the same hash."""
+    """Returns the parts, which will be keys or elements of a set. Raises if too many have the same hash."""
     if len(parts) > MAX_SAME_HASH and max(collections.Counter(map(hash, parts)).values()) > MAX_SAME_HASH:
         raise TooLarge("too many keys have the same hash")
     return parts
@@ -132,7 +132,7 @@ def _decimal_text(value: Decimal) -> str:
 
 
 def _moment(kind: Any, names: str) -> Codec:
-    """A date and time, or a time, with its zone and fold."""
+    """Returns a date and time, or a time, with its zone and fold."""
     fields = [getattr(kind, name) for name in names.split()]
 
     def read(value: Any) -> list:
@@ -247,20 +247,20 @@ class References:
         self._foreign: dict[int, int] = {}  # the number, by the id of the stand-in
 
     def number(self, value: Any) -> int:
-        """The number of an object of this side."""
+        """Returns the number of an object of this side."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._own)
             self._own.append(value)
         return self._numbers[id(value)]
 
     def own_object(self, number: Any) -> Any:
-        """The object of this side with that number, which the other side wrote."""
+        """Returns the object of this side with that number, which the other side wrote."""
         if type(number) is not int or not 0 <= number < len(self._own):
             raise WireError("an object that was not given")
         return self._own[number]
 
     def stand_in(self, number: int, is_function: bool) -> Any:
-        """The stand-in for an object of the other side."""
+        """Returns the stand-in for an object of the other side."""
         if number not in self._stand_ins:
             if len(self._stand_ins) >= MAX_STAND_INS:
                 raise TooLarge(f"more than {MAX_STAND_INS} objects")
@@ -269,7 +269,7 @@ class References:
         return self._stand_ins[number]
 
     def foreign_number(self, value: Any) -> int | None:
-        """The other side's number of an object, if `value` is the stand-in for it."""
+        """Returns the other side's number of an object, if `value` is the stand-in for it."""
         return self._foreign.get(id(value))
 
 
@@ -299,7 +299,7 @@ class CheckResult:
 
 
 def pack(message: Any) -> bytes:
-    """The bytes that carry `message`, made of JSON's own types."""
+    """Returns the bytes that carry `message`, made of JSON's own types."""
     body = _dumps(message).encode("ascii")
     return struct.pack("<I", len(body)) + body
 
@@ -312,7 +312,7 @@ class Inbox:
         self.data = bytearray()
 
     def next(self) -> Any:
-        """The next message, or None while it is incomplete."""
+        """Returns the next message, or None while it is incomplete."""
         if len(self.data) < 4:
             return None
         end = 4 + struct.unpack_from("<I", self.data)[0]
@@ -339,7 +339,7 @@ class Inbox:
 
 def encode(value: Any, references: References, note: Callable[[str], None] | None = None) -> Any:
     """
-    The value as JSON's types. Functions in it get a number in `references`, and so do other objects if these can be used. `note` is
+    Returns the value as JSON's types. Functions in it get a number in `references`, and so do other objects if these can be used. `note` is
     called for a value whose class defines its own equality, because it could claim to be equal to any value.
     """
     left = MAX_NODES
@@ -381,7 +381,7 @@ def encode(value: Any, references: References, note: Callable[[str], None] | Non
 
 
 def encode_call(function: int, args: Sequence, kwargs: dict[str, Any], references: References) -> dict[str, Any]:
-    """The message that asks the other side to call its function of that number."""
+    """Returns the message that asks the other side to call its function of that number."""
     named = {name: encode(value, references) for name, value in kwargs.items()}
     return {"call": function, "args": [encode(value, references) for value in args], "kwargs": named}
 
@@ -394,7 +394,7 @@ def decode_call(message: Any, references: References) -> tuple[list, dict[str, A
 
 def describe(error: BaseException) -> list:
     """
-    What is sent of an exception: its name and module, the name of its nearest built-in base, and its arguments. It never
+    Returns what is sent of an exception: its name and module, the name of its nearest built-in base, and its arguments. It never
     raises, whatever the exception's own methods do.
     """
     kind = type(error)
@@ -411,7 +411,7 @@ def describe(error: BaseException) -> list:
 
 def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
     """
-    The exception that `describe` described. Its class is one of `names`, which the checks define, or built in, or of some modules of the
+    Returns the exception that `describe` described. Its class is one of `names`, which the checks define, or built in, or of some modules of the
     standard library, or a new one with that name and base.
     """
     if type(raised) is not list or [type(part) for part in raised[:2]] != [str, str]:
@@ -430,7 +430,7 @@ def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
 
 
 def decode(data: Any, references: References) -> Any:
-    """The value that `encode` wrote."""
+    """Returns the value that `encode` wrote."""
     try:
         return _decode(data, references, 0)
     except (TypeError, ValueError, KeyError, IndexError, ArithmeticError, RecursionError) as error:
