@@ -14,7 +14,6 @@ from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
 
 from trl_multiagent import cli
-from trl_multiagent.environments.class_completion import load_class_dataset
 from trl_multiagent.recipe.evaluation_settings import make_evaluation_parser
 
 
@@ -74,10 +73,6 @@ def readers_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
-    def few_classes(name, split, sandbox):  # all references are run
-        return load_class_dataset(name, "test[2:4]", sandbox)
-
-    monkeypatch.setattr("trl_multiagent.environments.class_completion.task.load_class_dataset", few_classes)
     for name in ("recipes", "accelerate_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     problem = {"prompt": "def f(x):\n", "entry_point": "f"}

@@ -11,7 +11,16 @@ import yaml
 from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.class_completion import ClassCompletionEnvironment, load_class_dataset
-from trl_multiagent.environments.class_completion.data import CONSTANTS, constant, make_item, passed_by, single_program
+from trl_multiagent.environments.class_completion.data import (
+    CONSTANTS,
+    constant,
+    find_tests,
+    key_of,
+    known_tests,
+    make_item,
+    passed_by,
+    single_program,
+)
 from trl_multiagent.environments.class_completion.demo import (
     WAYS,
     demo_dataset,
@@ -155,6 +164,14 @@ def test_wrong_rows_are_named(data, tmp_path, sandbox):
         path.write_text(json.dumps(ROW | change))
         with pytest.raises(ValueError, match=message.replace("(", r"\(")):
             load_class_dataset(str(path), sandbox=sandbox)
+
+
+def test_the_known_tests_of_classeval_are_those_that_a_run_finds(sandbox):
+    items = [make_item(row, "") for row in read_embedded("classeval", "test[2:6]")]
+    for item, found in zip(items, find_tests(items, sandbox), strict=True):
+        known = known_tests()[key_of(item)]
+        assert (known["tests"], known["counting"]) == (found["tests"], found["counting"])
+    assert sum(found is not None for found in known_tests().values()) == 74
 
 
 def test_classeval_comes_with_the_package(sandbox):
