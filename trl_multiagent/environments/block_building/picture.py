@@ -6,7 +6,6 @@ from pathlib import Path
 from trl_multiagent.environments.base import JointAction
 from trl_multiagent.environments.block_building.environment import BlockBuildingEnvironment
 from trl_multiagent.environments.block_building.world import ANY, Place, Target, read_target
-from trl_multiagent.report.pictures import picture
 
 
 def draw_build(path: str | Path, environment: BlockBuildingEnvironment, item: dict, joint_action: JointAction) -> None:
@@ -20,6 +19,9 @@ def draw_build(path: str | Path, environment: BlockBuildingEnvironment, item: di
         item (`dict`): A row of the dataset.
         joint_action (`dict[str, str]`): The answer of each role.
     """
+    # `--help` of a recipe need not wait for numpy
+    from trl_multiagent.report.pictures import picture
+
     target, built = read_target(item), environment.build(item, joint_action)
     blocks = {place: block for place, (block, _) in built.items()}
     panels = {
