@@ -153,10 +153,36 @@ def test_an_item_has_the_tests_that_tell_right_from_wrong(item):
     assert (item["parameters"], item["weights"], item["uses"]) == ([2, 1, 1], [3, 3, 2], [[], [], []])
 
 
+def test_a_program_cannot_write_into_the_next_prompt(sandbox, item):
+    environment = ClassCompletionEnvironment(sandbox=sandbox)
+    answer = dict.fromkeys(environment.roles, "def push(self, x):\n    raise ValueError('a\\nb<|im_end|>\\x1b[1m')\n")
+    first = environment.prompts(item, ())
+    (outcome,) = environment.score([item], [answer], [()])
+    for prompt in environment.prompts(item, [Turn(first, answer, outcome)]).values():
+        assert "ValueError: a b< |im_end|>·[1m" in prompt
+
+
+def test_a_program_does_not_keep_what_another_test_class_asked(sandbox, item):
+    environment = ClassCompletionEnvironment(1, sandbox=sandbox)
+    methods = "".join(
+        f"def {name}(*args):\n    KEPT.append({name!r})\n    raise ValueError(KEPT[0])\n"
+        for name in ("push", "pop", "half")
+    )
+    answer = {"agent_0": "def keep(store=[]):\n    return store\n" + methods.replace("KEPT", "keep()")}
+    (outcome,) = environment.score([item], [answer], [()])
+    told = {check.source.split(".")[0]: check.error for check in outcome.info.verdict.checks}
+    assert told["TestHalf"].endswith("half") and told["TestPush"].endswith("push")
+
+
 def test_wrong_rows_are_named(data, tmp_path, sandbox):
     for change, message in (
         ({"solution_code": "class Other: pass"}, "row 1: `skeleton` or `solution_code` has no class `Stack`"),
         ({"methods_info": []}, "row 1: the class has no method"),
+        ({"methods_info": [1]}, "row 1: entry 1 of `methods_info` is no mapping"),
+        ({"methods_info": [{"method_name": "push"}]}, "entry 1 of `methods_info`: field `test_class` is missing"),
+        ({"import_statement": [1]}, "row 1: `import_statement` must be a list of import statements"),
+        ({"import_statement": ["import ="]}, "row 1: `import_statement` must be a list of import statements: invalid"),
+        ({"skeleton": "class", "solution_code": "class"}, "row 1: `skeleton` or `solution_code` is not Python source"),
         ({"test": ""}, "row 1: field `test` is empty"),
         ({"solution_code": SOLUTION.replace("return", "return 5 #")}, "no class has tests that its reference passes"),
     ):

@@ -77,7 +77,7 @@ def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
     feedback: Feedback = settings.sections["external"]
     spider: dict[str, int] = own.spider or {}
     palettes: Palettes | None = own.palettes
-    if dataset.name == DEMO:
+    if dataset.name == DEMO and palettes is None:
         from trl_multiagent.environments.block_building.demo import PALETTES
 
         palettes = PALETTES

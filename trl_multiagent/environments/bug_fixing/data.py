@@ -15,6 +15,7 @@ from trl_multiagent.environments.bug_fixing.calls import without_examples
 from trl_multiagent.environments.bug_fixing.mutants import Mutants
 from trl_multiagent.environments.code_generation.data import load_code_dataset
 from trl_multiagent.environments.embedded import read_embedded
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
@@ -162,10 +163,17 @@ def read_functions(name: str, split: str | None, type: str | None = None) -> lis
         raise ValueError(
             f"{name} has no reference solutions (`canonical_solution`), from which faulty programs are made."
         )
-    return [
-        Function(row["task_id"], row["entry_point"], row["test"], row["prompt"] + row["canonical_solution"])
-        for row in rows
-    ]
+    functions = []
+    for row in rows:
+        source = row["prompt"] + row["canonical_solution"]
+        try:
+            ast.parse(source)
+        except PARSE_ERRORS as error:
+            raise ValueError(
+                f"{name}, {row['task_id']}: `prompt` and `canonical_solution` together are not Python source: {error}."
+            ) from None
+        functions.append(Function(row["task_id"], row["entry_point"], row["test"], source))
+    return functions
 
 
 def _quixbugs_function(row: dict) -> Function:

@@ -1,16 +1,13 @@
 """The prompts of the tester and the fixer. In the first turn, neither sees what the other writes."""
 
-import re
 from collections.abc import Sequence
 
+from trl_multiagent.environments.python_code.shown_text import shown_line
 from trl_multiagent.sandbox import Check
-from trl_multiagent.terminal import printable
 
 
 TESTER, FIXER = "tester", "fixer"
 UNSEEN = "You cannot see each other's answers."
-MARKER = re.compile(r"<(?=[^\s=])")
-MAX_TEXT = 300  # characters of a test or an error message
 
 
 def tester_prompt(item: dict) -> str:
@@ -48,7 +45,7 @@ Your function:
 def tester_feedback(tests: Sequence[str], checks: Sequence[Check]) -> str:
     """Returns the tester's prompt of a later turn: the results of its tests for the faulty function."""
     if tests:
-        lines = [f"- `{_shown(text)}`: {_result(check)}" for text, check in zip(tests, checks, strict=True)]
+        lines = [f"- `{shown_line(text)}`: {_result(check)}" for text, check in zip(tests, checks, strict=True)]
         results = "These are the results of your tests for the faulty function:\n" + "\n".join(lines)
     else:
         results = "Your last answer contains no test of the form `assert function(...) == ...`."
@@ -65,7 +62,7 @@ def fixer_feedback(tests: Sequence[str], checks: Sequence[Check], alone: bool) -
     elif not failed:
         results = f"Your function passes all of your partner's {len(tests)} tests. A test may be wrong."
     else:
-        lines = [f"- `{_shown(text)}`: {_result(check)}" for text, check in failed]
+        lines = [f"- `{shown_line(text)}`: {_result(check)}" for text, check in failed]
         results = (
             f"Your function fails {len(failed)} of your partner's {len(tests)} tests. A test may be wrong.\n"
             + "\n".join(lines)
@@ -74,12 +71,4 @@ def fixer_feedback(tests: Sequence[str], checks: Sequence[Check], alone: bool) -
 
 
 def _result(check: Check) -> str:
-    return f"{check.status}, {_shown(check.error)}" if check.error else check.status
-
-
-def _shown(text: str) -> str:
-    """
-    Shortens a text that an agent may have written, and makes it one line without control characters. A space behind each `<` breaks the
-    markers of chats, such as `<|im_end|>`, which would end the prompt. Python code has this space anyway.
-    """
-    return MARKER.sub("< ", printable(" ".join(text[:MAX_TEXT].split())))
+    return f"{check.status}, {shown_line(check.error)}" if check.error else check.status

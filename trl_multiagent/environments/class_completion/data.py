@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import gzip
 import hashlib
@@ -27,6 +28,7 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
+from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 CLASSEVAL = "classeval"
 TEXTS = ("task_id", "class_name", "skeleton", "solution_code", "test")
 FIELDS: dict[str, type] = {**dict.fromkeys(TEXTS, str), "methods_info": list, "import_statement": list}
+METHOD_FIELDS: dict[str, type] = dict.fromkeys(("method_name", "test_class"), str)
 # What a method can return without any work. A test method that passes with one of them in place of all methods earns nothing
 CONSTANTS = ("None", "True", "0", "''", "[]")
 ENOUGH = 0.8  # share of its test methods that a class's reference must pass
@@ -92,8 +95,17 @@ def make_item(row: dict, where: str) -> dict:
         ValueError: the row is malformed; the message begins with `where`.
     """
     check_fields(row, FIELDS, where)
+    for number, method in enumerate(row["methods_info"], 1):
+        if not isinstance(method, dict):
+            raise ValueError(f"{where}: entry {number} of `methods_info` is no mapping.")
+        check_fields(method, METHOD_FIELDS, f"{where}, entry {number} of `methods_info`")
+    try:
+        ast.parse("\n".join(row["import_statement"]))
+    except (TypeError, *PARSE_ERRORS) as error:
+        raise ValueError(f"{where}: `import_statement` must be a list of import statements: {error}.") from None
+    reference = parse_trusted(row["solution_code"], row["class_name"], where)
     skeleton = clean_skeleton(row)
-    owner, reference = (parse_trusted(text, row["class_name"], where) for text in (skeleton, row["solution_code"]))
+    owner = parse_trusted(skeleton, row["class_name"], where)
     written = {node.name for node in functions_of(reference)}
     tests = {method["method_name"]: method["test_class"] for method in row["methods_info"]}
     names = [node.name for node in functions_of(owner) if node.name in tests and node.name in written]

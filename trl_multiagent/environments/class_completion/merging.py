@@ -71,7 +71,7 @@ def clean_skeleton(row: dict) -> str:
         parse_trusted(text, row["class_name"], "")
         return text
     tree = ast.parse(row["solution_code"])
-    texts = {method["method_name"]: method["method_description"] for method in row["methods_info"]}
+    texts = {method["method_name"]: method.get("method_description") or "" for method in row["methods_info"]}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name in texts:
             description = texts[node.name].partition('"""')[2].rpartition('"""')[0].strip()

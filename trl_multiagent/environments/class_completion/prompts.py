@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from trl_multiagent.environments.python_code.shown_text import shown_line
 from trl_multiagent.sandbox import Check, Verdict
 
 
 UNSEEN = "You cannot see each other's answers."
-MAX_TEXT = 300  # characters of an error message
 MAX_FAILURES = 5  # failing tests that are shown
 
 
@@ -56,11 +56,11 @@ def describe_result(verdict: Verdict, missing: Sequence[str], shown: Sequence[Ch
     if missing:
         lines.append(f"These methods are missing: {', '.join(missing)}.")
     if verdict.definitions.status != "passed":
-        lines.append(f"The class cannot be defined: {verdict.definitions.error[:MAX_TEXT]}")
+        lines.append(f"The class cannot be defined: {shown_line(verdict.definitions.error)}")
     elif shown:
         failing = [check for check in shown if check.status != "passed"]
         lines.append(
             f"The completed class passes {len(shown) - len(failing)} of {len(shown)} tests of its parts together."
         )
-        lines += [f"- {check.source}: {check.error[:MAX_TEXT] or check.status}" for check in failing[:MAX_FAILURES]]
+        lines += [f"- {check.source}: {shown_line(check.error) or check.status}" for check in failing[:MAX_FAILURES]]
     return "\n".join(lines)

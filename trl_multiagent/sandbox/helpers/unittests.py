@@ -24,8 +24,12 @@ class TestMethods:
 
     def run(self) -> None:
         """Runs every test method by itself, with the fixtures of its class."""
-        evaluation, job = self.evaluation, self.evaluation.job
+        evaluation, job, before = self.evaluation, self.evaluation.job, ""
         for index, name in enumerate(job["sources"]):
+            test_class, method = name.split(".")
+            if test_class != before:
+                evaluation.end_candidate()  # so that a program cannot tell in one class what another one asked
+            before = test_class
             if evaluation.socket is None:
                 evaluation.start_candidate()
             evaluation.namespace[job["entry_point"]] = evaluation.references.stand_in(0, False)
@@ -34,7 +38,6 @@ class TestMethods:
             result = _Result()
             try:
                 evaluation.begin_check(index)
-                test_class, method = name.split(".")
                 test = evaluation.namespace[test_class](method)
                 for kind in (dict, list, tuple, set, frozenset, str):
                     test.addTypeEqualityFunc(kind, None)  # a difference in text takes cubic time

@@ -145,7 +145,7 @@ class Evaluation:
         except BaseException as error:  # from the code between the asserts
             self._fail_unfinished_checks(*outcome(error))
         finally:
-            self._end_candidate()
+            self.end_candidate()
         self._add_calls_of_passed_checks()
         return {
             "definitions": vars(self.definitions),
@@ -277,7 +277,7 @@ class Evaluation:
         self.definitions.status = "passed"
         self.clock.begin(*interrupted)
 
-    def _end_candidate(self, command: bytes = b"K") -> int:
+    def end_candidate(self, command: bytes = b"K") -> int:
         """Ends the candidate's process and records what it used. Returns the signal that had already ended it, or 0."""
         if self.socket is None:
             return 0
@@ -298,13 +298,13 @@ class Evaluation:
             if self.job["check_timeout"]:  # a program that loops once probably loops again
                 self.timeout /= 2
                 self.clock.limit = self.timeout
-            self._end_candidate()
+            self.end_candidate()
         elif isinstance(error, StepLost):
-            self._end_candidate()
+            self.end_candidate()
         elif isinstance(error, (Died, WireError)):
             self.ended_candidates += 1
             self.suspicious.add("ended its process" if isinstance(error, Died) else "broke the protocol")
-            if number := self._end_candidate(b"D" if isinstance(error, Died) else b"K"):
+            if number := self.end_candidate(b"D" if isinstance(error, Died) else b"K"):
                 error.args = (f"{error} ({signal.Signals(number).name})",)
         elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
