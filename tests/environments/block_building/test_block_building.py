@@ -221,6 +221,8 @@ def test_names_and_limits_of_an_environment():
         BlockBuildingEnvironment(num_agents=3)
     with pytest.raises(ValueError, match="each of the 2 agents"):
         BlockBuildingEnvironment(palettes={"a": ["air"], "b": ["stone"]})
+    with pytest.raises(ValueError, match="'oak planks' cannot be the name of a block"):
+        BlockBuildingEnvironment(palettes={"a": ["oak planks"], "b": ["stone"]})
     environment = BlockBuildingEnvironment(max_commands=7)
     assert [environment.num_commands(role) for role in environment.roles] == [4, 3]
     assert (

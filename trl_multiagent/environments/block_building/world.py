@@ -147,8 +147,16 @@ def build(orders: Mapping[str, Orders]) -> Built:
 
 
 def block_id(name: str) -> str:
-    """Returns the id of a block as commands are read: in lower case, without `minecraft:`."""
-    return name.lower().removeprefix("minecraft:")
+    """
+    Returns the id of a block as commands are read: in lower case, without `minecraft:`.
+
+    Raises:
+        ValueError: no command can have this name.
+    """
+    block = name.lower().removeprefix("minecraft:")
+    if not re.fullmatch("[a-z0-9_]+", block):
+        raise ValueError(f"{name!r} cannot be the name of a block, which is one like 'oak_planks'.")
+    return block
 
 
 def texture(block: str) -> str:
