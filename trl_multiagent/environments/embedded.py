@@ -55,11 +55,15 @@ def read_split(split: str | None, sizes: dict[str, int], source: str) -> list[tu
     return rows
 
 
+def read_data(file: str) -> str:
+    """Reads a compressed file of the folder `data`."""
+    return gzip.decompress((files("trl_multiagent") / "data" / file).read_bytes()).decode()
+
+
 def embedded_splits(name: str) -> Splits:
     """Reads all splits of an embedded benchmark."""
     file, split = EMBEDDED[name]
-    text = gzip.decompress((files("trl_multiagent") / "data" / f"{file}.jsonl.gz").read_bytes()).decode()
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = [json.loads(line) for line in read_data(f"{file}.jsonl.gz").splitlines()]
     if split == "by id":
         return {key: [row for row in rows if row["task_id"] in ids] for key, ids in MBPP_SPLITS.items()}
     return {split: rows}

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import ast
 import functools
-import gzip
 import hashlib
 import json
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.bug_fixing.calls import without_examples
 from trl_multiagent.environments.bug_fixing.mutants import Mutants
 from trl_multiagent.environments.code_generation.data import load_code_dataset
-from trl_multiagent.environments.embedded import read_embedded
+from trl_multiagent.environments.embedded import read_data, read_embedded
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
@@ -204,8 +202,7 @@ def _with_docstring(source: str, name: str) -> str:
 @functools.cache
 def result_table() -> dict[str, list[int | None]]:
     """Returns the results of all mutants of the package's benchmarks, by the key of the function."""
-    path = files("trl_multiagent") / "data" / "faults.json.gz"
-    return json.loads(gzip.decompress(path.read_bytes()))
+    return json.loads(read_data("faults.json.gz"))
 
 
 def find_results(functions: list[Function], orders: list[list[int]], sandbox: Sandbox) -> list[Results]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import gzip
 import hashlib
 import json
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +26,7 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
+from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
@@ -154,8 +153,7 @@ def key_of(item: dict) -> str:
 @functools.cache
 def known_tests() -> dict[str, dict | None]:
     """Returns what [`find_tests`] found for the package's copy of ClassEval, by [`key_of`]. `tests/helpers/write_class_tests.py` wrote it."""
-    path = files("trl_multiagent") / "data" / "classeval_tests.json.gz"
-    return json.loads(gzip.decompress(path.read_bytes()))
+    return json.loads(read_data("classeval_tests.json.gz"))
 
 
 def constant(item: dict, value: str) -> str:

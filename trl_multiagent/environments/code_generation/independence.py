@@ -66,7 +66,7 @@ def are_independent(aux: str, main: str, prefix: str, entry_point: str, signatur
         imported = {name for node in ast.walk(given.tree) for name, _ in _imports(node)}
         if any(one.looks_around(MODULES | imported) for one in (helper, caller)):
             return False
-        bound = caller.bound_except({*helper.without_state, *given.statements})
+        bound = caller.bound_except(helper.without_state | given.statements.keys())
         if _parameters(main, entry_point) <= _parameters(f"{signature} pass", entry_point):
             bound -= {entry_point}  # aux may call it, but not ask it for another function
         only_helpers = (
@@ -85,7 +85,6 @@ class _Text:
     """What one answer binds and uses."""
 
     def __init__(self, source: str):
-        self.source = source
         self.tree = ast.parse(source)
         self.nodes = [*ast.walk(self.tree)]
         self.tables = all_tables(source)
@@ -101,14 +100,14 @@ class _Text:
                 self.read_attributes.update(node.kwd_attrs)
 
     @cached_property
-    def statements(self) -> list[str]:
-        """The statements of the module, with an import of several names as one statement for each."""
-        return [ast.unparse(node) for node in self._single_statements()]
+    def statements(self) -> dict[str, ast.stmt]:
+        """The statements of the module by their texts, with an import of several names as one statement for each."""
+        return {ast.unparse(node): node for node in self._single_statements()}
 
-    @cached_property
-    def without_state(self) -> list[str]:
+    @property
+    def without_state(self) -> set[str]:
         """Those that the other text may have, too: imports, functions, and names of constants."""
-        return [ast.unparse(node) for node in self._single_statements() if _keeps_no_state(node)]
+        return {text for text, node in self.statements.items() if _keeps_no_state(node)}
 
     def _single_statements(self) -> Iterator[ast.stmt]:
         for node in self.tree.body:

@@ -114,7 +114,8 @@ class Watch:
         else:
             self.check(parameters)
             copies = _copied(parameters)
-        self.called_with = _bytes_of(parameters)
+        if Watch.experiment == "control":
+            self.called_with = _bytes_of(parameters)
         self.remember(_single(*parameters), _single(*copies))
         return parameters if Watch.experiment == "control" else copies
 
@@ -130,10 +131,11 @@ class Watch:
 
     def compare(self, value: Any) -> None:
         """During the control, looks for two values for the same arguments, which only a function that keeps a state has."""
-        arguments, result = self.called_with, _bytes_of(value)
-        if Watch.experiment != "control" or arguments is None or result is None or len(self.results) > MAX_ITEMS:
+        if Watch.experiment != "control" or self.called_with is None or len(self.results) > MAX_ITEMS:
             return
-        known, known_bytes = self.results.setdefault(arguments, (_copied(value), result))
+        if (result := _bytes_of(value)) is None:
+            return
+        known, known_bytes = self.results.setdefault(self.called_with, (_copied(value), result))
         # NaN differs from itself, and equal sets may have different bytes
         if result != known_bytes and _differ(value, known):
             Watch.unfit = "the function keeps a state"
