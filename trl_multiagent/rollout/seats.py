@@ -59,6 +59,9 @@ class Seat(ABC):
         """Returns the name of the one that plays an item, if there are several."""
         return None
 
+    def release(self) -> None:  # noqa: B027
+        """Frees memory, because the seat does not play in this step."""
+
 
 class FunctionSeat(Seat):
     """Plays a role with `function(item, prompt, history) -> str`, such as a simulated user, a tool or a referee."""
@@ -136,6 +139,9 @@ class TeamSeat(Seat):
     def describe(self) -> dict[str, Any]:
         return {"team": self.name, "agent": self.agent}
 
+    def release(self) -> None:
+        self.sampler = None
+
 
 class Population(Seat):
     """
@@ -150,6 +156,9 @@ class Population(Seat):
         members = self.members(training_step())
         drawn = [self._draw(members, branch.item) for branch in branches]
         answers: dict[int, str] = {}
+        for name, member in members.items():
+            if name not in drawn:
+                member.release()
         for name in dict.fromkeys(drawn):
             own = [k for k, other in enumerate(drawn) if other == name]
             answers |= dict(zip(own, members[name].answer(role, [branches[k] for k in own]), strict=True))
@@ -246,6 +255,16 @@ class SeatedEnvironment(EnvironmentWrapper):
             self._openings[key] = opening.history
         return self._openings[key]
 
+    def _can_play(self, num_turns: int) -> bool:
+        """Returns whether an episode of the task may have so many turns."""
+        if self.task.order is not None:
+            return num_turns <= len(self.task.order)
+        try:
+            self.task.check_turns(num_turns)
+        except ValueError:  # it says why not
+            return False
+        return True
+
     def _is_trained(self, branch: Branch) -> bool:
         """Returns whether a trained agent acts next in a branch."""
         return any(role in self.roles for role in branch.prompts)
@@ -267,8 +286,10 @@ class SeatedEnvironment(EnvironmentWrapper):
             for branch, action, outcome in zip(branches, actions, outcomes, strict=True):
                 branch.history = (*branch.history, Turn(branch.prompts, action, outcome))
                 branch.outcomes.append(outcome)
-            for branch, prompts in zip(branches, ask(self.task, items, [x.history for x in branches]), strict=True):
-                branch.prompts, branch.actions = prompts, {}
+            branches = [branch for branch in branches if self._can_play(len(branch.history) + 1)]
+            prompts = ask(self.task, [x.item for x in branches], [x.history for x in branches])
+            for branch, branch.prompts in zip(branches, prompts, strict=True):
+                branch.actions = {}
             branches = [branch for branch in branches if branch.prompts and not self._is_trained(branch)]
         raise TaskError(f"Only seats acted in {MAX_TURNS_ALONE} turns in a row. The task has to end the episode.")
 
