@@ -14,12 +14,13 @@ from pairs import pairs
 from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
 from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal
 from trl_multiagent.recipe.collection import run_collection
+from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
 
-from tiny import count_reward, tiny_items
+from tiny import count_reward, flip, tiny_items
 
 
 SMALL = ["--disable_tqdm", "--report_to", "none", "--logging_steps", "1", "--max_completion_length", "6"]
@@ -104,7 +105,7 @@ def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ["madpo", "madpo_iter"])
-def test_trainings_on_preferences(signalled, tiny_model, algorithm):
+def test_trainings_on_preferences(signalled, tiny_model, algorithm, monkeypatch, capsys):
     def run(folder, *argv):
         rounds = ["--num_iterations", "2"] if algorithm == "madpo_iter" else []
         argv = ["--model_name", tiny_model, *PAIRS, *SAVING, *rounds, *argv]
@@ -114,6 +115,14 @@ def test_trainings_on_preferences(signalled, tiny_model, algorithm):
     line = signalled(signal.SIGTERM, MADPOTrainer, 2, run, "ended")
     assert line.startswith("run: ended by SIGTERM after step 2 of ") and line.endswith("Go on with: the same command")
     assert not list(Path("ended").rglob("results.json")) and not Path("ended/team.json").exists()
+    (optimizer,) = Path("ended").rglob("checkpoint-2/optimizer.pt")
+    flip(optimizer)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as refused:
+        patch.setattr(Recipe, "load_team", None)  # no model is loaded
+        run("ended")
+    assert refused.value.code == 2
+    assert "checkpoint-2 is damaged: changed since it was saved: optimizer.pt." in capsys.readouterr().err
+    flip(optimizer)
     run("ended")
     assert same("whole", "ended")
 

@@ -38,7 +38,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.load import LoadError, build
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine, without_sharding
 from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -144,7 +144,7 @@ class PreferenceRun:
                 if is_begun and recipe.training_args.resume_changes != "allow":
                     self.stage.check()
                 for number in range(self.num_rounds):
-                    self.check_processes(number)
+                    self.check_checkpoint(number)
                 self.items, self.eval_items = recipe.load_datasets()
             check_run(recipe, self.environment, self.items)
             try:
@@ -275,11 +275,11 @@ class PreferenceRun:
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         return self.recipe.resume_from_checkpoint or last
 
-    def check_processes(self, number: int) -> None:
-        """Raises `ValueError` if the checkpoint of a round that is not complete is of another number of processes."""
+    def check_checkpoint(self, number: int) -> None:
+        """Raises `ValueError` if the checkpoint of a round that is not complete is damaged, or of another number of processes."""
         checkpoint, args = self.checkpoint_of(number), self.recipe.training_args
         if checkpoint is not None and not self.stage.has(self.results_file(number)):
-            before = read_checkpoint(checkpoint)["settings"]["number of processes"]
+            before = verify_checkpoint(checkpoint)["settings"]["number of processes"]
             if before != args.world_size:
                 check_changes(checkpoint, {"number of processes": (before, args.world_size)}, args)
 
