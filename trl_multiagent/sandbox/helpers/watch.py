@@ -354,7 +354,12 @@ class _Template(pickle.Pickler):
         self.parts += 1
         if self.parts > MAX_PARTS:
             raise ValueError("no template")
-        equal = {k for k, (old, new) in self.arguments.items() if part is new or not _differ(part, old)}
+        equal = {
+            k
+            for k, (old, new) in self.arguments.items()
+            # True equals 1, but a flag beside an argument is no argument
+            if part is new or ((type(part) is bool) == (type(old) is bool) and not _differ(part, old))
+        }
         self.places += [equal] if equal else []
         return len(self.places) - 1 if equal else None
 
