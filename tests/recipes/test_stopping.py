@@ -213,7 +213,7 @@ def test_a_program_that_needs_no_signals_can_run_in_a_thread():
     assert done == [True]
 
 
-# Launches its first argument, and gets the signals that a terminal and a scheduler send
+# Launches its first argument, and gets a signal
 LAUNCHER = """
 import os, signal, subprocess, sys
 from trl_multiagent.jobs.stopping import leaving_signals_to_children
@@ -221,19 +221,18 @@ from trl_multiagent.jobs.stopping import leaving_signals_to_children
 with leaving_signals_to_children():
     child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
     child.stdout.readline()
-    os.kill(os.getpid(), signal.SIGINT)  # a terminal sends it to both
-    assert child.poll() is None
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), int(sys.argv[2]))
     assert child.wait() == 143
 """
 
 
-def test_a_launcher_waits_for_what_it_has_launched():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_waits_for_what_it_has_launched(number):
     """In a process of its own, whose only child is the program: SIGTERM goes to all children."""
     program = (
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *args: sys.exit(143))\nprint()\ntime.sleep(60)"
     )
-    done = subprocess.run([sys.executable, "-c", LAUNCHER, program], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", LAUNCHER, program, str(int(number))], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
