@@ -125,6 +125,13 @@ def test_trainings_on_preferences(signalled, tiny_model, algorithm, monkeypatch,
     flip(optimizer)
     run("ended")
     assert same("whole", "ended")
+    if algorithm == "madpo_iter":
+        Path("ended/_rounds/round_1/results.json").unlink()
+        flip(Path("ended/_rounds/teams/round_1/agents/aux/model.safetensors"))
+        with pytest.raises(SystemExit) as refused:
+            run("ended")
+        assert refused.value.code == 2
+        assert "teams/round_1 is damaged: agents/aux/model.safetensors." in capsys.readouterr().err
 
 
 def test_a_collection_ends_at_once_and_goes_on(tiny_model, monkeypatch, capsys):

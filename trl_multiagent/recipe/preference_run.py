@@ -38,7 +38,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.load import LoadError, build
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint, verify_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import checksums_of_node, read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine, without_sharding
 from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -188,6 +188,8 @@ class PreferenceRun:
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
         recipe, source = self.recipe, self.team_before(number)
+        if source and results:
+            check_team_files(source, results[-1].get("team", {}))  # none in runs of earlier releases
         preferences, collection = self.collect(number, source)
         chosen = self.replayed(number, preferences) if self.in_rounds else preferences
         if len(chosen) == 0:
@@ -220,6 +222,7 @@ class PreferenceRun:
         self.save_team(number + 1, lambda path: trainer.save_model(path, _internal_call=True))
         numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
         numbers |= {"eval_before": before, "eval": after, "steps": trainer.state.global_step}
+        numbers["team"] = checksums_of_node(self.teams_folder / ROUND_FOLDER.format(number + 1))
         return trainer, {**numbers, "log_history": trainer.state.log_history}
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
@@ -421,6 +424,14 @@ def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, An
             free = FREE_KEYS if section == algorithm else ()
             values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
     return values
+
+
+def check_team_files(folder: str, saved: dict[str, str]) -> None:
+    """Raises `ConfigError` if files of a team have changed since they had the checksums `saved`. All processes must call this function."""
+    now = checksums_of_node(Path(folder))
+    damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
+    if damaged:
+        raise ConfigError(f"The team in {folder} is damaged: {damaged}. Copy it again, or start a new run.")
 
 
 def table(results: list[dict[str, Any]]) -> str:
