@@ -160,7 +160,10 @@ class Watch:
         if type(value) in _ATOMS and all(_differ(value, old) for old, _ in self.arguments.values()):
             return  # most values, and this is faster
         with contextlib.suppress(Exception):  # the value is none; see `_Template`
-            places = (template := _Template(value, self.arguments)).places
+            # A constant beside an argument of this call, such as True, may equal one of the call before
+            template = _Template(value, {place: both for place, both in self.arguments.items() if not place[0]})
+            template = template if template.places else _Template(value, self.arguments)
+            places = template.places
             if places and (self.template is None or len(places) < len(self.template.places)):
                 self.template = template
             elif self.template and len(places) == len(self.template.places):
@@ -354,12 +357,7 @@ class _Template(pickle.Pickler):
         self.parts += 1
         if self.parts > MAX_PARTS:
             raise ValueError("no template")
-        equal = {
-            k
-            for k, (old, new) in self.arguments.items()
-            # True equals 1, but a flag beside an argument is no argument
-            if part is new or ((type(part) is bool) == (type(old) is bool) and not _differ(part, old))
-        }
+        equal = {k for k, (old, new) in self.arguments.items() if part is new or not _differ(part, old)}
         self.places += [equal] if equal else []
         return len(self.places) - 1 if equal else None
 
