@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,13 @@ class TaskSettings:
 
 
 @dataclass(frozen=True)
+class ModelBuilder:
+    """A function that builds a base model for the settings of a run and returns its folder, as a value of [`Task`]`.models`."""
+
+    build: Callable[[TaskSettings], str]
+
+
+@dataclass(frozen=True)
 class Task:
     """
     A task family. A recipe script passes it to [`~trl_multiagent.recipe.run.run_recipe`].
@@ -74,8 +82,8 @@ class Task:
         settings (`dict[str, type]`, *optional*): The dataclasses of the family's own sections, by the section's name. Every field is a
             [`~limits.setting`]. If `__post_init__` raises a `ValueError`, the run ends and the message is shown unchanged. The section
             `dataset` is a [`DatasetSource`] by default.
-        models (`dict[str, Callable[[], str]]`, *optional*): Functions that build a base model and return its folder. The user selects one
-            with its name as `agent_model.name`.
+        models (`dict[str, Callable[[], str] | ModelBuilder]`, *optional*): Functions that build a base model and return its folder. The user
+            selects one with its name as `agent_model.name`. A [`ModelBuilder`] gets the settings of the run.
         introduction (`Callable[[TaskSettings], str | None]`, *optional*): Returns a text to print before anything is loaded, or `None`.
         callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*): Returns the callbacks to add to the trainer.
         roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*): The agents' roles, or a function from the sections to
@@ -103,10 +111,17 @@ class Task:
     make_environment: Callable[[TaskSettings], Environment]
     load_datasets: Callable[[TaskSettings], tuple[Dataset, Dataset | None]]
     settings: dict[str, type] = dataclasses.field(default_factory=dict)
-    models: dict[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
+    models: dict[str, Callable[[], str] | ModelBuilder] = dataclasses.field(default_factory=dict)
     introduction: Callable[[TaskSettings], str | None] | None = None
     callbacks: Callable[[TaskSettings, Trainer], list[TrainerCallback]] | None = None
     roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None
+
+    def model_builders(self, settings: TaskSettings) -> dict[str, Callable[[], str]]:
+        """Returns the functions that build the base models of a run."""
+        return {
+            name: partial(build.build, settings) if isinstance(build, ModelBuilder) else build
+            for name, build in self.models.items()
+        }
 
     def environment(self, settings: TaskSettings) -> Environment:
         """Makes the environment of a run: that of `make_environment`, or one in which a single agent answers for all of its roles."""

@@ -10,6 +10,7 @@ from trl import ModelConfig, get_peft_config
 from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import MODEL_FILES, holds_model
 from trl_multiagent.recipe.folders import check_repo_id
+from trl_multiagent.recipe.tasks import task_settings
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel
@@ -60,7 +61,7 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
     kwargs = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
     return TeamLoader(
         models=settings.model_names,
-        builders=settings.task.models,
+        builders=settings.task.model_builders(task_settings(settings, Path(settings.output.base_dir))),
         peft_config=peft_config,
         share_weights=model.share_weights,
         torch_dtype=model.torch_dtype,
