@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,13 +114,6 @@ class Task:
     introduction: Callable[[TaskSettings], str | None] | None = None
     callbacks: Callable[[TaskSettings, Trainer], list[TrainerCallback]] | None = None
     roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None
-
-    def model_builders(self, settings: TaskSettings) -> dict[str, Callable[[], str]]:
-        """Returns the functions that build the base models of a run."""
-        return {
-            name: partial(build.build, settings) if isinstance(build, ModelBuilder) else build
-            for name, build in self.models.items()
-        }
 
     def environment(self, settings: TaskSettings) -> Environment:
         """Makes the environment of a run: that of `make_environment`, or one in which a single agent answers for all of its roles."""

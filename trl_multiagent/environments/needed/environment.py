@@ -28,11 +28,11 @@ class NeededEnvironment(Environment):
             words. What is drawn depends on the item, the speaker and the message alone.
     """
 
-    metric_ranges: ClassVar[dict] = dict.fromkeys(("reward", "bound", "well_formed"), (0.0, 1.0))
     watched_metrics: ClassVar[dict[str, str]] = {"well_formed": "hardly a message consists of the channel's words"}
 
     def __init__(self, game: Game, facts: str = PRIVATE, noise: float = 0.0):
         self.game, self.facts, self.noise = game, facts, noise
+        self.metric_ranges = dict.fromkeys(("reward", "bound", "well_formed"), (0.0, 1.0))
         self.roles = (*game.speakers, DECIDER) if facts == PRIVATE else (SOLO,)
 
     def __repr__(self) -> str:

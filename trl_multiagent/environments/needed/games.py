@@ -34,7 +34,6 @@ class Game(ABC):
     words: list[str]  # of the channel
     vocabulary: list[str]  # all words of prompts, messages and answers
     width: int  # words of a message at most
-    answer_length: int  # words of an answer at most
 
     @abstractmethod
     def item(self, rng: random.Random) -> Item:
@@ -84,6 +83,7 @@ class Game(ABC):
 
     def __repr__(self) -> str:
         knobs = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        knobs["speakers"] = len(self.speakers)
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in knobs.items())})"
 
 
@@ -99,8 +99,6 @@ class Rule(Game):
         digits (`int`, *optional*, defaults to `4`): The length of a list; at least the number of operations.
         width (`int`, *optional*, defaults to `1`): The most words of a message.
     """
-
-    answer_length = 1
 
     def __init__(self, operations: int = 4, digits: int = 4, width: int = 1):
         if not 2 <= operations <= len(OPERATIONS) or not operations <= digits <= 10:
@@ -171,7 +169,6 @@ class Walk(Game):
         if not 2 <= board <= MOST_CELLS or speakers not in (1, 2):
             raise ValueError(f"A walk has a board of 2 to 6 and 1 or 2 speakers, not {board} and {speakers}.")
         self.board, self.width = board, width or 3 - speakers
-        self.answer_length = 2 * board - 2
         if speakers == 2:
             self.speakers = ("speaker_1", "speaker_2")
         self.names = [list(LETTERS[:board]), [str(y + 1) for y in range(board)]]  # of columns and rows
@@ -202,7 +199,7 @@ class Walk(Game):
 
     def reward(self, item: Item, answer: str) -> float:
         x, y = item["here"]
-        for move in answer.split()[: self.answer_length]:
+        for move in answer.split()[: 2 * self.board - 2]:
             dx, dy = STEPS.get(move, (0, 0))
             x, y = (min(max(place, 0), self.board - 1) for place in (x + dx, y + dy))
         return float([x, y] == item["goal"])

@@ -100,7 +100,8 @@ def draw_items(game: Game, split: str, seed: int = 1) -> Dataset:
     name, bracket, rest = split.partition("[")
     if name not in SIZES:
         raise ValueError(f"The items have the splits 'train' and 'test', not {split!r}.")
-    rng, rows = random.Random(f"{name} {seed}"), []
+    rng = random.Random(f"{name} {seed}")
+    rows: list[dict] = []
     while len(rows) < SIZES[name]:
         item = game.item(rng)
         if game.in_split(item, name):
