@@ -72,20 +72,20 @@ def test_returns_of_a_tree_by_hand():
     root = grow(Letters(rewards), num_turns=2, discount=0.5)[0][0]
     assert root.returns == [1.0 + 0.5 * 4.0, 2.0 + 0.5 * -0.5]
     assert root.children[0].returns == [3.0, 5.0]
-    assert root.agent_returns(0) == root.agent_returns(1) == root.returns
+    assert root.agent_returns("aux") == root.agent_returns("main") == root.returns
 
 
 def test_cross_returns_are_means_over_the_teammates():
     rewards = {"a0+m0": 1.0, "a0+m1": 2.0, "a1+m0": 5.0, "a1+m1": 10.0}
     root = grow(Letters(rewards), joint_mode="cross")[0][0]
-    assert root.agent_returns(0) == [1.5, 7.5]
-    assert root.agent_returns(1) == [3.0, 6.0]
+    assert root.agent_returns("aux") == [1.5, 7.5]
+    assert root.agent_returns("main") == [3.0, 6.0]
 
 
 def test_three_agents_cross():
     environment = Letters({"a0+m0+t1": 8.0}, roles=("aux", "main", "tests"))
     root = grow(environment, joint_mode="cross")[0][0]
-    assert [root.agent_returns(k) for k in range(3)] == [[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]]
+    assert [root.agent_returns(role) for role in environment.roles] == [[2.0, 0.0], [2.0, 0.0], [0.0, 2.0]]
 
 
 def test_rewards_are_processed_before_anything_looks_at_them():

@@ -39,6 +39,9 @@ class Lengths(Environment):
         ]
 
 
+ROLES = ("aux", "main")
+
+
 def grow(items=({"ask": "Go", "id": 7}, {"ask": "Stop"}), num_generations=2, text="x\n", **settings):
     def sample(nodes, number):
         texts = {"aux": [text * (g + 1) for g in range(number)], "main": ["y" * (2 - g % 2) for g in range(number)]}
@@ -58,7 +61,7 @@ def grow(items=({"ask": "Go", "id": 7}, {"ask": "Stop"}), num_generations=2, tex
 
 def advantages(levels, mode="mean", roles=("aux", "main")):
     def of_node(node):
-        returns = torch.tensor([node.agent_returns(("aux", "main").index(role)) for role in roles])
+        returns = torch.tensor([node.agent_returns(role) for role in roles])
         return dict(zip(roles, sibling_advantages(returns, mode), strict=True))
 
     return [[of_node(node) for node in nodes] for nodes in levels]
@@ -66,7 +69,7 @@ def advantages(levels, mode="mean", roles=("aux", "main")):
 
 def rows_of(levels=None, **settings):
     levels = grow() if levels is None else levels
-    return trace_rows(levels, advantages(levels), **{"step": 3, **settings})
+    return trace_rows(levels, ROLES, advantages(levels), **{"step": 3, **settings})
 
 
 def test_a_row_per_joint_action():
@@ -89,9 +92,9 @@ def test_a_row_per_joint_action():
 
 def test_frozen_agents_and_evaluations_have_no_advantage():
     levels = grow()
-    rows = trace_rows(levels, advantages(levels, roles=("main",)), step=1)
+    rows = trace_rows(levels, ROLES, advantages(levels, roles=("main",)), step=1)
     assert {row["advantage/aux"] for row in rows} == {None} and None not in {row["advantage/main"] for row in rows}
-    rows = trace_rows(levels, step=1, split="eval_hard")
+    rows = trace_rows(levels, ROLES, step=1, split="eval_hard")
     assert {(row["split"], row["advantage/main"]) for row in rows} == {("eval_hard", None)}
 
 
@@ -147,7 +150,7 @@ def test_a_run_that_resumes_repeats_no_step(tmp_path):
 def test_rows_of_the_same_steps_get_a_file_of_their_own(tmp_path):
     files = TraceFiles(tmp_path, 0, 1, "parquet", 10)
     for split in ("eval", "eval_hard"):
-        files.add(trace_rows(grow(), step=2, split=split))
+        files.add(trace_rows(grow(), ROLES, step=2, split=split))
         files.flush()
     assert len(trace_files(tmp_path)) == 2 and set(read_trace(tmp_path)["split"]) == {"eval", "eval_hard"}
 
@@ -193,7 +196,7 @@ def test_the_best_and_the_worst_tree_and_branch():
         assert [row["node"] for row in branch_of([row for row in chain if row["tree"] == 0], name)] == ["/", "/1"]
     text = printed(rows, 100)
     assert "advantage" in text and "[system] Be brief." in text
-    assert printed(trace_rows(levels, step=0, split="eval"), 100).count("advantage") == 0
+    assert printed(trace_rows(levels, ROLES, step=0, split="eval"), 100).count("advantage") == 0
 
 
 def test_later_turns_show_what_changed():

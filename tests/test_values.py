@@ -8,7 +8,15 @@ from trl_multiagent.rollout.values import compute_targets, critic_advantages, ex
 
 def node(rewards, values, children=None, unvisited=None, indices=None):
     indices = indices or [(g, g) for g in range(len(rewards))]
-    found = Node({}, (), {}, indices=indices, rewards=rewards, children=children or {}, unvisited=unvisited or {})
+    found = Node(
+        {},
+        (),
+        {"a": "", "b": ""},
+        indices=indices,
+        rewards=rewards,
+        children=children or {},
+        unvisited=unvisited or {},
+    )
     found.values["c"] = values if isinstance(values, list) else [values] * max(1, len(rewards))
     return found
 
@@ -30,7 +38,7 @@ def targets(root, discount, gae_lambda):
 def test_one_turn(gae_lambda):
     root = node([1.0, 3.0], 1.5)
     assert targets(root, 0.5, gae_lambda) == [[[1.0, 3.0]]]
-    assert critic_advantages(root, "c", 0) == [-0.5, 1.5]
+    assert critic_advantages(root, "c", "a") == [-0.5, 1.5]
     assert td_errors(root, "c", 0.5) == [-0.5, 1.5]
 
 
@@ -47,7 +55,7 @@ def test_two_turns_of_a_tree(gae_lambda, first, last):
     (found,), leaves = targets(root, 0.5, gae_lambda)
     assert found == pytest.approx([first, last])
     assert leaves == [[5.0, 7.0], [8.0, 8.0]]
-    assert critic_advantages(root, "c", 1) == pytest.approx([first - 4, last - 4])
+    assert critic_advantages(root, "c", "b") == pytest.approx([first - 4, last - 4])
     assert td_errors(root, "c", 0.5) == [1 + 0.5 * 10 - 4, 3 + 0.5 * 20 - 4]
 
 
@@ -60,8 +68,8 @@ def test_the_advantage_is_the_generalized_advantage_estimate():
     targets(root, discount, gae_lambda)
     deltas = [r + discount * v - u for r, v, u in zip(rewards, [*values[1:], 0.0], values, strict=True)]
     expected = sum((discount * gae_lambda) ** k * delta for k, delta in enumerate(deltas))
-    assert critic_advantages(root, "c", 0) == pytest.approx([expected])
-    assert critic_advantages(leaf, "c", 0) == pytest.approx([deltas[2]])
+    assert critic_advantages(root, "c", "a") == pytest.approx([expected])
+    assert critic_advantages(leaf, "c", "a") == pytest.approx([deltas[2]])
 
 
 def test_a_branch_that_ends_early_has_no_value_after_it():
@@ -79,23 +87,23 @@ def test_cross_mode_means_over_the_partners():
     indices = [(0, 0), (0, 1), (1, 0), (1, 1)]
     root = node([1.0, 2.0, 3.0, 6.0], 2.5, indices=indices)
     targets(root, 1.0, 0.0)
-    assert critic_advantages(root, "c", 0) == [1.5 - 2.5, 4.5 - 2.5]
-    assert critic_advantages(root, "c", 1) == [2.0 - 2.5, 4.0 - 2.5]
+    assert critic_advantages(root, "c", "a") == [1.5 - 2.5, 4.5 - 2.5]
+    assert critic_advantages(root, "c", "b") == [2.0 - 2.5, 4.0 - 2.5]
 
 
 def test_a_critic_of_actions_is_a_baseline_through_the_other_completions():
     """A perfect critic of actions leaves an advantage."""
     root = node([1.0, 5.0], [1.0, 5.0])
     targets(root, 1.0, 0.0)
-    assert critic_advantages(root, "c", 0) == [1.0 - 5.0, 5.0 - 1.0]
+    assert critic_advantages(root, "c", "a") == [1.0 - 5.0, 5.0 - 1.0]
     indices = [(0, 0), (0, 1), (1, 0), (1, 1)]
     root = node([1.0, 2.0, 3.0, 6.0], [10.0, 20.0, 30.0, 50.0], indices=indices)
     targets(root, 1.0, 0.0)
-    assert critic_advantages(root, "c", 0) == [1.5 - 40.0, 4.5 - 15.0]
-    assert critic_advantages(root, "c", 1) == [2.0 - 35.0, 4.0 - 20.0]
+    assert critic_advantages(root, "c", "a") == [1.5 - 40.0, 4.5 - 15.0]
+    assert critic_advantages(root, "c", "b") == [2.0 - 35.0, 4.0 - 20.0]
     single = node([4.0], [3.0])
     targets(single, 1.0, 0.0)
-    assert critic_advantages(single, "c", 0) == [1.0]
+    assert critic_advantages(single, "c", "a") == [1.0]
 
 
 def test_the_next_value_of_a_critic_of_actions_is_its_mean():

@@ -339,8 +339,9 @@ def test_outcomes_become_plain_numbers():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (None, "`Own.prompts` returned None; it must return a dict with one prompt per role."),
-        ({"poet": "p"}, "`Own.prompts` returned no prompt for critic; it gave poet."),
+        (None, "`Own.prompts` returned None; it must return a dict with a prompt for each role that acts."),
+        ({"poet": "p", "editor": "p"}, "`Own.prompts` returned a prompt for editor; the roles are poet, critic."),
+        ({}, "`Own.next_prompts` returned no prompt at the first turn; at least one role must act."),
         ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or messages"),
         ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or messages"),
         (SystemExit(3), "`Own.prompts` called sys.exit(3)."),
@@ -359,7 +360,7 @@ def test_prompts_that_cannot_be_used(answer, message):
         ({"prompts": {"poet": "{topic:d}"}}, [], "template of `poet` cannot be filled"),
         ({"prompts": {"poet": lambda item: item["topic"][99]}}, [], "prompt function `<lambda>` of 'poet' raised Ind"),
         ({"prompts": {"poet": lambda item: None}}, [], "The prompt function `<lambda>` of 'poet' returned None"),
-        ({"transition": lambda item, history: {}}, [1], "The transition `<lambda>` returned no prompt for poet"),
+        ({"transition": lambda item, history: {"x": ""}}, [1], "The transition `<lambda>` returned a prompt for x"),
         ({"transition": Judge(1)}, [1], "The transition `Judge` raised TypeError"),
     ],
 )

@@ -82,7 +82,7 @@ class NoMemory(MAGRPOTrainer):
         sample = self.generator.sample
 
         def fail(agent, role, prompt_ids, level, config):
-            if RANK == 1 and role == "main" and level.nodes[0].history:
+            if RANK == 1 and role == "main" and level.nodes[role][0].history:
                 raise torch.OutOfMemoryError("no room for 7 tokens")
             return sample(agent, role, prompt_ids, level, config)
 

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -49,23 +50,26 @@ class Outcome:
     The environment's verdict on one joint action.
 
     Args:
-        reward (`float`): Joint reward, shared by all agents.
+        reward (`float` or `dict[str, float]`): Joint reward, shared by all agents, or one reward per role of the environment, also for
+            roles that do not act. [`judge`] moves these to `role_rewards` and leaves their mean, the team's reward.
         metrics (`dict[str, float]`, *optional*): Numbers to log. Their means over the joint actions of a turn are logged as
             `turn_{k}/{name}`. The metric `passed` is 1.0 for a joint action that solves its item and 0.0 for any other; pass@k is computed
             from it. `passed_hidden` is the same for the tests that no feedback between turns shows.
         info (`Any`, *optional*): Data from which the environment builds the next turn's prompts. The trainer only stores it.
         extra (`dict[str, Any]`, *optional*): More columns of the joint action's row in the tables of completions and in the trace.
+        role_rewards (`dict[str, float]`, *optional*): The reward of each role; empty if all share one. Set by [`judge`].
     """
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict)
     info: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
+    role_rewards: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Turn:
-    """One past turn of a branch: the prompt of each agent, the joint action that was continued, and its outcome."""
+    """One past turn of a branch: the prompts and answers of the roles that acted, and the outcome of their joint action."""
 
     prompts: dict[str, Prompt]
     joint_action: JointAction
@@ -101,14 +105,16 @@ class Environment(ABC):
     @abstractmethod
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         """
-        Makes the prompts of one turn.
+        Makes the prompts of one turn. The roles with a prompt act in this turn; the others do not answer and are not trained on it. No
+        prompt for any role ends the episode. At the first turn, at least one role acts.
 
         Args:
             item (`dict`): The dataset row.
             history (`History`): The branch's past turns, oldest first; empty at the first turn.
 
         Returns:
-            `dict[str, Prompt]`: One new prompt per role. The trainer adds the agent's own past prompts and responses in front of it.
+            `dict[str, Prompt]`: The new prompt of each role that acts. The trainer adds the agent's own past prompts and responses in
+            front of it.
         """
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
@@ -217,15 +223,20 @@ class Environment(ABC):
 
 
 def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
-    """Calls [`~Environment.next_prompts`]. Raises [`TaskError`] if it fails, or does not return one valid prompt for each item and role."""
+    """
+    Calls [`~Environment.next_prompts`]. The prompts of each item are in the order of the roles. Raises [`TaskError`] if it fails, does not
+    return a dict of valid prompts for each item, or returns none for an item at its first turn.
+    """
     name = f"`{type(environment).__name__}.next_prompts`"
     with task_code(name):
         prompts = environment.next_prompts(items, histories)
     if not isinstance(prompts, list | tuple) or len(prompts) != len(items):
         raise TaskError(f"{name} returned {show(prompts)}; it must return a list of {len(items)} dicts, one per item.")
-    for of_item in prompts:
+    for of_item, history in zip(prompts, histories, strict=True):
         check_prompts(name, of_item, environment.roles)
-    return list(prompts)
+        if not of_item and not history:
+            raise TaskError(f"{name} returned no prompt at the first turn; at least one role must act.")
+    return [{role: of_item[role] for role in environment.roles if role in of_item} for of_item in prompts]
 
 
 def ask_one(environment: Environment, item: dict, history: History) -> dict[str, Prompt]:
@@ -238,14 +249,16 @@ def ask_one(environment: Environment, item: dict, history: History) -> dict[str,
 
 
 def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
-    """Refuses a value of the function `name` that is not a dict with one prompt per role."""
+    """Refuses a value of the function `name` that is not a dict with prompts of roles."""
     if not isinstance(prompts, Mapping):
-        raise TaskError(f"{name} returned {show(prompts)}; it must return a dict with one prompt per role.")
-    missing = [role for role in roles if role not in prompts]
-    if missing:
-        raise TaskError(f"{name} returned no prompt for {', '.join(missing)}; it gave {', '.join(map(str, prompts))}.")
-    for role in roles:
-        check_prompt(f"{name}, for {role!r},", prompts[role])
+        raise TaskError(
+            f"{name} returned {show(prompts)}; it must return a dict with a prompt for each role that acts."
+        )
+    unknown = [str(role) for role in prompts if role not in roles]
+    if unknown:
+        raise TaskError(f"{name} returned a prompt for {', '.join(unknown)}; the roles are {', '.join(roles)}.")
+    for role, prompt in prompts.items():
+        check_prompt(f"{name}, for {role!r},", prompt)
 
 
 def check_prompt(name: str, prompt: Any) -> None:
@@ -266,8 +279,9 @@ def judge(
     evaluation: bool = False,
 ) -> list[Outcome]:
     """
-    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`. Raises
-    [`TaskError`] if it fails, or does not return one outcome with a finite reward per joint action.
+    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`. A reward per
+    role becomes the outcome's `role_rewards`, and their mean its reward. Raises [`TaskError`] if it fails, or does not return one outcome
+    with finite rewards per joint action.
     """
     name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
     with task_code(name):
@@ -280,17 +294,34 @@ def judge(
     for position, outcome in enumerate(values):
         where = f"for joint action {position + 1} of {count}"
         if not isinstance(outcome, Outcome):
-            if as_number(outcome) is None:
+            if as_number(outcome) is None and not isinstance(outcome, Mapping):
                 raise TaskError(f"{name} returned {show(outcome)} {where}; it must return an `Outcome` or a number.")
             outcome = values[position] = Outcome(outcome)
-        reward = as_number(outcome.reward)
-        if reward is None:
-            raise TaskError(f"{name} returned the reward {show(outcome.reward)} {where}; it must be a number.")
-        if not math.isfinite(reward):
-            raise TaskError(f"{name} returned the reward {reward} {where}", position)
-        outcome.reward = reward
+        reward: Any = outcome.reward
+        if isinstance(reward, Mapping):
+            if set(reward) != set(environment.roles):
+                raise TaskError(
+                    f"{name} returned rewards of {', '.join(map(str, reward))} {where}; it must return one number, or one for "
+                    f"each of the roles {', '.join(environment.roles)}."
+                )
+            by_role = {role: reward[role] for role in environment.roles}
+            outcome.role_rewards = {
+                role: finite(name, x, f"for {role!r}, {where}", position) for role, x in by_role.items()
+            }
+            outcome.reward = fmean(outcome.role_rewards.values())
+        outcome.reward = finite(name, outcome.reward, where, position)
         outcome.metrics = numbers_by_name(name, outcome.metrics)
     return values
+
+
+def finite(name: str, reward: Any, where: str, position: int) -> float:
+    """Returns a reward of the function `name` as a finite `float`. Raises [`TaskError`] if it is none."""
+    number = as_number(reward)
+    if number is None:
+        raise TaskError(f"{name} returned the reward {show(reward)} {where}; it must be a number.")
+    if not math.isfinite(number):
+        raise TaskError(f"{name} returned the reward {number} {where}", position)
+    return number
 
 
 def scoring_metrics(environment: Environment) -> dict[str, float]:

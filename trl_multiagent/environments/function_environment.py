@@ -3,7 +3,9 @@
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from trl_multiagent.environments.base import (
@@ -17,7 +19,7 @@ from trl_multiagent.environments.base import (
     check_roles,
 )
 from trl_multiagent.environments.reward_functions import RoleReward, as_messages, call_rewards, check_reward_function
-from trl_multiagent.environments.scoring import scoring_context
+from trl_multiagent.environments.scoring import scoring, scoring_context
 from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, function_name, show, task_code
 
 
@@ -32,7 +34,8 @@ class FunctionEnvironment(Environment):
         prompts (`dict[str, str | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a `str.format` template
             filled with the item's columns, or a function from the item to a prompt.
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see [`~trl.GRPOTrainer`]. Each is called with
-            keyword arguments, and returns one float per joint action, or `None` where it does not apply. It gets the arguments that it
+            keyword arguments, and returns one float per joint action, or `None` where it does not apply, or a dict of floats by role, which
+            only those roles get. It gets the arguments that it
             names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every
             column of the items, and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`,
             `log_metric` and `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role,
@@ -40,6 +43,9 @@ class FunctionEnvironment(Environment):
         reward_weights (`list[float]`, *optional*): Weight of each reward function, all 1.0 by default.
         transition (`Callable[[dict, History], dict[str, Prompt]]`, *optional*): Function `(item, history) -> {role: prompt}` that
             builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
+        order (`list[list[str]]`, *optional*): The roles that act at each turn, such as `[["writer"], ["editor"]]`. By default all act. A
+            template may then use a role as a column: `{writer}` is the writer's last answer, empty before its first one. The reward functions
+            score the end of the episode, with the last answer of every role; the rewards of earlier turns are 0.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of chat messages, as in
             TRL, instead of texts for the roles whose tokenizer has a chat template.
         reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take for a batch. With
@@ -70,8 +76,12 @@ class FunctionEnvironment(Environment):
         transition: Callable[[dict, History], dict[str, Prompt]] | None = None,
         conversational: bool = False,
         reward_timeout: float | None = 600.0,
+        order: Sequence[Sequence[str]] | None = None,
     ):
         self.roles = check_roles(list(prompts))
+        self.order = None if order is None else check_order(order, self.roles)
+        if order is not None and transition is not None:
+            raise ValueError("`order` makes the prompts of all turns from the templates: leave `transition` out.")
         for role, template in prompts.items():
             if not (isinstance(template, str) or callable(template)):
                 raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
@@ -121,10 +131,20 @@ class FunctionEnvironment(Environment):
         return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
 
     def check_turns(self, num_turns: int) -> None:
+        if self.order is not None:
+            if num_turns < len(self.order):
+                raise ValueError(
+                    f"`num_turns` is {num_turns}, but `order` has {len(self.order)} turns: set it to that."
+                )
+            return
         if num_turns > 1 and self.transition is None:
             raise ValueError(f"`num_turns` is {num_turns}, but no `transition` makes the prompts of later turns.")
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+        if self.order is not None:
+            columns = {**item, **dict.fromkeys(self.roles, ""), **last_answers(history)}
+            roles = self.order[len(history)] if len(history) < len(self.order) else ()
+            return {role: first_prompt(role, self.templates[role], columns) for role in roles}
         if not history:
             return {role: first_prompt(role, template, item) for role, template in self.templates.items()}
         if self.transition is None:
@@ -147,9 +167,28 @@ class FunctionEnvironment(Environment):
             "reward_weights": self.reward_weights,
             "transition": None if self.transition is None else function_name(self.transition),
             **({"conversational": True} if self.conversational else {}),
+            **({} if self.order is None else {"order": self.order}),
         }
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        if self.order is None:
+            return self._score(items, joint_actions, histories)
+        outcomes, ends = (
+            [Outcome(0.0) for _ in items],
+            [k for k, x in enumerate(histories) if len(x) + 1 == len(self.order)],
+        )
+        prompts = self.next_prompts([items[k] for k in ends], [histories[k] for k in ends])
+        shown = [{**last_prompts(histories[k]), **of_item} for k, of_item in zip(ends, prompts, strict=True)]
+        answers = [{**last_answers(histories[k]), **joint_actions[k]} for k in ends]
+        answers = [{role: texts[role] for role in self.roles} for texts in answers]
+        with scoring(replace(scoring_context(), prompts=shown, completion_ids=None)):
+            found = self._score([items[k] for k in ends], answers, [histories[k] for k in ends])
+        for k, outcome in zip(ends, found, strict=True):
+            outcomes[k] = outcome
+        return outcomes
+
+    def _score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        """Calls the reward functions."""
         if not items:
             return []
         context = scoring_context()
@@ -176,9 +215,13 @@ class FunctionEnvironment(Environment):
                         for texts in arguments[key]
                     ]
         outputs = call_rewards(names, self.reward_funcs, of_functions, self.reward_timeout)
+        by_role: list[dict[str, float]] = [{} for _ in joint_actions]
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
-            for outcome, reward in zip(outcomes, as_rewards(name, output, len(joint_actions)), strict=True):
-                if reward is not None:
+            rewards = as_rewards(name, output, len(joint_actions))
+            for outcome, own, reward in zip(outcomes, by_role, rewards, strict=True):
+                if isinstance(reward, dict):
+                    self._add_role_rewards(name, key, weight, reward, own, outcome)
+                elif reward is not None:
                     outcome.reward += weight * reward
                     outcome.metrics[f"rewards/{key}"] = reward
         for outcome, item, joint_action in zip(outcomes, items, joint_actions, strict=True):
@@ -187,7 +230,43 @@ class FunctionEnvironment(Environment):
                     f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
                     f"{joint_action!r} of item {item!r}; at least one must score it."
                 )
+        for outcome, own in zip(outcomes, by_role, strict=True):
+            if own:
+                joint, reward_of_roles = outcome.reward, {role: own.get(role, 0.0) for role in self.roles}
+                outcome.role_rewards = {role: joint + x for role, x in reward_of_roles.items()}
+                outcome.reward = fmean(outcome.role_rewards.values())
         return outcomes
+
+    def _add_role_rewards(
+        self, name: str, key: str, weight: float, rewards: dict[str, float], total: dict[str, float], outcome: Outcome
+    ) -> None:
+        """Adds the rewards of some roles that the function `name` returned to their totals, and to the metrics."""
+        for role, reward in rewards.items():
+            if role not in self.roles:
+                raise TaskError(f"{name} returned a reward for {role!r}; the roles are {', '.join(self.roles)}.")
+            total[role] = total.get(role, 0.0) + weight * reward
+            outcome.metrics[f"rewards/{key}/{role}"] = reward
+
+
+def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Returns the roles of each turn. Raises `ValueError` if they are not lists of roles in which every role occurs."""
+    turns = () if isinstance(order, str) else tuple(order)
+    if not turns or any(isinstance(turn, str) or not turn for turn in turns):
+        raise ValueError(f"`order` is {show(order)}; it must be a list of lists of roles, such as [[{roles[0]}]].")
+    named = {role for turn in turns for role in turn}
+    if named != set(roles):
+        raise ValueError(f"`order` names {sorted(named)}; every role must act in it, and the roles are {list(roles)}.")
+    return tuple(tuple(role for role in roles if role in turn) for turn in turns)
+
+
+def last_answers(history: History) -> dict[str, str]:
+    """Returns the last answer of each role that has acted."""
+    return {role: text for turn in history for role, text in turn.joint_action.items()}
+
+
+def last_prompts(history: History) -> dict[str, Prompt]:
+    """Returns the last prompt of each role that has acted."""
+    return {role: prompt for turn in history for role, prompt in turn.prompts.items()}
 
 
 def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:

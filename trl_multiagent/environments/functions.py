@@ -85,6 +85,9 @@ class Functions:
     )
     reward_funcs: list[str] | None = setting("Reward functions, as package.module.function.")
     reward_weights: list[float] | None = setting("Weight of each, 1 by default.")
+    order: list[list[str]] | None = setting(
+        "The roles that act at each turn, such as [[writer], [editor]]; {writer} in a prompt is then its last answer."
+    )
     transition: str | None = setting("Function that makes the prompts of later turns, as package.module.function.")
 
     def __post_init__(self) -> None:
@@ -105,7 +108,7 @@ class Functions:
             for role, template in (self.prompts or {}).items()
         }
         try:
-            return FunctionEnvironment(templates, functions, self.reward_weights, transition)
+            return FunctionEnvironment(templates, functions, self.reward_weights, transition, order=self.order)
         except TypeError as error:  # a class, or a function that cannot be called as a reward function
             raise ValueError(f"`functions.reward_funcs`: {error}") from error
 
@@ -121,7 +124,8 @@ class Functions:
             fields = [field for text in templates for _, field, _, _ in Formatter().parse(text)]
         except ValueError:  # a brace without its partner, which is reported when the template is filled
             return []
-        return list(dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field))
+        names = dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field)
+        return [name for name in names if self.order is None or name not in (self.prompts or {})]
 
 
 def fill_messages(role: str, messages: list[dict[str, str]], item: dict) -> Prompt:

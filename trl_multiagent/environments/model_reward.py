@@ -53,7 +53,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
             scoring_context().metrics.setdefault(CORRELATION, []).append(r)
         for outcome, score in zip(outcomes, scores, strict=True):
             outcome.metrics |= {**self._metrics(score), TASK: outcome.reward}
-            outcome.reward = score
+            outcome.reward, outcome.role_rewards = score, {}
         return outcomes
 
     def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:

@@ -25,15 +25,25 @@ class RoleReward:
         return f"{self.role}/{function_name(self.function)}"
 
     def __call__(self, prompts: Sequence[dict], completions: Sequence[dict], **kwargs: Any) -> Any:
-        own_prompts = [of_all[self.role] for of_all in prompts]
-        own_completions = [of_all[self.role] for of_all in completions]
+        number = len(completions)
+        scored = [k for k, of_all in enumerate(completions) if self.role in of_all]  # where the agent acts
+        if not scored:
+            return [None] * number
+        own_prompts = [prompts[k][self.role] for k in scored]
+        own_completions = [completions[k][self.role] for k in scored]
         if self._reads_messages(own_prompts):
             own_prompts = [as_messages(prompt, "user") for prompt in own_prompts]
             own_completions = [as_messages(completion, "assistant") for completion in own_completions]
-        if "completion_ids" in kwargs:
+        kwargs = {name: [x[k] for k in scored] if isinstance(x, list) else x for name, x in kwargs.items()}
+        if kwargs.get("completion_ids") is not None:
             kwargs["completion_ids"] = [of_all[self.role] for of_all in kwargs["completion_ids"]]
         kwargs |= {"prompts": own_prompts, "completions": own_completions}
-        return self.function(**accepted_arguments(self.function, kwargs))
+        rewards = self.function(**accepted_arguments(self.function, kwargs))
+        if len(scored) == number:
+            return rewards
+        return (
+            spread_later(rewards, scored, number) if inspect.isawaitable(rewards) else spread(rewards, scored, number)
+        )
 
     def _reads_messages(self, prompts: list) -> bool:
         if self.conversational is not None:
@@ -41,6 +51,17 @@ class RoleReward:
         module = inspect.getmodule(unwrapped(self.function))
         of_trl = module is not None and module.__name__.startswith("trl.rewards")  # they read messages only
         return of_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
+
+
+def spread(rewards: Any, positions: Sequence[int], number: int) -> list[Any]:
+    """Returns a list of a number of rewards: those that are given at their positions, `None` at all others."""
+    by_position = dict(zip(positions, rewards, strict=True))
+    return [by_position.get(k) for k in range(number)]
+
+
+async def spread_later(rewards: Awaitable, positions: Sequence[int], number: int) -> list[Any]:
+    """Awaits rewards, and returns them as [`spread`] does."""
+    return spread(await rewards, positions, number)
 
 
 def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:

@@ -71,10 +71,10 @@ def function_name(function: Callable) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
+def as_rewards(name: str, rewards: Any, count: int) -> list[dict[str, float] | float | None]:
     """
-    Converts the return value of the reward function `name` to numbers. `None` in place of a number means that the function does not apply.
-    Raises [`TaskError`] if the value is not a list of `count` numbers, or a number is not finite.
+    Converts the return value of the reward function `name` to numbers, or dicts of numbers by role. `None` in place of a number means that
+    the function does not apply. Raises [`TaskError`] if the value is not a list with `count` of these, or a number is not finite.
     """
     wanted = f"it must return a list of {count} numbers, one per joint action"
     values = as_list(rewards)
@@ -82,14 +82,21 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[float | None]:
         raise TaskError(f"{name} returned {show(rewards)}; {wanted}.")
     if len(values) != count:
         raise TaskError(f"{name} returned {len(values)} rewards for {count} joint actions; {wanted}.")
-    numbers: list[float | None] = []
-    for position, value in enumerate(values):
-        number = None if value is None else as_number(value)
-        if value is not None and number is None:
+
+    def convert(value: Any, position: int) -> float:
+        number = as_number(value)
+        if number is None:
             raise TaskError(f"{name} returned {show(value)} for joint action {position + 1} of {count}; {wanted}.")
-        if number is not None and not math.isfinite(number):
+        if not math.isfinite(number):
             raise TaskError(f"{name} returned {number} for joint action {position + 1} of {count}", position)
-        numbers.append(number)
+        return number
+
+    numbers: list[dict[str, float] | float | None] = []
+    for position, value in enumerate(values):
+        if isinstance(value, Mapping):
+            numbers.append({str(role): convert(x, position) for role, x in value.items()})
+        else:
+            numbers.append(None if value is None else convert(value, position))
     return numbers
 
 

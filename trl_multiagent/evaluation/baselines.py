@@ -14,7 +14,7 @@ from trl_multiagent.environments.base import Environment, History, JointAction, 
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.rollout.sampler import TeamSampler, render_chat
-from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.rollout.tree import Node, Samples, acting
 
 
 AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
@@ -33,15 +33,17 @@ class PipelineSampler(TeamSampler):
     def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
         samples: dict[str, list[Samples]] = {}
         for role in self.team.roles:
-            tokenizer = self.team.tokenizers[role]
+            tokenizer, own = self.team.tokenizers[role], acting(role, nodes)
             markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
-            for k, node in enumerate(nodes if samples else ()):
-                answers = {other: samples[other][k].texts[0] for other in samples}
+            for node in own if samples else ():
+                answers = {other: of_node.texts[0] for other, of_node in node.samples.items()}
                 if markers is not None:
                     answers = {other: without_markers(text, markers) for other, text in answers.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
                 node.prompts = {**node.prompts, role: shown}
             samples |= self.sample((role,), nodes, num_generations)
+            for node, of_node in zip(own, samples[role], strict=True):
+                node.samples[role] = of_node
         return samples
 
 
@@ -60,7 +62,7 @@ class DiscussionEnvironment(EnvironmentWrapper):
         for history, of_item in zip(histories, prompts, strict=True):
             if len(history) % 2:  # the drafts are there
                 drafts = history[-1].joint_action
-                of_item = {role: self._show(role, of_item[role], drafts) for role in self.roles}
+                of_item = {role: self._show(role, prompt, drafts) for role, prompt in of_item.items()}
             result.append(of_item)
         return result
 

@@ -57,7 +57,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     for record in records:
         episodes[record["item"]].append(record["turns"][policy.rounds - 1 :: policy.rounds])
     of_items = [item_values(turns, config) for turns in episodes]
-    num_turns = len(episodes[0][0])
+    num_turns = max(len(turns) for of_item in episodes for turns in of_item)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
     if "reward" in ranges:
         weight = sum(discount_of(config) ** t for t in range(num_turns))
@@ -74,19 +74,39 @@ def discount_of(config: EvaluationConfig) -> float:
 
 
 def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple[str, str], float]:
-    """Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts."""
-    returns = [sum(discount_of(config) ** t * turn["reward"] for t, turn in enumerate(turns)) for turns in episodes]
-    values = {(FINAL, "return"): float(np.mean(returns))}
-    for t, turns in enumerate(zip(*episodes, strict=True)):
-        of_turn = {"reward": float(np.mean([turn["reward"] for turn in turns]))}
-        passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
-        if None not in passes:
-            passed = sum(x >= 1.0 for x in passes)
-            of_turn |= {f"pass@{k}": pass_at_k(len(passes), passed, k) for k in config.pass_at}
-        for name in dict.fromkeys(name for turn in turns for name in turn["metrics"]):
-            of_turn[name] = float(np.mean([turn["metrics"][name] for turn in turns if name in turn["metrics"]]))
+    """
+    Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts. If the roles have
+    rewards of their own, `reward/<role>` and `return/<role>` are these.
+    """
+    roles = list(episodes[0][0].get("role_rewards", {}))
+    values = {}
+    for name in ("return", *(f"return/{role}" for role in roles)):
+        rewards = [[role_reward(turn, name.partition("/")[2]) for turn in turns] for turns in episodes]
+        returns = [sum(discount_of(config) ** t * reward for t, reward in enumerate(x)) for x in rewards]
+        values[FINAL, name] = float(np.mean(returns))
+    for t in range(max(map(len, episodes))):
+        of_turn = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
         values |= {(f"turn_{t + 1}", name): value for name, value in of_turn.items()}
-    return values | {(FINAL, name): value for name, value in of_turn.items()}
+    last = turn_values([turns[-1] for turns in episodes], roles, config)
+    return values | {(FINAL, name): value for name, value in last.items()}
+
+
+def role_reward(turn: dict[str, Any], role: str) -> float:
+    """Returns the reward of a role in a turn: its own, or that of the team."""
+    return turn.get("role_rewards", {}).get(role, turn["reward"])
+
+
+def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) -> dict[str, float]:
+    """Computes the values of one turn of an item's episodes, by metric. `roles`: those that have rewards of their own."""
+    values = {"reward": float(np.mean([turn["reward"] for turn in turns]))}
+    values |= {f"reward/{role}": float(np.mean([role_reward(turn, role) for turn in turns])) for role in roles}
+    passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
+    if None not in passes:
+        passed, number = sum(x >= 1.0 for x in passes), len(passes)
+        values |= {f"pass@{k}": pass_at_k(number, passed, k) for k in config.pass_at if k <= number}
+    for name in dict.fromkeys(name for turn in turns for name in turn["metrics"]):
+        values[name] = float(np.mean([turn["metrics"][name] for turn in turns if name in turn["metrics"]]))
+    return values
 
 
 def total_cost(records: Records) -> dict[str, float]:
@@ -113,17 +133,17 @@ def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
         The agents of a pipeline cannot be parallel.
     """
     timings = [record["timing"] for record in records]
-    tokens = dict.fromkeys(records[0]["turns"][0]["tokens"], 0)
+    tokens: dict[str, int] = {}
     for turn in [turn for record in records for turn in record["turns"]]:
-        for role in tokens:
-            tokens[role] += turn["tokens"][role]
+        for role, number in turn["tokens"].items():
+            tokens[role] = tokens.get(role, 0) + number
 
     def measure(seconds_of_turn: Any, num_tokens: int) -> tuple[float, float]:
         seconds = [sum(seconds_of_turn(turn) for turn in timing["generation_seconds"]) for timing in timings]
         total = sum(x / timing["batch_episodes"] for x, timing in zip(seconds, timings, strict=True))
         return float(np.mean(seconds)), num_tokens / total if total else math.nan
 
-    of_roles = {role: measure(lambda turn, role=role: turn[role], number) for role, number in tokens.items()}
+    of_roles = {role: measure(lambda turn, role=role: turn.get(role, 0.0), number) for role, number in tokens.items()}
     of_team = {
         "sequential": measure(lambda turn: sum(turn.values()), sum(tokens.values())),
         "parallel": measure(lambda turn: (sum if is_pipeline else max)(turn.values()), sum(tokens.values())),

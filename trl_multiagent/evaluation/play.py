@@ -21,7 +21,7 @@ from trl_multiagent.jobs.identity import describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.rollout.episodes import derive_seed, play_episodes
+from trl_multiagent.rollout.episodes import derive_seed, nodes_of_episode, play_episodes
 from trl_multiagent.rollout.sampler import (
     Completions,
     Level,
@@ -95,11 +95,12 @@ class EpisodeGenerator(TransformersGenerator):
         super().__init__(team, sampling_arguments(given), config.generation_token_budget)
         self.seed = config.seed
         self.silent_role = policy.replaced.role if policy.replaced and policy.replaced.by == NOTHING else None
-        self.episodes: list[tuple[int, int]] = []  # item and episode of each node of the turn
+        self.items: Sequence[int] = ()  # those of the batch
         self.generation_seconds: list[dict[str, float]] = []  # of each role's generate call, for every turn
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
-        if len(level.nodes[0].history) == len(self.generation_seconds):  # the first call of a turn
+        turn = max((len(node.history) for nodes in level.nodes.values() for node in nodes), default=-1)
+        if turn == len(self.generation_seconds):  # the first call of a turn
             self.generation_seconds.append({})
         return super().generate(level)
 
@@ -107,13 +108,14 @@ class EpisodeGenerator(TransformersGenerator):
         self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
     ) -> list[list[list[int]]]:
         """Samples one completion per node. The episodes of an item that have the same prompt read it once."""
-        nodes = level.nodes
+        nodes = level.nodes[role]
+        if not nodes:
+            return []
         if role == self.silent_role:
             self.generation_seconds[-1][role] = 0.0
             return [[self.team.end_tokens(role)[:1]] for _ in nodes]
         seeds = [
-            derive_seed(self.seed, item, episode, len(node.history), role)
-            for (item, episode), node in zip(self.episodes, nodes, strict=True)
+            derive_seed(self.seed, self.items[node.tree], node.episode, len(node.history), role) for node in nodes
         ]
         same: dict[tuple[int, ...], list[int]] = {}  # the nodes of each prompt
         for k, ids in enumerate(prompt_ids):
@@ -224,8 +226,7 @@ def play_batch(
     the number of episodes, and for every turn the seconds of each role's generate call, which makes the answers of all these episodes.
     """
     start = time.perf_counter()
-    generator.episodes = [(item, episode) for item in batch for episode in range(config.num_episodes)]
-    generator.generation_seconds = []
+    generator.items, generator.generation_seconds = batch, []
     levels = play_episodes(
         [dataset[item] for item in batch],
         policy.environment,
@@ -237,18 +238,18 @@ def play_batch(
     scoring_metrics(policy.environment)  # they are about the last call; reading them starts the next count
     timing = {
         "batch_seconds": time.perf_counter() - start,
-        "batch_episodes": len(generator.episodes),
+        "batch_episodes": len(levels[0]),
         "generation_seconds": generator.generation_seconds,
     }
     return [
         {
-            "item": item,
-            "id": names[item],
-            "episode": episode,
+            "item": batch[root.tree],
+            "id": names[batch[root.tree]],
+            "episode": root.episode,
             "timing": timing,
-            "turns": [turn_record(nodes[k], sampler) for nodes in levels],
+            "turns": [turn_record(node, sampler) for node in nodes_of_episode(root)],
         }
-        for k, (item, episode) in enumerate(generator.episodes)
+        for root in levels[0]
     ]
 
 
@@ -261,6 +262,7 @@ def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
         "prompts": dict(node.prompts),
         "completions": node.joint_actions[0],
         "reward": outcome.reward,
+        **({"role_rewards": outcome.role_rewards} if outcome.role_rewards else {}),
         "metrics": {name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
         "prompt_tokens": {role: len(ids) for role, ids in prompts.items()},
         "tokens": {role: len(ids) for role, ids in answers.items()},

@@ -30,7 +30,7 @@ def play_episodes(
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, each with one joint action. Episode e of item i is entry
-        `i * num_episodes + e` of every turn.
+        `i * num_episodes + e` of the first turn; those that the environment has ended are missing in later turns.
 
     Raises:
         ValueError: `num_turns` or `num_episodes` is not a positive whole number.
@@ -39,20 +39,29 @@ def play_episodes(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"`{name}` is {value!r}, it must be a whole number of at least 1.")
     return grow_trees(
-        [dict(item) for item in items for _ in range(num_episodes)],
+        items,
         environment,
         sample,
         score or (lambda nodes: judge_nodes(environment, nodes, evaluation=True)),
         num_turns=num_turns,
         num_generations=1,
+        num_episodes=num_episodes,
         discount=discount,
         process_reward=process_reward,
     )
 
 
+def nodes_of_episode(root: Node) -> list[Node]:
+    """Returns the nodes of an episode that [`play_episodes`] played, from its first one."""
+    nodes = [root]
+    while nodes[-1].children:
+        nodes.append(nodes[-1].children[0])
+    return nodes
+
+
 def turns_of_episodes(levels: list[list[Node]]) -> list[list[Turn]]:
     """Returns the turns of each episode that [`play_episodes`] played."""
-    return [[*node.history, node.turn(0)] for node in levels[-1]]
+    return [[node.turn(0) for node in nodes_of_episode(root)] for root in levels[0]]
 
 
 def derive_seed(*parts: Any) -> int:

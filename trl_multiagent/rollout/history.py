@@ -30,6 +30,11 @@ def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None)
     return tokenizer.chat_template is not None if setting is None else setting
 
 
+def own_turns(role: str, history: Sequence[Turn]) -> list[Turn]:
+    """Returns the past turns in which a role acted."""
+    return [turn for turn in history if role in turn.prompts]
+
+
 def whole_prompt(
     role: str,
     history: Sequence[Turn],
@@ -47,7 +52,7 @@ def whole_prompt(
 
     Args:
         role (`str`): The agent.
-        history (`Sequence[Turn]`): Past turns, oldest first.
+        history (`Sequence[Turn]`): Past turns, oldest first. The agent sees those in which it acted.
         prompt (`Prompt`): The agent's new prompt: a text or chat messages.
         as_chat (`bool`): Whether to return chat messages instead of one text.
         options ([`HistoryOptions`], *optional*): What the agent sees of the past turns. By default, everything.
@@ -58,15 +63,19 @@ def whole_prompt(
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
     """
-    prompts, responses = [turn.prompts[role] for turn in history], [turn.joint_action[role] for turn in history]
+    own = own_turns(role, history)
+    prompts, responses = [turn.prompts[role] for turn in own], [turn.joint_action[role] for turn in own]
     if markers is not None and history:
-        prompts = [*prompts[:1], *(without_markers(x, markers) for x in prompts[1:])]
+        # The prompts of the first turn are the task's own. Later ones may quote what models have written
+        prompts = [
+            x if turn is history[0] else without_markers(x, markers) for turn, x in zip(own, prompts, strict=True)
+        ]
         responses = [without_markers(x, markers) for x in responses]
         prompt = without_markers(prompt, markers)
     parts = [
         (past if shows_prompt else None, response if shows_response else None)
         for past, response, (shows_prompt, shows_response) in zip(
-            prompts, responses, options.shown(len(history), dropped), strict=True
+            prompts, responses, options.shown(len(own), dropped), strict=True
         )
     ]
     if as_chat:
@@ -126,9 +135,9 @@ def tokenize_nodes(
     render: Callable[[list[dict[str, str]]], str],
 ) -> list[WholePrompt]:
     """
-    Makes one agent's prompt at each node.
+    Makes one agent's prompt at each of some nodes at which it acts.
 
-    If a prompt continues the agent's prompt and response of the turn before, it begins with their very token ids, and only the text
+    If a prompt continues the agent's last prompt and response, it begins with their very token ids, and only the text
     after them is tokenized. Otherwise, for example because the chat template removes parts of past messages, the whole prompt is
     tokenized.
 
@@ -149,7 +158,7 @@ def tokenize_nodes(
         built = [WholePrompt(*x) for x in zip(prompts, ids, strict=True)]
         if options.max_history_length is not None:
             for node, made in zip(chosen, built, strict=True):
-                all_turns, turns = (options.shown(len(node.history), k) for k in (0, dropped))
+                all_turns, turns = (options.shown(len(own_turns(role, node.history)), k) for k in (0, dropped))
                 # A first turn of which only the prompt is left counts, too
                 made.dropped_turns = sum(part != left for part, left in zip(all_turns, turns, strict=True))
         continue_turns(role, chosen, built, tokenizer, end_tokens, render if as_chat else str)
@@ -158,14 +167,14 @@ def tokenize_nodes(
     whole = build(nodes, 0)
     if options.max_history_length is None:
         return whole
-    later = [k for k, node in enumerate(nodes) if node.history]
+    later = [k for k, node in enumerate(nodes) if own_turns(role, node.history)]
     alone = tokenize([whole_prompt(role, (), nodes[k].prompts[role], as_chat) for k in later]) if later else []
     room = {k: len(ids) + options.max_history_length for k, ids in zip(later, alone, strict=True)}
     dropped = 0
     while too_long := [k for k in later if len(whole[k].ids) > room[k]]:
         dropped += 1
         # Without any past turn, a prompt fits
-        later = [k for k in too_long if dropped <= len(nodes[k].history) + 1]
+        later = [k for k in too_long if dropped <= len(own_turns(role, nodes[k].history)) + 1]
         for k, shorter in zip(later, build([nodes[k] for k in later], dropped), strict=True):
             whole[k] = shorter
     return whole

@@ -22,7 +22,7 @@ from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.positions import check_prompts, learned_positions
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.tree import Node, Samples, root_nodes
+from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
 
 
 CHECKED_AT_ONCE = 256  # items
@@ -45,8 +45,8 @@ class SamplingTeam(Protocol):
 class Level:
     """Input of one call of a generator."""
 
-    nodes: list[Node]  # of a turn
-    prompt_ids: dict[str, list[list[int]]]  # for each agent that answers, the token ids of its prompt at each node
+    nodes: dict[str, list[Node]]  # for each agent, the nodes of a turn at which it acts; for some agents perhaps none
+    prompt_ids: dict[str, list[list[int]]]  # the token ids of its prompt at each of them
     num_generations: int  # of each prompt
 
 
@@ -64,7 +64,7 @@ class Generator(Protocol):
     max_new_tokens: int  # of a completion
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
-        """Returns the completions of each agent in `level.prompt_ids`, one entry per node."""
+        """Returns the completions of each agent in `level.prompt_ids`, one entry per prompt."""
         ...
 
 
@@ -143,12 +143,13 @@ class TeamSampler:
         return self.sample(self.team.roles, nodes, num_generations)
 
     def sample(self, roles: Sequence[str], nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
-        """Samples the completions of some agents; one entry per node."""
-        prompts = {role: self.prompts(role, nodes) for role in roles}
+        """Samples the completions of some agents; one entry per node at which the agent acts."""
+        own = {role: acting(role, nodes) for role in roles}
+        prompts = {role: self.prompts(role, own[role]) for role in roles}
         for role in roles:
             self.check_lengths(role, prompts[role])
         prompt_ids = {role: [prompt.ids for prompt in prompts[role]] for role in roles}
-        completions = self.generator.generate(Level(nodes, prompt_ids, num_generations))
+        completions = self.generator.generate(Level(own, prompt_ids, num_generations))
         samples: dict[str, list[Samples]] = {role: [] for role in roles}
         for role in roles:
             for prompt, of_node in zip(prompts[role], completions[role], strict=True):
@@ -158,7 +159,7 @@ class TeamSampler:
         return samples
 
     def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
-        """Makes one agent's prompt at each node, with what it sees of its past prompts and responses."""
+        """Makes one agent's prompt at each of some nodes at which it acts, with what it sees of its past prompts and responses."""
         tokenizer = self.team.tokenizers[role]
         prompts = tokenize_nodes(
             role,
@@ -201,7 +202,7 @@ class TeamSampler:
             chunk = [items[k] for k in range(start, min(start + CHECKED_AT_ONCE, len(items)))]
             nodes = root_nodes(chunk, environment)
             for role in limited:
-                self.check_lengths(role, self.prompts(role, nodes))
+                self.check_lengths(role, self.prompts(role, acting(role, nodes)))
         if state:
             environment.load_state_dict(state)
 

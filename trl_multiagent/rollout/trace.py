@@ -5,19 +5,22 @@ Rollout trees as a table: one row per joint action. Everything that shows or sto
 | --- | --- |
 | `step` | The optimizer step that the tree is for; in an evaluation, the number of steps before it. |
 | `split` | `"train"`, `"eval"`, or `"eval_<name>"` for one of several evaluation sets. |
-| `process`, `tree` | The process, and the number of the tree in its batch. |
+| `process`, `tree` | The process, and the number of the tree in its batch. An episode counts as a tree. |
+| `episode` | With groups of episodes, the number of the episode among those of its item. |
 | `item` | The item's column `id`, `task_id` or `item_id`; without one, a hash of its columns. |
 | `node`, `parent` | The node's path in the tree, and its parent's: the root is `"/"`, the node after joint action 2 is `"/2"`. |
 | `turn`, `action` | The turn, counted from 1, and the number of the joint action at its node. |
-| `prompt/<role>`, `completion/<role>` | The agent's new prompt and its completion. |
-| `reward`, `return` | The processed reward and the return. |
-| `advantage/<role>` | The advantage with which the completion is trained; `None` in evaluations and for frozen agents. |
+| `prompt/<role>`, `completion/<role>` | The agent's new prompt and its completion; `None` if it does not act. |
+| `reward`, `return` | The processed reward and the return, of the team. |
+| `reward/<role>`, `return/<role>` | Those of a role, if the roles have rewards of their own. |
+| `advantage/<role>` | The advantage with which the completion is trained; `None` in evaluations and for agents that are not trained. |
 | `metrics/<name>` | The metrics of the outcome, such as the parts of the reward. |
 | `extra/<name>` | What a reward function passed to `log_extra`. |
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import Prompt
@@ -34,6 +37,7 @@ TraceRow = dict[str, Any]
 
 def trace_rows(
     levels: list[list[Node]],
+    roles: Sequence[str],
     advantages: "list[list[dict[str, torch.Tensor]]] | None" = None,
     *,
     step: int,
@@ -41,7 +45,8 @@ def trace_rows(
     process: int = 0,
 ) -> list[TraceRow]:
     """
-    Makes the rows of a batch of trees: one per joint action, turn by turn. Their values are plain: texts, numbers and `None`. `levels` and
+    Makes the rows of a batch of trees: one per joint action, turn by turn. Their values are plain: texts, numbers and `None`. All `roles`
+    have columns. `levels` and
     `advantages` have an entry per turn and node; the advantages of a trained agent at a node have the shape `(G,)`. `step`, `split` and
     `process` are columns of all rows.
     """
@@ -54,7 +59,8 @@ def trace_rows(
                 places[id(child)] = (tree, f"{path.rstrip('/')}/{action}", path)
             of_node = {} if advantages is None else advantages[turn][k]
             values = {role: x.tolist() for role, x in of_node.items()}
-            prompts = {f"prompt/{role}": _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
+            prompts = {f"prompt/{role}": None for role in roles}
+            prompts |= {f"prompt/{role}": _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
             common = {
                 "step": step,
                 "split": split,
@@ -63,13 +69,17 @@ def trace_rows(
                 "item": _plain(item_id(node.item)),
             }
             common |= {"node": path, "parent": parent, "turn": turn + 1}
+            if node.episode is not None:
+                common["episode"] = node.episode
             for action, (index, texts) in enumerate(zip(node.indices, node.joint_actions, strict=True)):
                 outcome = node.outcomes[action]
                 row = {**common, "action": action, **prompts}
-                row |= {f"completion/{role}": _plain(text) for role, text in texts.items()}
+                row |= {f"completion/{role}": _plain(texts.get(role)) for role in roles}
                 row |= {"reward": node.rewards[action], "return": node.returns[action]}
-                for role, g in zip(node.samples, index, strict=True):
-                    row[f"advantage/{role}"] = values[role][g] if role in values else None
+                row |= {f"reward/{role}": rewards[action] for role, rewards in node.role_rewards.items()}
+                row |= {f"return/{role}": returns[action] for role, returns in node.role_returns.items()}
+                own = dict(zip(node.samples, index, strict=True))
+                row |= {f"advantage/{role}": values[role][own[role]] if role in values else None for role in roles}
                 row |= {f"metrics/{name}": value for name, value in outcome.metrics.items()}
                 row |= {f"extra/{name}": _plain(value) for name, value in outcome.extra.items()}
                 rows.append(row)

@@ -1,13 +1,13 @@
 """
-Rollout trees: nodes, joint actions and returns, as plain data.
+Rollout trees and groups of episodes: nodes, joint actions and returns, as plain data.
 
 All trees of a batch grow together, turn by turn. Each level needs one call for its prompts, one for its completions
-and one for its outcomes.
+and one for its outcomes. A group of episodes is several trees of the same item whose nodes have one joint action each.
 """
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,24 +33,38 @@ class Samples:
 
 @dataclass
 class Node:
-    """One item with one history, from which every agent samples G completions. Lists have an entry per joint action."""
+    """
+    One item with one history, from which every agent that acts samples G completions. Lists have an entry per joint action. Rewards and
+    returns are those of the team; they are the means over the roles if each role has a reward of its own.
+    """
 
     item: dict  # the dataset row
     history: tuple[Turn, ...]  # the past turns of the branch, oldest first
-    prompts: dict[str, Prompt]  # the new prompt of each agent
-    samples: dict[str, Samples] = field(default_factory=dict)  # the completions of each agent
-    indices: list[tuple[int, ...]] = field(default_factory=list)  # the index of each agent's completion
+    prompts: dict[str, Prompt]  # the new prompt of each agent that acts, in the order of the roles
+    samples: dict[str, Samples] = field(default_factory=dict)  # the completions of each of them
+    indices: list[tuple[int, ...]] = field(default_factory=list)  # the index of each one's completion
     outcomes: list[Outcome] = field(default_factory=list)  # of the environment
     rewards: list[float] = field(default_factory=list)  # after scale and shift
     children: dict[int, "Node"] = field(default_factory=dict)  # by the joint action that is continued; empty at a leaf
     returns: list[float] = field(default_factory=list)
+    role_rewards: dict[str, list[float]] = field(default_factory=dict)  # rewards by role; empty if all roles share one
+    role_returns: dict[str, list[float]] = field(default_factory=dict)  # returns by role, likewise
+    # Subtracted from an agent's returns, see `rollout.credit`. Empty without counterfactual credit
+    counterfactuals: dict[str, list[float]] = field(default_factory=dict)
+    tree: int = 0  # the number of the item in its batch
+    episode: int | None = None  # the number of the episode among those of its item; `None` in a tree
     ended_early: bool = False  # whether early termination made this node a leaf
     # In a chain whose trainer has critics: the nodes that would follow the joint actions that are not continued. They have no samples
     unvisited: dict[int, "Node"] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `rollout.values`
     targets: dict[str, list[float]] = field(default_factory=dict)  # of these values, by critic
-    # What each agent sampled at the node before, and the index of its completion in the joint action that led here; empty at a root
+    # What each agent sampled where it acted last, and the index of its completion in the branch that led here; empty at a root
     continues: dict[str, tuple[Samples, int]] = field(default_factory=dict, repr=False)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that act at this node."""
+        return tuple(self.prompts)
 
     @property
     def next_nodes(self) -> dict[int, "Node"]:
@@ -59,7 +73,7 @@ class Node:
 
     @property
     def joint_actions(self) -> list[JointAction]:
-        """The joint actions: the text of each agent, by role."""
+        """The joint actions: the text of each agent that acts, by role."""
         return [
             {role: samples.texts[g] for (role, samples), g in zip(self.samples.items(), index, strict=True)}
             for index in self.indices
@@ -69,12 +83,47 @@ class Node:
         """Returns this node and one of its joint actions as a past turn, for the history of the child node."""
         return Turn(self.prompts, self.joint_actions[joint_action], self.outcomes[joint_action])
 
-    def agent_returns(self, agent: int) -> list[float]:
-        """Computes the return of each completion of the agent at this position: the mean over the joint actions that contain it."""
-        by_completion: list[list[float]] = [[] for _ in range(1 + max(index[agent] for index in self.indices))]
-        for index, value in zip(self.indices, self.returns, strict=True):
-            by_completion[index[agent]].append(value)
+    def rewards_of(self, role: str) -> list[float]:
+        """Returns the rewards of a role: its own, or those of the team."""
+        return self.role_rewards.get(role, self.rewards)
+
+    def returns_of(self, role: str) -> list[float]:
+        """Returns the returns of a role: its own, or those of the team."""
+        return self.role_returns.get(role, self.returns)
+
+    def completion_of(self, role: str) -> list[int]:
+        """Returns the index of a role's completion in each joint action."""
+        agent = self.roles.index(role)
+        return [index[agent] for index in self.indices]
+
+    def agent_returns(self, role: str) -> list[float]:
+        """
+        Computes the return of each completion of an agent: the mean over the joint actions that contain it, of the role's return minus its
+        counterfactual reward if there is one.
+        """
+        completions, returns = self.completion_of(role), self.returns_of(role)
+        if role in self.counterfactuals:
+            returns = [value - other for value, other in zip(returns, self.counterfactuals[role], strict=True)]
+        by_completion: list[list[float]] = [[] for _ in range(1 + max(completions))]
+        for completion, value in zip(completions, returns, strict=True):
+            by_completion[completion].append(value)
         return [sum(values) / len(values) for values in by_completion]
+
+
+def acting(role: str, nodes: Sequence[Node]) -> list[Node]:
+    """Returns the nodes at which a role acts."""
+    return [node for node in nodes if role in node.prompts]
+
+
+def sibling_sets(nodes: Sequence[Node]) -> list[list[Node]]:
+    """
+    Groups the nodes of a turn by sibling set: in a tree, the completions of one node are compared with each other, and in a group of
+    episodes those of all episodes of the item.
+    """
+    groups: dict[int, list[Node]] = {}
+    for k, node in enumerate(nodes):
+        groups.setdefault(k if node.episode is None else node.tree, []).append(node)
+    return list(groups.values())
 
 
 def joint_action_indices(joint_mode: str, num_agents: int, num_generations: int) -> list[tuple[int, ...]]:
@@ -103,43 +152,55 @@ def grow_trees(
     discount: float = 1.0,
     process_reward: Callable[[float], float] = float,
     with_unvisited: bool = False,
+    num_episodes: int | None = None,
 ) -> list[list[Node]]:
     """
-    Grows a rollout tree for each item; with `handoff`, a chain.
+    Grows a rollout tree for each item; with `handoff`, a chain; with `num_episodes`, a group of episodes.
 
     Args:
         items (`list[dict]`): Dataset rows, one per tree.
         environment ([`Environment`]): Provides the roles and the prompts.
         sample (`Callable`):
-            `(nodes, num_generations) -> {role: samples}`, with one entry of samples per node. Called once per turn
-            with all nodes of the turn, even if early termination left none.
+            `(nodes, num_generations) -> {role: samples}`, with one entry of samples per node at which the role acts. Called once per turn
+            with all nodes of the turn, even if there are none.
         score (`Callable`): `nodes -> outcomes` of each node's joint actions. Called once per turn.
         num_turns, num_generations, joint_mode, handoff, early_termination_threshold, discount: See [`RolloutConfig`].
         process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left as they are.
         with_unvisited (`bool`, *optional*, defaults to `False`):
             Whether the environment also makes the next prompts of the joint actions that a chain does not continue. A critic
             needs them, because their targets contain its value of what follows.
+        num_episodes (`int`, *optional*): Plays so many independent episodes of each item. Episode e of item i is entry
+            `i * num_episodes + e` of the first turn. `num_generations` is 1 then.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
-    indices = joint_action_indices(joint_mode, len(environment.roles), num_generations)
+    if num_episodes is not None:
+        items = [dict(item) for item in items for _ in range(num_episodes)]
     nodes = root_nodes(items, environment)
+    for k, node in enumerate(nodes):
+        node.tree, episode = divmod(k, num_episodes or 1)
+        node.episode = None if num_episodes is None else episode
     levels = []
     for turn in range(num_turns):
         levels.append(nodes)
-        samples = sample(nodes, num_generations)
-        for k, node in enumerate(nodes):
-            node.samples = {role: samples[role][k] for role in environment.roles}
-            node.indices = indices
+        for role, samples in sample(nodes, num_generations).items():
+            for node, of_node in zip(acting(role, nodes), samples, strict=True):
+                node.samples[role] = of_node
+        for node in nodes:
+            node.samples = {role: node.samples[role] for role in node.roles}
+            node.indices = joint_action_indices(joint_mode, len(node.roles), num_generations)
         for node, outcomes in zip(nodes, score(nodes), strict=True):
             node.outcomes = outcomes
             node.rewards = [process_reward(outcome.reward) for outcome in outcomes]
+            if any(outcome.role_rewards for outcome in outcomes):
+                node.role_rewards = {
+                    role: [process_reward(x.role_rewards.get(role, x.reward)) for x in outcomes]
+                    for role in environment.roles
+                }
         if turn + 1 < num_turns:
             nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited)
-    for nodes in reversed(levels):
-        for node in nodes:
-            node.returns = _returns(node, 0.0 if handoff else discount)  # in a chain, only the immediate reward
+    _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
 
 
@@ -210,8 +271,11 @@ def _grow_children(
     prompts = ask(environment, [node.item for node, *_ in asked], [*histories])
     children = []
     for (node, action, is_continued), history, child_prompts in zip(asked, histories, prompts, strict=True):
+        if not child_prompts:  # the environment ends the episode
+            continue
         before = {role: (x, g) for (role, x), g in zip(node.samples.items(), node.indices[action], strict=True)}
-        child = Node(node.item, history, child_prompts, continues=before)
+        child = Node(node.item, history, child_prompts, tree=node.tree, episode=node.episode)
+        child.continues = {**node.continues, **before}
         (node.children if is_continued else node.unvisited)[action] = child
         if is_continued:
             children.append(child)
@@ -230,9 +294,24 @@ def _continued_actions(node: Node, handoff: str | None, threshold: float | None)
     return [random.randrange(len(node.indices))]
 
 
-def _returns(node: Node, discount: float) -> list[float]:
-    """Computes R_j = r_j + discount * (mean of the returns of joint action j's child node); r_j without a child."""
-    returns = list(node.rewards)
-    for joint_action, child in node.children.items():
-        returns[joint_action] += discount * sum(child.returns) / len(child.returns)
+def _add_returns(levels: list[list[Node]], roles: Sequence[str], discount: float) -> None:
+    """Computes the returns of all nodes; those of each role if a node has rewards by role."""
+    nodes = [node for level in reversed(levels) for node in level]
+    for node in nodes:
+        node.returns = _returns(node.rewards, {j: child.returns for j, child in node.children.items()}, discount)
+    if any(node.role_rewards for node in nodes):
+        for node in nodes:
+            node.role_returns = {
+                role: _returns(
+                    node.rewards_of(role), {j: child.returns_of(role) for j, child in node.children.items()}, discount
+                )
+                for role in roles
+            }
+
+
+def _returns(rewards: Sequence[float], later: Mapping[int, Sequence[float]], discount: float) -> list[float]:
+    """Computes R_j = r_j + discount * (mean of the `later` returns, those of joint action j's child node); r_j without a child."""
+    returns = list(rewards)
+    for joint_action, of_child in later.items():
+        returns[joint_action] += discount * sum(of_child) / len(of_child)
     return returns

@@ -1,8 +1,9 @@
 """
 Learning targets of critics, and the advantages that follow from them.
 
-A critic has stored its values on the nodes, in `node.values[critic]`: one value for each joint action. The values of a
-critic of states, V(h), are equal at a node. Those of a critic of actions, Q(h, a), differ.
+A critic has stored its values on the nodes that it reads, in `node.values[critic]`: one value for each joint action. The values of a
+critic of states, V(h), are equal at a node. Those of a critic of actions, Q(h, a), differ. A critic of one agent has the agent's role as its
+name, and reads the nodes at which it acts. Its rewards are those of the role.
 """
 
 from collections.abc import Sequence
@@ -28,29 +29,41 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
 
     h' is the node that follows the joint action j, and the mean is over the joint actions there. With `gae_lambda` 0
     this is the target of one step, with 1 the return of the tree. y_j - V(h) is the generalized advantage estimate.
-    If the branch of j is not continued, as in a chain, y(h') is unknown, and V(h') stands for it.
+    If the branch of j is not continued, as in a chain, y(h') is unknown, and V(h') stands for it. If the critic does not read h', the mean
+    of y(h') stands for V(h').
 
     `levels` are the nodes of each turn, with their rewards and this critic's values.
     """
     for nodes in reversed(levels):
         for node in nodes:
-            node.targets[critic] = list(node.rewards)
+            node.targets[critic] = list(node.rewards_of(critic))
             for joint_action, child in node.next_nodes.items():
-                future = state_value(child, critic)
-                if child.rewards:
-                    future = (1 - gae_lambda) * future + gae_lambda * fmean(child.targets[critic])
+                if critic not in child.values:
+                    future = fmean(child.targets[critic])
+                else:
+                    future = state_value(child, critic)
+                    if child.rewards:
+                        future = (1 - gae_lambda) * future + gae_lambda * fmean(child.targets[critic])
                 node.targets[critic][joint_action] += discount * future
 
 
 def td_errors(node: Node, critic: str, discount: float) -> list[float]:
     """Computes the error of one step for each joint action: r_j + discount * V(h') - V(h) or Q(h, j), without V(h') at the end."""
-    targets = list(node.rewards)
-    for joint_action, child in node.next_nodes.items():
-        targets[joint_action] += discount * state_value(child, critic)
+    targets = one_step_targets(node, critic, discount)
     return [target - value for target, value in zip(targets, node.values[critic], strict=True)]
 
 
-def critic_advantages(node: Node, critic: str, agent: int) -> list[float]:
+def one_step_targets(node: Node, critic: str, discount: float) -> list[float]:
+    """Computes r_j + discount * V(h'). If the critic does not read h', its own targets of one step stand for V(h')."""
+    targets = list(node.rewards_of(critic))
+    for joint_action, child in node.next_nodes.items():
+        is_read = critic in child.values
+        value = state_value(child, critic) if is_read else fmean(one_step_targets(child, critic, discount))
+        targets[joint_action] += discount * value
+    return targets
+
+
+def critic_advantages(node: Node, critic: str, role: str) -> list[float]:
     """
     Computes the advantages of an agent's completions at a node:
 
@@ -58,12 +71,13 @@ def critic_advantages(node: Node, critic: str, agent: int) -> list[float]:
 
     The baseline of a critic of states is V(h). The baseline of a critic of actions is the mean of Q(h, j) over the joint
     actions *without* completion g: Q of the completion itself predicts y_j, so that y_j - Q would vanish as the critic
-    learns. Only if there is a single completion, Q of its own joint actions is the baseline. `agent` is the agent's position in the team.
+    learns. Only if there is a single completion, Q of its own joint actions is the baseline. The agent of `role` acts at the node.
     """
     advantages = []
-    for completion in range(1 + max(index[agent] for index in node.indices)):
-        own = [j for j, index in enumerate(node.indices) if index[agent] == completion]
-        others = [j for j in range(len(node.indices)) if j not in own] or own
+    completions = node.completion_of(role)
+    for completion in range(1 + max(completions)):
+        own = [j for j, other in enumerate(completions) if other == completion]
+        others = [j for j in range(len(completions)) if j not in own] or own
         baseline = fmean(node.values[critic][j] for j in others)
         advantages.append(fmean(node.targets[critic][j] for j in own) - baseline)
     return advantages

@@ -30,7 +30,7 @@ class IACTrainer(ActorCriticTrainer):
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         ids = self.prompt_ids(critic, node)
         if joint_action is not None:
-            completion = node.indices[joint_action][self.team.roles.index(critic)]
+            completion = node.completion_of(critic)[joint_action]
             ids = ids + node.samples[critic].completion_ids[completion]
         backbone = self.critics.backbones[critic]
         if backbone.shares_vocabulary:
@@ -39,6 +39,6 @@ class IACTrainer(ActorCriticTrainer):
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
         groups: dict[int, list[int]] = {}
-        for j, index in enumerate(node.indices):
-            groups.setdefault(index[self.team.roles.index(critic)], []).append(j)
+        for j, completion in enumerate(node.completion_of(critic)):
+            groups.setdefault(completion, []).append(j)
         return list(groups.values())

@@ -27,13 +27,20 @@ class MAACTrainer(ActorCriticTrainer):
     def critic_of(self, role: str) -> str:
         return CENTRAL
 
+    def _judge(self, levels: list[list[Node]]) -> None:
+        if any(node.role_rewards for nodes in levels for node in nodes):
+            raise ValueError(
+                "The central critic estimates one return, but the environment gives each role a reward of its own: use IAC."
+            )
+        super()._judge(levels)
+
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         prompts, completions = {}, {}
-        for k, role in enumerate(self.team.roles):
+        for role in (role for role in self.team.roles if role in node.prompts):
             ids = self.prompt_ids(role, node)
             prompts[role] = self.team.tokenizers[role].decode(ids, skip_special_tokens=True)
             if joint_action is not None:
-                completions[role] = node.samples[role].texts[node.indices[joint_action][k]]
+                completions[role] = node.samples[role].texts[node.completion_of(role)[joint_action]]
         return self.critics.backbones[critic].tokenizer(team_text(prompts, completions))["input_ids"]
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:

@@ -20,18 +20,29 @@ class MAGRPOConfig(RolloutConfig):
         advantage_mode (`str`, *optional*, defaults to `"mean"`):
             Baseline over the sibling set: `"mean"` (MAGRPO), `"rloo"` (MARLOO), `"max"` (MAReMax) or `"raw"`
             (MAREINFORCE, no baseline).
-        advantage_normalization (`bool`, *optional*, defaults to `False`):
-            Whether to standardize the advantages within a sibling set. If so, `advantage_mode` makes no difference.
+        advantage_normalization (`bool` or `str`, *optional*, defaults to `False`):
+            Whether to standardize the advantages within a sibling set. If so, `advantage_mode` makes no difference. `"role"` standardizes
+            each agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its rewards.
+        credit (`str`, *optional*):
+            `"nothing"` or `"sibling"` subtract a counterfactual reward from an agent's return: that of the same joint action with its
+            answer replaced by an empty one, or by the agent's next completion at the node. It does not depend on the answer itself, so the
+            gradient stays unbiased. The environment scores N times as many joint actions more. By default, nothing is subtracted.
     """
 
     turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)
     advantage_mode: str = setting(default="mean", choices=("mean", "rloo", "max", "raw"))
-    advantage_normalization: bool = setting(default=False)
+    advantage_normalization: bool | str = setting(default=False, choices=(False, True, "role"))
+    credit: str | None = setting(choices=("nothing", "sibling"))
 
     def _check_values(self) -> None:
         super()._check_values()
         if self.num_generations == 1 and self.advantage_mode != "raw":
             raise ValueError("`num_generations` is 1, it must be at least 2: the baseline is taken over siblings.")
+        if self.credit == "sibling" and self.branching == "episodes":
+            raise ValueError(
+                "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` does not "
+                "sample: use `credit: nothing`."
+            )
         self.turn_gradient_weights = self.turn_weights
         if len(self.turn_weights) != self.num_turns:
             raise ValueError(

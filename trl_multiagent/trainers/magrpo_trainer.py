@@ -1,9 +1,12 @@
 import torch
+from accelerate.utils import gather_object
 from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.rollout.advantages import sibling_advantages
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.credit import add_counterfactuals
+from trl_multiagent.rollout.tree import Node, acting, sibling_sets
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
+from trl_multiagent.trainers.base.rollout_metrics import Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
@@ -76,10 +79,63 @@ class MAGRPOTrainer(RolloutTrainer):
         R_g is the mean return of the joint actions that contain the agent's completion g. The baseline depends on
         `advantage_mode`, see [`~rollout.advantages.sibling_advantages`].
         """
-        roles = self.team.trained_roles
-        returns = torch.tensor([node.agent_returns(self.team.roles.index(role)) for role in roles])
-        advantages = sibling_advantages(returns, self.args.advantage_mode, self.args.advantage_normalization)
-        return dict(zip(roles, advantages, strict=True))
+        roles = [role for role in self.team.trained_roles if role in node.prompts]
+        if not roles:
+            return {}
+        returns = torch.tensor([node.agent_returns(role) for role in roles])
+        return dict(zip(roles, self._over_siblings(returns), strict=True))
+
+    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+        """
+        Computes the advantages of all nodes. In groups of episodes, the siblings of a completion are the agent's completions in the same turn
+        of the other episodes of the item in which it acts; without any, its advantage is 0. With `advantage_normalization="role"`, the
+        advantages of each agent are standardized over the batch.
+        """
+        if self.args.num_episodes is None:
+            advantages = super().advantages(levels)
+        else:
+            advantages = [self._episode_advantages(nodes) for nodes in levels]
+        if self.args.advantage_normalization == "role":
+            self._normalize_by_role([x for of_level in advantages for x in of_level])
+        return advantages
+
+    def _add_credit(self, levels: list[list[Node]]) -> None:
+        if self.args.credit is None:
+            return
+        context = {"chat_roles": self.sampler.chat_roles, "trainer_state": self.state}
+        with self.observer.timed("reward"):
+            for nodes in levels:
+                add_counterfactuals(
+                    nodes, self.environment, self.team.trained_roles, self.args.credit, self._process_reward, **context
+                )
+
+    def _over_siblings(self, returns: torch.Tensor) -> torch.Tensor:
+        """Computes advantages of the shape of `returns`, `(..., G)`."""
+        return sibling_advantages(returns, self.args.advantage_mode, self.args.advantage_normalization is True)
+
+    def _episode_advantages(self, nodes: list[Node]) -> list[dict[str, torch.Tensor]]:
+        """Computes the advantages at the nodes of one turn of groups of episodes, of shape `(1,)` each."""
+        advantages: dict[int, dict[str, torch.Tensor]] = {id(node): {} for node in nodes}
+        for role in self.team.trained_roles:
+            for siblings in sibling_sets(acting(role, nodes)):
+                returns = torch.tensor([node.agent_returns(role)[0] for node in siblings])
+                is_alone = len(siblings) == 1 and self.args.advantage_mode != "raw"
+                of_role = torch.zeros(1) if is_alone else self._over_siblings(returns)
+                for node, advantage in zip(siblings, of_role.split(1), strict=True):
+                    advantages[id(node)][role] = advantage
+        return [advantages[id(node)] for node in nodes]
+
+    def _normalize_by_role(self, advantages: list[dict[str, torch.Tensor]]) -> None:
+        """Subtracts the mean of each agent's advantages in the batches of all processes, and divides them by their standard deviation."""
+        own = {role: [x for of_node in advantages for x in of_node.get(role, ())] for role in self.team.trained_roles}
+        parts = gather_object([{role: Total.of([x.item() for x in values]) for role, values in own.items()}])
+        for role in own:
+            total = sum((part[role] for part in parts), Total())
+            std = total.population_std if total.count > 1 else 0.0
+            for of_node in advantages:
+                if role in of_node:
+                    x = of_node[role]
+                    of_node[role] = (x - total.mean) / std if std > 1e-6 else torch.zeros_like(x)
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """

@@ -12,7 +12,7 @@ from transformers.utils import logging
 from trl.trainer.utils import pad
 
 from trl_multiagent.jobs.processes import fail_together
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, acting
 from trl_multiagent.rollout.values import (
     ROUNDING,
     all_equal,
@@ -73,6 +73,10 @@ class ActorCriticTrainer(RolloutTrainer):
         """Groups the joint actions of a node by the text that a critic of actions reads."""
         raise NotImplementedError
 
+    def reads(self, critic: str, node: Node) -> bool:
+        """Returns whether a critic judges anyone who acts at a node."""
+        return any(self.critic_of(role) == critic for role in node.roles if role in self.team.roles)
+
     def prompt_ids(self, role: str, node: Node) -> list[int]:
         """Returns the tokens of an agent's whole prompt at a node. One that is not visited has no samples yet."""
         return node.samples[role].prompt_ids if role in node.samples else self.sampler.prompts(role, [node])[0].ids
@@ -88,7 +92,7 @@ class ActorCriticTrainer(RolloutTrainer):
         self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
         self._value_scales: dict[str, tuple[float, float]] = {}
         self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
-        self._num_joint_actions = 0  # of the current batch, in all processes
+        self._num_joint_actions: dict[str, int] = {}  # that each critic judges in the current batch, in all processes
         self._steps_unexplained: dict[str, int] = defaultdict(int)
         team.freeze(args.frozen_agents or ())
         self.team = team
@@ -145,7 +149,7 @@ class ActorCriticTrainer(RolloutTrainer):
         Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of the critics. With
         `advantage_normalization`, they are standardized over the batch, per agent and turn.
         """
-        return self._advantages[id(node)]
+        return self._advantages.get(id(node), {})
 
     def _judge(self, levels: list[list[Node]]) -> None:
         critics = self.critics
@@ -160,23 +164,27 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
         batch = super()._make_batch(levels, advantages)
-        micro_batches = self.args.gradient_accumulation_steps
         for name in self.critics.names:
             trained = [row for row in self._rows[name] if row.joint_actions]
-            num_rows = micro_batches * max(1, -(-self._most(len(trained)) // micro_batches))
+            num_rows = self._num_rows(len(trained))
             batch.critics[name] = self._critic_tensors(name, trained, num_rows).to(self.accelerator.device)
         return batch
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, the shortest first, so that a micro-batch needs little padding."""
         rows = []
-        for node in (node for nodes in levels for node in nodes):
+        for node in (node for nodes in levels for node in nodes if self.reads(critic, node)):
             if self.args.critic_type == "q":
                 groups = self.actions_by_text(critic, node)
                 rows += [CriticRow(node, group, self.critic_text(critic, node, group[0])) for group in groups]
             else:
                 everything = list(range(len(node.indices)))
                 rows.append(CriticRow(node, everything, self.critic_text(critic, node, None)))
+            if not all(self.reads(critic, x) for x in node.unvisited.values()):
+                raise ValueError(
+                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its agent does not "
+                    "act at every turn: remove `handoff`, or set `branching` to 'episodes'."
+                )
             rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
         longest = self._longest_texts[critic]
         if longest is not None:
@@ -191,10 +199,6 @@ class ActorCriticTrainer(RolloutTrainer):
                 row.input_ids = row.input_ids[-longest:]
         rows.sort(key=lambda row: len(row.input_ids))
         return rows
-
-    def _most(self, number: int) -> int:
-        """Returns the maximum of `number` across processes."""
-        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
 
     def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> CriticTensors:
         """Builds the tensors of a critic. Padding rows follow the given rows."""
@@ -218,7 +222,8 @@ class ActorCriticTrainer(RolloutTrainer):
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
         size = self.args.per_device_train_batch_size
-        num_rows = size * max(1, -(-self._most(len(rows)) // size))
+        most = int(self.accelerator.gather(torch.tensor([len(rows)], device=self.accelerator.device)).max())
+        num_rows = size * max(1, -(-most // size))
         tensors = self._critic_tensors(critic, rows, num_rows)
         shift, factor = self._value_scales[critic]
         values = []
@@ -236,15 +241,15 @@ class ActorCriticTrainer(RolloutTrainer):
         self._advantages = {}
         raw: dict[tuple[str, int], list[list[float]]] = {}
         for role in self.team.trained_roles:
-            agent, critic = self.team.roles.index(role), self.critic_of(role)
+            critic = self.critic_of(role)
             for turn, nodes in enumerate(levels):
-                raw[role, turn] = [critic_advantages(node, critic, agent) for node in nodes]
+                raw[role, turn] = [critic_advantages(node, critic, role) for node in acting(role, nodes)]
         totals = {group: Total.of([x for xs in by_node for x in xs]) for group, by_node in raw.items()}
         gathered = gather_object([totals])
         of_group = {group: sum((part[group] for part in gathered), Total()) for group in totals}
         for (role, turn), by_node in raw.items():
             total = of_group[role, turn]
-            for node, advantages in zip(levels[turn], by_node, strict=True):
+            for node, advantages in zip(acting(role, levels[turn]), by_node, strict=True):
                 values = torch.tensor(advantages, dtype=torch.float64)
                 if self.args.advantage_normalization and total.count > 1:
                     std = total.population_std
@@ -252,6 +257,8 @@ class ActorCriticTrainer(RolloutTrainer):
                 self._advantages.setdefault(id(node), {})[role] = values.float()
         for role in self.team.trained_roles:
             whole = sum((total for (other, _), total in of_group.items() if other == role), Total())
+            if not whole.count:  # it has not acted
+                continue
             self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
             self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
 
@@ -263,12 +270,16 @@ class ActorCriticTrainer(RolloutTrainer):
             own = [
                 (target, value, error)
                 for node in nodes
+                if self.reads(name, node)
                 for target, value, error in zip(
                     node.targets[name], node.values[name], td_errors(node, name, self.args.discount), strict=True
                 )
             ]
-            targets, values, errors = zip(*gather_object(own), strict=True)
-            self._num_joint_actions = len(targets)
+            gathered = gather_object(own)
+            self._num_joint_actions[name] = max(1, len(gathered))
+            if not gathered:  # nobody acted whom it judges
+                continue
+            targets, values, errors = zip(*gathered, strict=True)
             explained = explained_variance(targets, values)
             key = critic_key(name)
             metrics[f"{key}/explained_variance"].append(explained)
@@ -309,7 +320,7 @@ class ActorCriticTrainer(RolloutTrainer):
             shift, factor = self._value_scales[name]
             values = shift + factor * outputs[key]
             errors = value_errors(values, tensors.targets, tensors.old_values, self.args.value_clip_range)
-            loss = (errors * tensors.target_mask).sum() / self._num_joint_actions
+            loss = (errors * tensors.target_mask).sum() / self._num_joint_actions[name]
             self.observer.totals.losses[key] += loss.detach()
             # A sum over processes, but gradients are averaged over processes
             losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes

@@ -46,6 +46,7 @@ class Alarms(TrainerCallback):
     watched_metrics: Mapping[str, str] = field(default_factory=dict)
     on_cliff: str | None = None  # or `"stop"` or `"rollback"`
     cliff_drop: float = 0.3  # share of the best reward of an evaluation whose loss is a drop
+    is_chain: bool = False  # whether only one joint action of a node is continued
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         path = Path(args.output_dir) / ALARMS_FILE
@@ -88,6 +89,11 @@ class Alarms(TrainerCallback):
             found["no_signal"] = (
                 f"In the last {WINDOW} log entries, the joint actions of nearly all nodes had equal returns, so the agents "
                 "learn next to nothing. Check the reward, or raise `num_generations` or `temperature`."
+            )
+        if self.is_chain and always(logs, "turn_2/reward_mean") and always(logs, "turn_1/reward_mean", 0.0, 0.0):
+            found["chain"] = (
+                f"In the last {WINDOW} log entries, all rewards of turn 1 were 0. In a chain, the return of a turn is its own "
+                "reward, so nothing is learned there. Remove `handoff`, or set `branching` to 'episodes'."
             )
         variance = mean_of(logs, "team/reward_variance")
         for role in self.roles:

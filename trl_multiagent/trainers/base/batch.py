@@ -1,8 +1,8 @@
 """
 Converts rollout trees to rows, and rows to a batch of tensors.
 
-A row is one sibling of one node, that is, one completion of every agent. The tensors of all agents have the same rows in the same order, so
-one forward pass of the team computes a micro-batch for all agents.
+A row is one sibling of one node, that is, one completion of every agent that acts there. The tensors of an agent have the rows in which it
+acts. A batch is split into equally many parts for every agent, so that one forward pass of the team computes a micro-batch for all agents.
 """
 
 import dataclasses
@@ -112,11 +112,11 @@ class CriticTensors(RowTensors):
 class Batch:
     """What one optimizer step trains on, or a part of it."""
 
-    agents: dict[str, AgentTensors]  # the rows of each trained agent, all of the same number
+    agents: dict[str, AgentTensors]  # the rows of each trained agent
     critics: dict[str, CriticTensors] = field(default_factory=dict)  # the rows of each critic
 
     def micro_batches(self, number: int) -> list["Batch"]:
-        """Splits the batch into parts with equally many rows. The numbers of rows are multiples of `number`."""
+        """Splits the batch into parts with equally many rows of each agent and critic. The numbers of rows are multiples of `number`."""
         agents = {role: [*rows.chunks(len(rows) // number)] for role, rows in self.agents.items()}
         critics = {name: [*rows.chunks(len(rows) // number)] for name, rows in self.critics.items()}
         parts = range(number)
@@ -125,7 +125,7 @@ class Batch:
 
 @dataclass
 class Row:
-    """One completion of every agent at one node."""
+    """One completion of every agent that acts at one node."""
 
     turn: int  # counted from 0
     samples: dict[str, Samples]  # all that each agent sampled at the node
@@ -133,8 +133,8 @@ class Row:
     advantages: dict[str, float]  # of the completions of the trained agents
 
     def num_tokens(self, role: str) -> int:
-        """Returns the number of tokens in one agent's completion."""
-        return len(self.samples[role].completion_ids[self.sibling])
+        """Returns the number of tokens in one agent's completion; 0 if it does not act."""
+        return len(self.samples[role].completion_ids[self.sibling]) if role in self.samples else 0
 
 
 def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:

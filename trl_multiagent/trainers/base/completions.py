@@ -119,7 +119,7 @@ def tree_table(name: str, branch: list[TraceRow], tree: list[TraceRow], console_
     table.add_column("", width=LABEL_WIDTH)
     for role in roles:
         table.add_column(Text(role, style="bold"), ratio=1)
-    prompts = [cut(lines_of(branch[0][f"prompt/{role}"]), width, PROMPT_LINES) for role in roles]
+    prompts = [cut(lines_of(branch[0][f"prompt/{role}"] or ""), width, PROMPT_LINES) for role in roles]
     table.add_row(Text("prompt"), *prompts)
     for last, row in zip([None, *branch[:-1]], branch, strict=True):
         rewards = [other["reward"] for other in tree if other["node"] == row["node"]]
@@ -133,8 +133,10 @@ def tree_table(name: str, branch: list[TraceRow], tree: list[TraceRow], console_
 def completion_cell(row: TraceRow, last: TraceRow | None, role: str, width: int) -> Text:
     """Shows an agent's completion and advantage; after the first turn its new prompt in short, and what it changed."""
     cell = Text()
+    if row[f"completion/{role}"] is None:
+        return Text("(does not act)", "dim")
     lines = lines_of(row[f"completion/{role}"])
-    if last is not None:
+    if last is not None and last[f"completion/{role}"] is not None:
         prompt = lines_of(row[f"prompt/{role}"])
         cell.append_text(cut([(line, "dim") for line, _ in prompt], width, LATER_PROMPT_LINES)).append("\n")
         lines = changes(last[f"completion/{role}"], row[f"completion/{role}"])

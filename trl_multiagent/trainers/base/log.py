@@ -66,6 +66,7 @@ class Observer:
         training = mode == "train"
         rows = trace_rows(
             levels,
+            trainer.environment.roles,
             advantages,
             step=trainer.state.global_step + training,
             split="train" if training else trainer._eval_prefix,

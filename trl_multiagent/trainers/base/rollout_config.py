@@ -75,6 +75,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint action.
         early_termination_threshold (`float`, *optional*):
             A node whose mean processed reward is strictly greater becomes a leaf. With `None`, no branch ends early.
+        branching (`str`, *optional*, defaults to `"tree"`):
+            `"tree"`: every joint action of a node is continued, or with `handoff` one of them. `"episodes"`: `num_generations` independent
+            episodes per item, as GRPO with several turns does elsewhere. Completions of one turn are compared across the episodes.
         handoff (`str`, *optional*):
             Which joint actions of a node are continued in the next turn. `None` continues all of them (a tree). `"random"` continues one
             that is drawn uniformly, `"best"` the one with the highest reward (a chain).
@@ -160,6 +163,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     joint_mode: str = setting(default="align", choices=("align", "cross", "aligned", "crossed"))
     discount: float = setting(default=1.0, ge=0, le=1)
     early_termination_threshold: float | None = setting()
+    branching: str = setting(default="tree", choices=("tree", "episodes"))
     handoff: str | None = setting(choices=("random", "best"))
     reward_scale: float = setting(default=1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting(default=0.0, ge=-1000000, le=1000000)
@@ -213,8 +217,20 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         return HistoryOptions.of(self)
 
     @property
+    def num_episodes(self) -> int | None:
+        """The number of episodes per item; `None` for trees."""
+        return self.num_generations if self.branching == "episodes" else None
+
+    @property
+    def completions_per_node(self) -> int:
+        """The number of completions of each agent at a node: G, or 1 in episodes."""
+        return 1 if self.branching == "episodes" else self.num_generations
+
+    @property
     def joint_actions_per_node(self) -> int:
-        """The number of joint actions of one node: G (align) or G^N (cross)."""
+        """The number of joint actions of one node: G (align), G^N (cross), or 1 in episodes."""
+        if self.branching == "episodes":
+            return 1
         if self.joint_mode == "align" or self.num_agents == 1:
             return self.num_generations
         if self.num_agents is None:
@@ -225,7 +241,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     @property
     def nodes_per_turn(self) -> list[int]:
-        """The number of nodes of one item's tree at each turn, if no branch ends early."""
+        """The number of nodes of one item's tree or episodes at each turn, if no branch ends early."""
+        if self.branching == "episodes":
+            return [self.num_generations] * self.num_turns
         if self.num_turns == 1 or self.handoff is not None:
             return [1] * self.num_turns
         return [self.joint_actions_per_node**turn for turn in range(self.num_turns)]
@@ -233,7 +251,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     @property
     def rows_per_item(self) -> int:
         """The number of rows (completions of each agent) of one item's tree, if no branch ends early."""
-        return sum(self.nodes_per_turn) * self.num_generations
+        return sum(self.nodes_per_turn) * self.completions_per_node
 
     @property
     def rows_per_device(self) -> int:
@@ -244,7 +262,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         """Raises a `ValueError` with the arithmetic if an item's rollout tree has more than `max_joint_actions` joint actions."""
         # A node has G^N (cross) or G (align) joint actions. In a tree each of them opens a node of the next turn; a chain has one node per turn
         exponent = (num_agents or 1) if self.joint_mode == "cross" else 1
-        exponents = [exponent * turn if self.handoff is None else exponent for turn in range(1, self.num_turns + 1)]
+        is_tree = self.handoff is None and self.branching == "tree"
+        exponents = [exponent * turn if is_tree else exponent for turn in range(1, self.num_turns + 1)]
         # Numbers that may have millions of digits are not computed
         is_huge = exponents[-1] * math.log10(self.num_generations) > 12
         number = 0 if is_huge else sum(self.num_generations**x for x in exponents)
@@ -269,6 +288,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                     f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(repr, choices))}."
                 )
         self.check_tree_size(self.num_agents)
+        if self.branching == "episodes" and (self.handoff is not None or self.joint_mode == "cross"):
+            raise ValueError(
+                "`branching: episodes` plays independent episodes: it goes neither with `handoff` nor with `joint_mode: cross`."
+            )
         if self.importance_ratio == "joint" and self.joint_mode == "cross":
             raise ValueError(
                 "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several joint "

@@ -14,7 +14,7 @@ import torch
 
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.contributions import contributions
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, sibling_sets
 
 
 # Metrics of an evaluation, without those whose names contain a turn, a role, or a name that the environment chooses
@@ -103,16 +103,25 @@ def rollout_totals(
                 values["return"] += node.returns
             if not node.children:  # the last turn of a branch
                 values["final_turn/reward"] += node.rewards
+            for role, rewards in node.role_rewards.items():
+                values[f"agents/{role}/reward"] += rewards
+                if turn == 1:
+                    values[f"agents/{role}/return"] += node.role_returns[role]
+            for role, others in node.counterfactuals.items():
+                values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
             if training:
-                values["frac_reward_zero_std"].append(float(min(node.returns) == max(node.returns)))
                 values[f"turn_{turn}/early_terminated"].append(float(node.ended_early))
                 add_contributions(values, node)
             for outcome in node.outcomes:
                 for name, value in outcome.metrics.items():
                     values[f"turn_{turn}/{name}"].append(value)
+        if training:
+            values["frac_reward_zero_std"] += map(float, map(are_equal, sibling_sets(nodes)))
     texts: dict[str, Counter[bytes]] = {role: Counter() for role in end_tokens}
     num_tokens = generated_tokens = 0
     for role, node in itertools.product(end_tokens, itertools.chain(*levels)):
+        if role not in node.samples:
+            continue
         samples = node.samples[role]
         lengths = [len(ids) for ids in samples.completion_ids]
         clipped = [float(ids[-1] not in end_tokens[role]) for ids in samples.completion_ids]
@@ -131,6 +140,12 @@ def rollout_totals(
         values[name] += numbers
     totals = {name: Total.of(x) for name, x in values.items()}
     return RolloutTotals(totals, num_tokens, generated_tokens, scoring, len(levels[0]), texts)
+
+
+def are_equal(siblings: Sequence[Node]) -> bool:
+    """Returns whether all joint actions at some nodes have the same returns, for the team and for every role."""
+    returns = [x for node in siblings for x in zip(node.returns, *node.role_returns.values(), strict=True)]
+    return all(x == returns[0] for x in returns)
 
 
 def digest(text: str) -> bytes:

@@ -84,7 +84,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._expert_loads = {}
         reference = None if args.beta == 0.0 else self._make_reference()
         watched = environment.unwrapped.watched_metrics
-        alarms = Alarms(team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop)
+        alarms = Alarms(
+            team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop, args.handoff is not None
+        )
         self._init_grpo(
             args,
             model=team,
@@ -212,13 +214,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             self._sample,
             self._score,
             num_turns=args.num_turns,
-            num_generations=args.num_generations,
+            num_generations=args.completions_per_node,
             joint_mode=args.joint_mode,
             handoff=args.handoff,
             early_termination_threshold=args.early_termination_threshold,
             discount=args.discount,
             process_reward=self._process_reward,
             with_unvisited=self.team.critics is not None,
+            num_episodes=args.num_episodes,
         )
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
@@ -271,36 +274,40 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.observer.reported = {}
         with fail_together(self.accelerator), replayable():
             self._levels = self._play_trees(inputs)
+        with fail_together(self.accelerator):
+            self._add_credit(self._levels)
         self._judge(self._levels)
         with fail_together(self.accelerator):
             advantages = self.advantages(self._levels)
         self.observer.rollout("train", self._levels, advantages)
         return self._make_batch(self._levels, advantages)
 
+    def _add_credit(self, levels: list[list[Node]]) -> None:
+        """Scores what the advantages need besides the joint actions."""
+
     def _judge(self, levels: list[list[Node]]) -> None:
         """Prepares the advantages, if a model or other processes are needed for them, as for critics."""
 
     def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
-        """Builds the training batch. All processes get the same number of rows; padding rows fill the gap."""
+        """Builds the training batch. All processes get the same number of rows of an agent; padding rows fill the gap."""
         args, roles, device = self.args, self.team.trained_roles, self.accelerator.device
         with fail_together(self.accelerator):
             all_rows = collect_rows(levels, advantages)
             rows = self.rows_to_train(all_rows)
 
-        # The loss is a mean over the rows of all processes, and all micro-batches have the same number of rows
-        tokens = [sum(row.num_tokens(role) for row in all_rows) for role in roles]
-        sizes = self.accelerator.gather(torch.tensor([[len(rows), len(all_rows), *tokens]], device=device))
-        most_rows = sizes[:, 0].max().item()
-        _, num_tree_rows, *tokens = sizes.sum(dim=0).tolist()
-        micro_batches, processes = args.gradient_accumulation_steps, self.accelerator.num_processes
-        num_rows = micro_batches * max(1, -(-most_rows // micro_batches))
-
-        batch = Batch({})
+        # The loss of an agent is a mean over its rows of all processes, and all of its micro-batches have the same number of rows
+        batch, micro_batches, processes = Batch({}), args.gradient_accumulation_steps, self.accelerator.num_processes
         if not self._has_compared_frozen:
-            self._compare_frozen(rows, num_rows)
-        for role, num_tokens in zip(roles, tokens, strict=True):
-            tensors = self._tensors(rows, role, num_rows)
-            tensors.weight = num_rows * processes / num_tree_rows / micro_batches
+            self._compare_frozen(rows)
+        for role in roles:
+            tree_rows = [row for row in all_rows if role in row.samples]
+            own_rows = [row for row in rows if role in row.samples]
+            tokens = sum(row.num_tokens(role) for row in tree_rows)
+            sizes = self.accelerator.gather(torch.tensor([[len(tree_rows), tokens]], device=device))
+            num_tree_rows, num_tokens = sizes.sum(dim=0).tolist()
+            num_rows = self._num_rows(len(own_rows))
+            tensors = self._tensors(own_rows, role, num_rows)
+            tensors.weight = num_rows * processes / max(1, num_tree_rows) / micro_batches
             tensors.num_tokens = max(1, num_tokens) / processes
             if args.beta != 0.0:
                 with self._computing_as_reference() as reference:
@@ -308,13 +315,19 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             if self.num_iterations > 1:
                 tensors.old_logps = self._logps(self.model_wrapped, role, tensors)
             if role in self._router_loss_coefs:
-                is_padding = torch.arange(num_rows, device=device) >= len(rows)
+                is_padding = torch.arange(num_rows, device=device) >= len(own_rows)
                 tensors.router_weights = 1.0 - is_padding.float()
                 chunks = tensors.chunks(args.per_device_train_batch_size)
                 inputs = (forward_inputs(self.team.agents[role], chunk.trimmed()) for chunk in chunks)
                 self._expert_loads[role] = self._expert_load(role, inputs)
             batch.agents[role] = tensors
         return batch
+
+    def _num_rows(self, number: int) -> int:
+        """Returns the largest `number` of rows that any process has, rounded up so that all micro-batches have equally many; at least one each."""
+        most = int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
+        micro_batches = self.args.gradient_accumulation_steps
+        return micro_batches * max(1, -(-most // micro_batches))
 
     def _tensors(self, rows: list[Row], role: str, num_rows: int) -> AgentTensors:
         """Builds the tensors of one agent, see [`~trainers.base.batch.agent_tensors`]."""
@@ -328,11 +341,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             sampling_logps=self.args.use_vllm and self.args.vllm_importance_sampling_correction,
         ).to(self.accelerator.device)
 
-    def _compare_frozen(self, rows: list[Row], num_rows: int) -> None:
+    def _compare_frozen(self, rows: list[Row]) -> None:
         """Compares the engines of agents that are not trained with the trainer, once: their weights do not change."""
         self._has_compared_frozen = True
         for role in sorted(self.team.frozen):
-            tensors = self._tensors(rows, role, num_rows)
+            own_rows = [row for row in rows if role in row.samples]
+            tensors = self._tensors(own_rows, role, self._num_rows(len(own_rows)))
             if tensors.sampling_logps is not None:
                 logps, mask = self._logps(self.model_wrapped, role, tensors), tensors.completion_mask
                 _, ratios = sampling_correction(logps, tensors.sampling_logps, mask, self.args)

@@ -1,0 +1,64 @@
+"""
+Counterfactual rewards: what a joint action would have earned with one agent's answer replaced.
+
+With them, the return of agent i for the joint action a is
+
+    R(a) - r(a with a_i replaced)
+
+where R is the joint return and r the reward of this turn. The second term does not depend on a_i, so subtracting it does not change the expected
+gradient. It removes what the others earn without agent i, as the difference rewards of
+[Wolpert and Tumer](https://doi.org/10.1142/S0219525901000188) do.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.rollout.tree import Node, Samples, judge_nodes
+
+
+def add_counterfactuals(
+    nodes: Sequence[Node],
+    environment: Environment,
+    roles: Sequence[str],
+    replacement: str,
+    process_reward: Callable[[float], float],
+    **context: Any,
+) -> None:
+    """
+    Stores the counterfactual rewards of some roles in `node.counterfactuals`, one per joint action.
+
+    Args:
+        nodes (`Sequence[Node]`): Nodes of a turn, whose joint actions are scored.
+        environment ([`Environment`]): Scores the joint actions in which an answer is replaced, in one call and each of them once.
+        roles (`Sequence[str]`): They get counterfactual rewards at the nodes where they act.
+        replacement (`str`): `"nothing"` replaces an answer by an empty text, `"sibling"` by the agent's next completion at the node.
+        process_reward (`Callable[[float], float]`): Applied to each reward.
+        context: See [`~rollout.tree.judge_nodes`].
+
+    Raises:
+        TaskError: The environment fails, or gives each role a reward of its own.
+    """
+    if any(node.role_rewards for node in nodes):
+        raise TaskError("`credit` divides a reward that all roles share, but the environment gives each role its own.")
+    wanted: list[tuple[Node, str, list[tuple[int, ...]], Node]] = []
+    for node in nodes:
+        for role in (role for role in node.roles if role in roles):
+            indices = [replaced_index(node, index, role, replacement) for index in node.indices]
+            other = dataclasses.replace(node, indices=list(dict.fromkeys(indices)))
+            if replacement == "nothing":
+                other.samples = {**node.samples, role: Samples(node.samples[role].prompt_ids, [[]], [""])}
+            wanted.append((node, role, indices, other))
+    outcomes = judge_nodes(environment, [other for *_, other in wanted], **context)
+    for (node, role, indices, other), of_node in zip(wanted, outcomes, strict=True):
+        rewards = dict(zip(other.indices, [process_reward(outcome.reward) for outcome in of_node], strict=True))
+        node.counterfactuals[role] = [rewards[index] for index in indices]
+
+
+def replaced_index(node: Node, index: tuple[int, ...], role: str, replacement: str) -> tuple[int, ...]:
+    """Returns a joint action of a node with another completion of one role: the first one, or the next one after its own."""
+    agent, size = node.roles.index(role), len(node.samples[role].texts)
+    other = 0 if replacement == "nothing" else (index[agent] + 1) % size
+    return (*index[:agent], other, *index[agent + 1 :])
