@@ -15,6 +15,7 @@ With `--folder`, runs that are there already are not made again.
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def main() -> None:
         options.runs, options.seeds = ["rule"], [1]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
+        os.environ["TRL_MULTIAGENT_CACHE"] = str(folder / "cache")  # so that every base model is built and timed
         facts = {name: [measure(name, seed, folder, options.smoke) for seed in options.seeds] for name in options.runs}
     options.output.write_text(json.dumps({"machine": machine(), "runs": facts}, indent=2) + "\n")
     print(
