@@ -1,6 +1,7 @@
 """The family of needed messages: bounds against brute force, rewards by hand, splits, the base model's demonstrations, ablated messages."""
 
 import itertools
+import json
 import random
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -11,12 +12,16 @@ import pytest
 from trl_multiagent.environments import FunctionEnvironment, TaskError, TaskSettings, Turn
 from trl_multiagent.environments.base import Outcome
 from trl_multiagent.environments.messages import MessageAblation, partners_of
-from trl_multiagent.environments.needed import NeededEnvironment, Rule, Walk
+from trl_multiagent.environments.needed import NeededEnvironment, Rule, Walk, demo
 from trl_multiagent.environments.needed.demo import demonstrate
 from trl_multiagent.environments.needed.games import OPERATIONS
 from trl_multiagent.environments.needed.task import TASK, NeededDataset, NeededSettings, draw_items
+from trl_multiagent.recipe.evaluation import run_evaluation
+from trl_multiagent.recipe.run import run_recipe
 
 
+CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "workflows" / "configs"
+ALONE = ["--override", "magrpo.num_agents=1"]
 SORTED = {"item_id": "x", "digits": [1, 4, 9, 6], "operation": "largest", "bound": 0.25}
 CORNER = {"item_id": "y", "goal": [2, 2], "here": [0, 1], "bound": 0.125}
 
@@ -278,3 +283,56 @@ def test_scores_see_the_messages_that_were_written():
     assert environment.score([SORTED], [{"decider": "9"}], [history])[0].reward == 1.0
     history = [Turn({}, {"speaker": "nine"}, Outcome(0.0))]
     assert environment.score([SORTED], [{"decider": "9"}], [history])[0].reward == 0.0
+
+
+# Runs
+
+
+@pytest.fixture
+def small_base(tmp_path, monkeypatch):
+    """Makes the base models quick to build."""
+    monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(demo, "STEPS", 40)
+
+
+def run_needed(folder, config, *changes):
+    """Trains two steps. Returns what they cost."""
+    small = ["magrpo.max_steps=2", "magrpo.items_per_device=4", f"magrpo.output_dir={folder}", "dataset.eval_size=6"]
+    run_recipe("magrpo", TASK, ["--config", str(CONFIGS / config), "--override", *small, *changes], "train")
+    return json.loads((folder / "training_cost.json").read_text())
+
+
+def test_a_team_trains_and_plays_without_its_messages(small_base, tmp_path, capsys):
+    cost = run_needed(tmp_path / "run", "needed_rule.yaml")
+    # Per item 4 messages, and 4 answers to each. A message is at most two tokens, and so is an answer
+    assert cost["env_steps"] == 2 * 4 * (4 + 16) and cost["generated_tokens"] <= 2 * cost["env_steps"]
+    flags = ["--ablate", "messages", "--control", "single_agent", "--num_episodes", "2", "--disable_tqdm"]
+    run_evaluation(TASK, [str(tmp_path / "run"), *flags, "--output_dir", str(tmp_path / "evaluation")], "evaluate")
+    report = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert [*report["policies"]] == ["run", "run_control", "run_messages_cut", "run_messages_shuffled"]
+    for name, policy in report["policies"].items():
+        assert policy["results"]["final"]["bound"]["mean"] == 0.25
+        assert policy["cost_per_episode"]["calls"] == (1.0 if name == "run_control" else 2.0)
+    assert [*report["contributions"]] == ["messages cut", "messages shuffled"]
+    table = capsys.readouterr().out
+    assert "messages cut" in table and "Replaced by nothing" not in table
+    transcripts = {
+        name: [json.loads(line)["turns"] for line in (path / "transcripts.jsonl").read_text().splitlines()]
+        for name, path in ((x.name, x) for x in (tmp_path / "evaluation" / "transcripts").iterdir())
+    }
+    for true, cut in zip(transcripts["run"], transcripts["run_messages_cut"], strict=True):
+        assert true[0] == cut[0]  # the speaker draws the same message
+        assert cut[1]["prompts"]["decider"].endswith(" said ?") and [*cut[1]["tokens"]] == ["decider"]
+    with pytest.raises(SystemExit):
+        run_evaluation(TASK, [str(tmp_path / "run"), *flags[:2], "--items_per_batch", "5"], "evaluate")
+    assert "one batch has a single item" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run_evaluation(TASK, ["demo", "--config", str(CONFIGS / "needed_rule.yaml"), *flags[:2], *ALONE], "evaluate")
+    assert "`evaluation.ablate: messages` is for several agents and turns" in capsys.readouterr().err
+
+
+def test_three_agents_and_one_train(small_base, tmp_path):
+    cost = run_needed(tmp_path / "three", "needed_walk.yaml", "magrpo.num_agents=3", "needed.board=2")
+    assert cost["env_steps"] == 2 * 4 * (4 + 16)
+    cost = run_needed(tmp_path / "one", "needed_rule.yaml", "magrpo.num_agents=1", "needed.facts=isolated")
+    assert cost["env_steps"] == 2 * 4 * 4  # the second turn has no prompt, so episodes end after the first
