@@ -1,9 +1,12 @@
-"""Games in which a decider needs the facts of others. The best expected reward without a message is computed exactly, for every item."""
+"""
+Games in which speakers know facts that a decider needs, to answer. A message has `width` words at most, of the words `words` of the channel.
+
+The best expected reward of a decider that hears nothing is computed exactly, for every item.
+"""
 
 import itertools
 import random
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -19,67 +22,27 @@ OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
     "third": lambda digits: digits[2],
 }
 STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
-LETTERS, MOST_CELLS = "abcdef", 6
 
 
-class Game(ABC):
+class Bounded:
     """
-    A game of speakers, who each know a fact, and a decider, who knows another one and answers. A message is one to `width` words.
+    What games share: the exact bound, for which they list the worlds that the decider cannot tell apart.
 
-    [`~Game.bound`] is exact because a decider that hears nothing about the facts cannot tell the worlds of [`~Game.worlds`] apart. Its expected
-    reward is linear in the probabilities of its answers, so no agreement and no randomness beats the best single answer.
+    The expected reward of a decider that hears nothing of the facts is linear in the probabilities of its answers. So no agreement and no randomness
+    beats the best single answer.
     """
 
     speakers: tuple[str, ...] = ("speaker",)
-    words: list[str]  # of the channel
-    vocabulary: list[str]  # all words of prompts, messages and answers
-    width: int  # words of a message at most
 
-    @abstractmethod
-    def item(self, rng: random.Random) -> Item:
-        """Draws an item."""
-
-    @abstractmethod
-    def fact(self, role: str, item: Item) -> str:
-        """Returns what a speaker knows."""
-
-    @abstractmethod
-    def view(self, item: Item) -> str:
-        """Returns what the decider knows."""
-
-    @abstractmethod
-    def worlds(self, item: Item) -> list[Item]:
-        """Returns all items, equally likely, that the decider cannot tell apart from this one."""
-
-    @abstractmethod
-    def answers(self, item: Item) -> list[str]:
-        """Returns an answer for everything that an answer can do."""
-
-    @abstractmethod
-    def reward(self, item: Item, answer: str) -> float:
-        """Returns 1.0 for a right answer, 0.0 for any other."""
-
-    @abstractmethod
-    def truth(self, item: Item) -> list[str]:
-        """Returns the words that say all facts of the speakers."""
-
-    @abstractmethod
-    def speak(self, role: str, rng: random.Random) -> list[str]:
-        """Draws a message without a look at the facts."""
-
-    @abstractmethod
-    def read(self, item: Item, words: Collection[str], rng: random.Random) -> str:
-        """Returns the answer of a decider that believes these words. What they do not say is drawn."""
-
-    def in_split(self, item: Item, split: str) -> bool:
-        """Returns whether an item belongs to the split `"train"` or `"test"`."""
-        return True
-
-    def bound(self, item: Item, heard: Collection[str] = ()) -> float:
+    def bound(self: Any, item: Item, heard: Collection[str] = ()) -> float:
         """Computes the best expected reward of a decider that knows its own view and the facts of the speakers `heard`."""
         facts = {role: self.fact(role, item) for role in heard}
         worlds = [w for w in self.worlds(item) if all(self.fact(role, w) == fact for role, fact in facts.items())]
         return max(sum(self.reward(world, answer) for world in worlds) / len(worlds) for answer in self.answers(item))
+
+    def in_split(self, item: Item, split: str) -> bool:
+        """Returns whether an item belongs to the split `"train"` or `"test"`."""
+        return True
 
     def __repr__(self) -> str:
         knobs = {name: value for name, value in vars(self).items() if isinstance(value, int)}
@@ -87,7 +50,7 @@ class Game(ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in knobs.items())})"
 
 
-class Rule(Game):
+class Rule(Bounded):
     """
     The speaker knows an operation, such as `largest`, and the decider a list of digits. The answer is the digit that the operation takes.
 
@@ -117,27 +80,34 @@ class Rule(Game):
                 return {"digits": digits, "operation": rng.choice(self.names)}
 
     def fact(self, role: str, item: Item) -> str:
+        """Returns what a speaker knows."""
         return f"rule {item['operation']}"
 
     def view(self, item: Item) -> str:
+        """Returns what the decider knows."""
         return f"digits {' '.join(map(str, item['digits']))}"
 
     def worlds(self, item: Item) -> list[Item]:
+        """Returns all items, equally likely, that the decider cannot tell apart from this one."""
         return [{**item, "operation": name} for name in self.names]
 
     def answers(self, item: Item) -> list[str]:
+        """Returns an answer for everything that an answer can do."""
         return [str(digit) for digit in range(10)]
 
     def reward(self, item: Item, answer: str) -> float:
         return float(answer.strip() == str(OPERATIONS[item["operation"]](item["digits"])))
 
     def truth(self, item: Item) -> list[str]:
+        """Returns the words that say all facts of the speakers."""
         return [f"take_{item['operation']}"]
 
     def speak(self, role: str, rng: random.Random) -> list[str]:
+        """Draws a message without a look at the facts."""
         return rng.choices(self.words, k=self.width)
 
     def read(self, item: Item, words: Collection[str], rng: random.Random) -> str:
+        """Returns the answer of a decider that believes these words. What they do not say is drawn."""
         name = rng.choice([*words] or self.words).removeprefix("take_")
         return str(OPERATIONS[name](item["digits"]))
 
@@ -152,7 +122,7 @@ class Rule(Game):
         return (min(symbols, self.operations) * (1 - noise) + noise) / self.operations
 
 
-class Walk(Game):
+class Walk(Bounded):
     """
     The speaker knows a goal on a square board, and the decider where it stands. The decider writes its moves. With two speakers, one knows the column
     of the goal and the other the row.
@@ -166,12 +136,10 @@ class Walk(Game):
     """
 
     def __init__(self, board: int = 3, speakers: int = 1, width: int | None = None):
-        if not 2 <= board <= MOST_CELLS or speakers not in (1, 2):
-            raise ValueError(f"A walk has a board of 2 to 6 and 1 or 2 speakers, not {board} and {speakers}.")
         self.board, self.width = board, width or 3 - speakers
         if speakers == 2:
             self.speakers = ("speaker_1", "speaker_2")
-        self.names = [list(LETTERS[:board]), [str(y + 1) for y in range(board)]]  # of columns and rows
+        self.names = [list("abcdef"[:board]), [str(y + 1) for y in range(board)]]  # of columns and rows
         self.signs = [[f"column_{x}" for x in self.names[0]], [f"row_{y}" for y in self.names[1]]]
         self.words = [*self.signs[0], *self.signs[1]]
         self.vocabulary = [*self.names[0], *self.names[1], *self.words, *STEPS, "stay", "goal", "here"]
@@ -221,3 +189,6 @@ class Walk(Game):
         x, y = goal[0] - here[0], goal[1] - here[1]
         moves = ["right"] * x + ["left"] * -x + ["up"] * y + ["down"] * -y
         return " ".join(moves) or "stay"
+
+
+Game = Rule | Walk
