@@ -42,6 +42,7 @@ RUNS = {
     "rule_shared": ("needed_rule", [*ALONE, "needed.facts=shared"]),
     "rule_isolated": ("needed_rule", [*ALONE, "needed.facts=isolated"]),
     "rule_literacy_0": ("needed_rule", ["needed.literacy=0"]),
+    "rule_episodes": ("needed_rule", ["magrpo.branching=episodes", "magrpo.num_generations=10"]),
     "rule_noise": ("needed_rule", ["needed.noise=0.2"]),
 }
 POLICIES = {"messages": "", "cut": "_messages_cut", "shuffled": "_messages_shuffled"}

@@ -1,7 +1,7 @@
 """Environments in which the agents do not read what the others wrote, to find out whether a team uses its messages."""
 
+import hashlib
 import json
-import zlib
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +66,8 @@ def partners_of(items: list[dict]) -> list[int]:
         branches.setdefault(json.dumps(item, sort_keys=True, default=str), []).append(position)
     if len(branches) < 2:
         raise TaskError("Messages can only be exchanged between different items: play at least two of them at a time.")
-    order = sorted(branches, key=lambda key: (zlib.crc32(key.encode()), key))
+    # By a cryptographic hash: sorted by a checksum, neighbours would be alike
+    order = sorted(branches, key=lambda key: hashlib.sha256(key.encode()).digest())
     partners = [0] * len(items)
     for key, following in zip(order, [*order[1:], order[0]], strict=True):
         for number, position in enumerate(branches[key]):

@@ -207,10 +207,10 @@ def test_settings_make_the_game():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("rule", 3), "`num_agents` is 3, but rule with private facts is for 2 agents"),
-        (("walk", 4), "walk with private facts is for 2 to 3 agents"),
-        (("walk", 2, "shared"), "walk with shared facts is for 1 agent"),
-        (("rule", 1, "private"), "rule with private facts is for 2 agents"),
+        (("rule", 3), r"`num_agents` is 3, but rule with private facts needs 2\."),
+        (("walk", 4), r"walk with private facts needs 2 or 3\."),
+        (("walk", 2, "shared"), r"walk with shared facts needs 1\."),
+        (("rule", 1, "private"), r"rule with private facts needs 2\."),
     ],
 )
 def test_facts_that_do_not_fit_to_the_agents_are_refused(arguments, message):
@@ -275,6 +275,14 @@ def test_shuffled_messages_are_those_of_one_other_item():
     assert sorted(partners_of(branches)) == list(range(6))  # every branch is read once
     with pytest.raises(TaskError, match="at least two of them at a time"):
         environment.next_prompts(items[:2], histories_of(items[:2]))
+
+
+def test_partners_share_facts_as_often_as_chance():
+    game, rng, same = Walk(), random.Random(5), 0
+    for batch in range(320):
+        items = [{"item_id": f"test/{16 * batch + k}", **game.item(rng)} for k in range(16)]
+        same += sum(item["goal"] == items[k]["goal"] for item, k in zip(items, partners_of(items), strict=True))
+    assert same / 5120 == pytest.approx(1 / 9, abs=0.013)  # three standard errors
 
 
 def test_scores_see_the_messages_that_were_written():

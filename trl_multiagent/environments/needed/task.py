@@ -50,8 +50,8 @@ class NeededSettings:
 
 def make_game(settings: TaskSettings) -> Game:
     """Makes the game. Raises `ValueError` if a knob belongs to the other game, or has a value that does not fit."""
-    name, own = str(settings.dataset.name), settings.sections["needed"]
-    given = {key: value for key, value in asdict(own).items() if value is not None}
+    name = str(settings.dataset.name)
+    given = {key: value for key, value in asdict(settings.sections["needed"]).items() if value is not None}
     for other in {*GAMES} - {name}:
         for key in given.keys() & {*KNOBS[other]}:
             raise ValueError(f"`needed.{key}` is a setting of {other}, but `dataset.name` is {name!r}: leave it out.")
@@ -63,13 +63,12 @@ def make_game(settings: TaskSettings) -> Game:
 
 def facts_of(settings: TaskSettings) -> str:
     """Returns who has which facts. Raises `ValueError` if this does not fit to the number of agents."""
-    number, most = settings.num_agents, 3 if settings.dataset.name == "walk" else 2
+    number, name = settings.num_agents, settings.dataset.name
     facts = settings.sections["needed"].facts or (SHARED if number == 1 else PRIVATE)
-    if number > most or (facts == PRIVATE) != (number > 1):
-        right = (
-            f"2 to {most} agents" if facts == PRIVATE and most > 2 else "2 agents" if facts == PRIVATE else "1 agent"
-        )
-        raise ValueError(f"`num_agents` is {number}, but {settings.dataset.name} with {facts} facts is for {right}.")
+    allowed = [1] if facts != PRIVATE else [2, 3] if name == "walk" else [2]
+    if number not in allowed:
+        needed = " or ".join(map(str, allowed))
+        raise ValueError(f"`num_agents` is {number}, but {name} with {facts} facts needs {needed}.")
     return facts
 
 
