@@ -276,7 +276,7 @@ class ReturnTrainer(RolloutTrainer):
     _paper = None
 
     def node_advantages(self, node):
-        return {role: torch.tensor(node.agent_returns(k)) for k, role in enumerate(self.team.roles)}
+        return {role: torch.tensor(node.agent_returns(role)) for role in self.team.roles}
 
 
 def test_an_algorithm_needs_one_method(tmp_path):
