@@ -14,8 +14,8 @@ from trl_multiagent.environments.base import Environment, ask
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.recipe.tasks import make_environment, task_settings
-from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.settings.derive import Settings, check_names, task_settings
 from trl_multiagent.settings.read import ConfigError
 
 

@@ -11,8 +11,7 @@ from trl import ModelConfig, get_peft_config
 from trl_multiagent.environments.task import ModelBuilder, Task
 from trl_multiagent.folders import MODEL_FILES, holds_model
 from trl_multiagent.recipe.folders import check_repo_id
-from trl_multiagent.recipe.tasks import task_settings
-from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.derive import Settings, check_names, task_settings
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel
 from trl_multiagent.team.adapters import check_adapter_config

@@ -21,8 +21,7 @@ from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
 from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.recipe.recipe import first_rows
 from trl_multiagent.recipe.seats import seated
-from trl_multiagent.recipe.tasks import task_settings
-from trl_multiagent.settings.derive import check_names
+from trl_multiagent.settings.derive import check_names, task_settings
 from trl_multiagent.settings.read import ConfigError
 
 
