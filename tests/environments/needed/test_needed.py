@@ -200,7 +200,7 @@ def test_settings_make_the_game():
     assert make(settings_of("rule", 1)).facts == "shared"  # so that `--control single_agent` has all facts
     assert make(settings_of("rule", 1, facts="isolated")).roles == ("solo",)
     assert repr(Walk(width=1)) != repr(Walk(speakers=2)), "they have different base models"
-    with pytest.raises(ValueError, match="set it to 2"):
+    with pytest.raises(ValueError, match="an episode has 2"):
         make(settings_of("rule", 2)).check_turns(1)
 
 

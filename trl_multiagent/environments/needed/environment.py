@@ -33,19 +33,14 @@ class NeededEnvironment(Environment):
     def __init__(self, game: Game, facts: str = PRIVATE, noise: float = 0.0):
         self.game, self.facts, self.noise = game, facts, noise
         self.metric_ranges = dict.fromkeys(("reward", "bound", "well_formed"), (0.0, 1.0))
-        self.roles = (*game.speakers, DECIDER) if facts == PRIVATE else (SOLO,)
+        self.order = (game.speakers, (DECIDER,)) if facts == PRIVATE else ((SOLO,),)
+        self.roles = tuple(role for turn in self.order for role in turn)
 
     def __repr__(self) -> str:
         return f"NeededEnvironment({self.game!r}, facts={self.facts!r}, noise={self.noise})"
 
     def resume_settings(self) -> dict[str, Any]:
         return {"game": repr(self.game), "facts": self.facts, "noise": self.noise}
-
-    def check_turns(self, num_turns: int) -> None:
-        if self.facts == PRIVATE and num_turns != 2:
-            raise ValueError(
-                f"`num_turns` is {num_turns}, but the decider answers in the second and last turn: set it to 2."
-            )
 
     def prompts(self, item: Item, history: Sequence[Turn]) -> dict[str, Prompt]:
         """Makes the prompts of the roles that act. After the decider's answer there is none."""
