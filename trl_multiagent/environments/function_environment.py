@@ -36,7 +36,8 @@ class FunctionEnvironment(Environment):
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see [`~trl.GRPOTrainer`]. Each is called with
             keyword arguments, and returns one float per joint action, or `None` where it does not apply, or a dict of floats by role, which
             only those roles get. It gets the arguments that it
-            names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every
+            names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), `episodes`
+            (list of lists of `{role: text}`, one per turn so far), every
             column of the items, and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`,
             `log_metric` and `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role,
             unless [`JointRewardTrainer`] trained it on these roles.
@@ -167,7 +168,7 @@ class FunctionEnvironment(Environment):
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         if self.order is None:
-            return self._score(items, joint_actions, histories)
+            return self._score(items, joint_actions, histories, joint_actions)
         outcomes, ends = (
             [Outcome(0.0) for _ in items],
             [k for k, x in enumerate(histories) if len(x) + 1 == len(self.order)],
@@ -177,13 +178,16 @@ class FunctionEnvironment(Environment):
         answers = [{**last_answers(histories[k]), **joint_actions[k]} for k in ends]
         answers = [{role: texts[role] for role in self.roles} for texts in answers]
         with scoring(replace(scoring_context(), prompts=shown, completion_ids=None)):
-            found = self._score([items[k] for k in ends], answers, [histories[k] for k in ends])
+            last = [joint_actions[k] for k in ends]
+            found = self._score([items[k] for k in ends], answers, [histories[k] for k in ends], last)
         for k, outcome in zip(ends, found, strict=True):
             outcomes[k] = outcome
         return outcomes
 
-    def _score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        """Calls the reward functions."""
+    def _score(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], last: list[JointAction]
+    ) -> list[Outcome]:
+        """Calls the reward functions on some joint actions; `last` are those of the turn."""
         if not items:
             return []
         context = scoring_context()
@@ -195,6 +199,8 @@ class FunctionEnvironment(Environment):
         else:  # the environment was called directly
             arguments["prompts"] = [self.prompts(*branch) for branch in zip(items, histories, strict=True)]
         arguments |= {"completions": joint_actions, "trainer_state": context.trainer_state}
+        episodes = zip(histories, last, strict=True)
+        arguments["episodes"] = [[*(turn.joint_action for turn in past), now] for past, now in episodes]
         names = [f"The reward function `{name}`" for name in self.reward_names]
         of_functions = []
         for name, function in zip(names, self.reward_funcs, strict=True):
