@@ -72,7 +72,10 @@ def whole_prompt(
         prompts = [
             x if turn is history[0] else without_markers(x, markers) for turn, x in zip(own, prompts, strict=True)
         ]
-        responses = ["".join(_own_text(x, markers) for x in OWN_MARKERS.split(text)) for text in responses]
+        parts_of = map(OWN_MARKERS.split, responses)  # every second part is a marker
+        responses = [
+            "".join(x if k % 2 else without_markers(x, markers) for k, x in enumerate(parts)) for parts in parts_of
+        ]
         prompt = without_markers(prompt, markers)
     parts = [
         (past if shows_prompt else None, response if shows_response else None)
@@ -94,10 +97,6 @@ def whole_prompt(
         elif past_prompt is not None:
             texts.append(f"{past_prompt}{response or ''}")
     return "".join(f"{text}\n\n" for text in texts) + prompt
-
-
-def _own_text(text: str, markers: re.Pattern[str]) -> str:
-    return text if OWN_MARKERS.fullmatch(text) else without_markers(text, markers)
 
 
 def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list[dict[str, str]]:

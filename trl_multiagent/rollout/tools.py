@@ -22,24 +22,15 @@ from trl_multiagent.environments.task_errors import TaskError, show, task_code
 from trl_multiagent.rollout.seats import Branch, Seat
 
 
+TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+# The text of the chat templates of Hermes and Qwen
+INSTRUCTIONS = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within "
+    "<tools></tools> XML tags:\n<tools>\n{}\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+)
 # The arguments of a reward function that are no columns of the items
 NO_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
-TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-FORM = '{"name": <function-name>, "arguments": <args-json-object>}'
-# The text of the chat templates of Hermes and Qwen
-INSTRUCTIONS = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{schemas}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{form}
-</tool_call>"""
 
 
 def json_calls(text: str) -> list[Any]:
@@ -63,9 +54,6 @@ class ToolSeat(Seat):
         environment_factory (`Callable[[], Any]`): Makes the environment. As TRL does, the seat uses it again after `reset`.
         calls (`Callable[[str], list]`, *optional*): Returns the tool calls in an answer, each a dict with `name` and `arguments`, or an exception.
             By default, they are JSON between `<tool_call>` and `</tool_call>`.
-
-    Raises:
-        ValueError: The environment has no `reset`.
     """
 
     def __init__(self, environment_factory: Callable[[], Any], calls: Callable[[str], list[Any]] = json_calls):
@@ -79,8 +67,9 @@ class ToolSeat(Seat):
     @property
     def instructions(self) -> str:
         """A text for prompts that describes the tools and the form of a call. As in TRL, tools need type hints and docstrings."""
-        schemas = [json.dumps(get_json_schema(getattr(self.environment, name))) for name in self.tools]
-        return INSTRUCTIONS.format(schemas="\n".join(schemas), form=FORM)
+        return INSTRUCTIONS.format(
+            "\n".join(json.dumps(get_json_schema(getattr(self.environment, name))) for name in self.tools)
+        )
 
     def observation(self, item: dict) -> str:
         """Returns what `reset` returns for an item, which TRL appends to the prompt; empty if that is nothing."""
@@ -91,10 +80,11 @@ class ToolSeat(Seat):
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         answers, metrics = [], scoring_context().metrics
         for branch in branches:
-            results = self._call(self._replay(role, branch.item, [turn.joint_action for turn in branch.history]))
-            answers.append(joined(results))
-            metrics.setdefault(f"{role}/call_frequency", []).append(float(len(results)))
-            metrics.setdefault(f"{role}/failure_frequency", []).extend(float(failed) for _, failed in results)
+            past = [turn.joint_action for turn in branch.history]
+            answer, failed = self._call(self._replay(role, branch.item, past))
+            answers.append(answer)
+            metrics.setdefault(f"{role}/call_frequency", []).append(float(len(failed)))
+            metrics.setdefault(f"{role}/failure_frequency", []).extend(failed)
         return answers
 
     def reward(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> float:
@@ -112,20 +102,21 @@ class ToolSeat(Seat):
         texts: list[str] = []
         for joint_action in joint_actions:
             if role in joint_action:
-                results = joined(self._call(texts))
-                if results != joint_action[role]:
+                answer, _ = self._call(texts)
+                if answer != joint_action[role]:
                     raise TaskError(
-                        f"The tools of `{self.name}` returned {show(joint_action[role])}, and {show(results)} when the same calls "
+                        f"The tools of `{self.name}` returned {show(joint_action[role])}, and {show(answer)} when the same calls "
                         "were made again: after `reset`, results must depend on the item and the calls alone."
                     )
                 texts = []
             texts += [text for other, text in joint_action.items() if other != role]
         return texts
 
-    def _call(self, texts: Sequence[str]) -> list[tuple[str, bool]]:
-        """Makes the calls in some texts. Returns the result of each, and whether it is an error."""
+    def _call(self, texts: Sequence[str]) -> tuple[str, list[float]]:
+        """Makes the calls in some texts. Returns their results as one text, and for each call 1.0 if it failed."""
         with task_code(f"The tools of `{self.name}`"):
-            return [self._result(call) for text in texts for call in self.calls(text)]
+            results = [self._result(call) for text in texts for call in self.calls(text)]
+        return "\n".join(text for text, _ in results), [float(failed) for _, failed in results]
 
     def _result(self, call: Any) -> tuple[str, bool]:
         try:
@@ -136,11 +127,6 @@ class ToolSeat(Seat):
             return str(finished(getattr(self.environment, call["name"])(**call["arguments"]))), False
         except Exception as error:  # the agent reads it, in TRL's form
             return str({"error": str(error)}), True
-
-
-def joined(results: Sequence[tuple[str, bool]]) -> str:
-    """Returns the results of calls as one text."""
-    return "\n".join(text for text, _ in results)
 
 
 def finished(value: Any) -> Any:

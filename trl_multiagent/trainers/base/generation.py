@@ -1,7 +1,8 @@
 """Samples with the team that a trainer trains."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -26,9 +27,10 @@ class TrainerGenerator(TransformersGenerator):
         trainer: TeamTrainerMixin,
         arguments: dict[str, Any],
         token_budget: int | None = None,
+        stop_strings: Mapping[str, Sequence[str]] | None = None,
         gathers: bool = True,
     ):
-        super().__init__(trainer.team, arguments, token_budget)
+        super().__init__(trainer.team, arguments, token_budget, stop_strings)
         self.trainer = trainer
         self.gathers = gathers
 
@@ -56,6 +58,7 @@ class VLLMGenerator:
     """Samples with vLLM, to which the weights are sent before the first completions after an optimizer step."""
 
     synchronized = True  # as in [`TrainerGenerator`]
+    stop_strings: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     def __init__(self, trainer: TeamTrainerMixin):
         team = trainer.team
