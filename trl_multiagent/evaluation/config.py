@@ -12,8 +12,8 @@ BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
 # Settings that decide which answers are sampled. An evaluation is only continued with the same ones
 SAMPLING_FIELDS = (
     *"num_episodes num_turns max_completion_length temperature top_p top_k min_p repetition_penalty".split(),
-    *"stop_strings use_chat_template memory_mode original_prompt previous_prompts previous_response max_history_length".split(),
-    "seed",
+    *"use_chat_template memory_mode original_prompt previous_prompts previous_response max_history_length".split(),
+    *("seed", "stop_strings"),
 )
 
 

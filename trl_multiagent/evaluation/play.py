@@ -123,8 +123,9 @@ class EpisodeGenerator(TransformersGenerator):
         if len({len(row) for row in rows}) > 1:
             rows = [[k] for k in range(len(nodes))]
         prompts, row_seeds = [prompt_ids[row[0]] for row in rows], [[seeds[k] for k in row] for row in rows]
+        stops = self.team.tokenizers[role], self.stop_strings.get(role, ())
         start = time.perf_counter()
-        groups = generate_groups(agent, prompts, len(rows[0]), config, self.token_budget, row_seeds, self.stops(role))
+        groups = generate_groups(agent, prompts, len(rows[0]), config, self.token_budget, row_seeds, stops)
         self.generation_seconds[-1][role] = time.perf_counter() - start
         of_nodes = {k: ids for row, group in zip(rows, groups, strict=True) for k, ids in zip(row, group, strict=True)}
         return [[of_nodes[k]] for k in range(len(nodes))]

@@ -95,7 +95,7 @@ def _generate_chunk(
     decoding: dict[str, Any] = {}
     if seeds is not None and generation_config.do_sample:
         decoding["custom_generate"] = seeded_decoding(seeds, input_ids.size(1), generation_config.max_new_tokens)
-    ending = None if stops is None else StopStrings(*stops, input_ids.size(1))
+    ending = StopStrings(*stops, input_ids.size(1)) if stops and stops[1] else None
     if ending is not None:
         decoding["stopping_criteria"] = [ending]
     if can_sample_from_shared_prompts(model, generation_config):
@@ -123,8 +123,8 @@ def _generate_chunk(
 
 class StopStrings:
     """
-    A stopping criterion: strings that end a completion with the token that completes one of them. Unlike that of transformers, it does not read the
-    prompt, and keeps the `lengths` of the completions that it ended.
+    A stopping criterion: a completion ends with the token that completes a string. The prompt is not read, unlike in transformers. `lengths` are
+    those of the completions that ended.
     """
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt_length: int):

@@ -72,9 +72,9 @@ def whole_prompt(
         prompts = [
             x if turn is history[0] else without_markers(x, markers) for turn, x in zip(own, prompts, strict=True)
         ]
-        parts_of = map(OWN_MARKERS.split, responses)  # every second part is a marker
         responses = [
-            "".join(x if k % 2 else without_markers(x, markers) for k, x in enumerate(parts)) for parts in parts_of
+            "".join(x if k % 2 else without_markers(x, markers) for k, x in enumerate(OWN_MARKERS.split(text)))
+            for text in responses
         ]
         prompt = without_markers(prompt, markers)
     parts = [

@@ -72,8 +72,7 @@ class Generator(Protocol):
 class TransformersGenerator:
     """
     Samples with transformers, one agent after the other. `arguments`: fields of [`~transformers.GenerationConfig`], complete, see
-    [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: strings that end
-    a completion, by role.
+    [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: see [`Generator`].
     """
 
     def __init__(
@@ -109,12 +108,8 @@ class TransformersGenerator:
         self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
     ) -> list[list[list[int]]]:
         """Samples the completions of one agent; see [`~models.generation.generate_groups`]."""
-        stops = self.stops(role)
+        stops = self.team.tokenizers[role], self.stop_strings.get(role, ())
         return generate_groups(agent, prompt_ids, level.num_generations, config, self.token_budget, stops=stops)
-
-    def stops(self, role: str) -> tuple[PreTrainedTokenizerBase, Sequence[str]] | None:
-        strings = self.stop_strings.get(role)
-        return (self.team.tokenizers[role], strings) if strings else None
 
 
 class TeamSampler:
@@ -253,12 +248,8 @@ OTHER_NAMES = {"max_completion_length": "max_new_tokens", "max_tokens": "max_new
 def check_stop_strings(stop_strings: Mapping[str, Sequence[str]] | None, roles: Sequence[str]) -> None:
     """Raises `ValueError` if stop strings are not lists of texts, by role."""
     for role, strings in (stop_strings or {}).items():
-        if role not in roles:
-            raise ValueError(f"`stop_strings` has {role!r}, but the roles are {', '.join(roles)}.")
-        if isinstance(strings, str) or not all(isinstance(x, str) and x for x in strings):
-            raise ValueError(
-                f"`stop_strings` of {role!r} is {strings!r}, it must be a list of texts that are not empty."
-            )
+        if role not in roles or isinstance(strings, str) or not all(isinstance(x, str) and x for x in strings):
+            raise ValueError(f"`stop_strings` is {stop_strings}, it must have lists of texts for {', '.join(roles)}.")
 
 
 def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:

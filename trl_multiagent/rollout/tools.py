@@ -17,12 +17,11 @@ from transformers.utils import get_json_schema
 
 from trl_multiagent.environments.base import JointAction
 from trl_multiagent.environments.reward_functions import event_loop
-from trl_multiagent.environments.scoring import scoring_context
 from trl_multiagent.environments.task_errors import TaskError, show, task_code
 from trl_multiagent.rollout.seats import Branch, Seat
 
 
-TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # the form of Hermes and Qwen
 # The text of the chat templates of Hermes and Qwen
 INSTRUCTIONS = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within "
@@ -33,17 +32,6 @@ INSTRUCTIONS = (
 NO_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 
 
-def json_calls(text: str) -> list[Any]:
-    """Returns the tool calls in an answer, in the form of Hermes and Qwen. In place of one that is not JSON, there is the error."""
-    calls = []
-    for found in TOOL_CALL.findall(text):
-        try:
-            calls.append(json.loads(found))
-        except (ValueError, RecursionError) as error:
-            calls.append(error)
-    return calls
-
-
 class ToolSeat(Seat):
     """
     Plays a role with the tools of an environment for [`~trl.GRPOTrainer`]: a class with a method `reset`, whose other public methods are tools,
@@ -52,11 +40,11 @@ class ToolSeat(Seat):
 
     Args:
         environment_factory (`Callable[[], Any]`): Makes the environment. As TRL does, the seat uses it again after `reset`.
-        calls (`Callable[[str], list]`, *optional*): Returns the tool calls in an answer, each a dict with `name` and `arguments`, or an exception.
-            By default, they are JSON between `<tool_call>` and `</tool_call>`.
+        calls (`Callable[[str], list]`, *optional*): Returns the tool calls in an answer, each with `name` and `arguments`, as a dict or as JSON.
+            By default, they are between `<tool_call>` and `</tool_call>`.
     """
 
-    def __init__(self, environment_factory: Callable[[], Any], calls: Callable[[str], list[Any]] = json_calls):
+    def __init__(self, environment_factory: Callable[[], Any], calls: Callable[[str], list[Any]] = TOOL_CALL.findall):
         self.environment, self.calls = environment_factory(), calls
         self.name = type(self.environment).__name__
         self.methods = [name for name, _ in inspect.getmembers(type(self.environment), inspect.isfunction)]
@@ -78,14 +66,8 @@ class ToolSeat(Seat):
         return "" if observation is None else str(observation)
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        answers, metrics = [], scoring_context().metrics
-        for branch in branches:
-            past = [turn.joint_action for turn in branch.history]
-            answer, failed = self._call(self._replay(role, branch.item, past))
-            answers.append(answer)
-            metrics.setdefault(f"{role}/call_frequency", []).append(float(len(failed)))
-            metrics.setdefault(f"{role}/failure_frequency", []).extend(failed)
-        return answers
+        pasts = [[turn.joint_action for turn in branch.history] for branch in branches]
+        return [self._call(self._replay(role, x.item, past)) for x, past in zip(branches, pasts, strict=True)]
 
     def reward(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> float:
         """Returns `get_reward` after those calls in the joint actions of an episode that the role has answered."""
@@ -102,7 +84,7 @@ class ToolSeat(Seat):
         texts: list[str] = []
         for joint_action in joint_actions:
             if role in joint_action:
-                answer, _ = self._call(texts)
+                answer = self._call(texts)
                 if answer != joint_action[role]:
                     raise TaskError(
                         f"The tools of `{self.name}` returned {show(joint_action[role])}, and {show(answer)} when the same calls "
@@ -112,21 +94,19 @@ class ToolSeat(Seat):
             texts += [text for other, text in joint_action.items() if other != role]
         return texts
 
-    def _call(self, texts: Sequence[str]) -> tuple[str, list[float]]:
-        """Makes the calls in some texts. Returns their results as one text, and for each call 1.0 if it failed."""
+    def _call(self, texts: Sequence[str]) -> str:
+        """Makes the calls in some texts, and returns their results."""
         with task_code(f"The tools of `{self.name}`"):
-            results = [self._result(call) for text in texts for call in self.calls(text)]
-        return "\n".join(text for text, _ in results), [float(failed) for _, failed in results]
+            return "\n".join(self._result(call) for text in texts for call in self.calls(text))
 
-    def _result(self, call: Any) -> tuple[str, bool]:
+    def _result(self, call: Any) -> str:
         try:
-            if isinstance(call, Exception):
-                raise call
+            call = json.loads(call) if isinstance(call, str) else call
             if call["name"] not in self.tools:
                 raise ValueError(f"Tool {call['name']} not found.")
-            return str(finished(getattr(self.environment, call["name"])(**call["arguments"]))), False
+            return str(finished(getattr(self.environment, call["name"])(**call["arguments"])))
         except Exception as error:  # the agent reads it, in TRL's form
-            return str({"error": str(error)}), True
+            return str({"error": str(error)})
 
 
 def finished(value: Any) -> Any:
