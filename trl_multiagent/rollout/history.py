@@ -12,7 +12,7 @@ from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
 
-# An agent wrote these tokens itself, and they begin no turn. In what others wrote, they are markers like any other
+# Markers that an agent sees in its own responses, because they begin no turn
 OWN_MARKERS = re.compile(r"(</?tool_call>)")
 EARLIER_ANSWER = "Your earlier answer:\n"  # precedes a response whose prompt is not shown
 

@@ -28,8 +28,6 @@ INSTRUCTIONS = (
     "<tools></tools> XML tags:\n<tools>\n{}\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     '<tool_call></tool_call> XML tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
 )
-# The arguments of a reward function that are no columns of the items
-NO_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 
 
 class ToolSeat(Seat):
@@ -55,15 +53,13 @@ class ToolSeat(Seat):
     @property
     def instructions(self) -> str:
         """A text for prompts that describes the tools and the form of a call. As in TRL, tools need type hints and docstrings."""
-        return INSTRUCTIONS.format(
-            "\n".join(json.dumps(get_json_schema(getattr(self.environment, name))) for name in self.tools)
-        )
+        methods = [getattr(self.environment, name) for name in self.tools]
+        return INSTRUCTIONS.format("\n".join(json.dumps(get_json_schema(method)) for method in methods))
 
     def observation(self, item: dict) -> str:
         """Returns what `reset` returns for an item, which TRL appends to the prompt; empty if that is nothing."""
         with task_code(f"`{self.name}.reset`"):
-            observation = self.environment.reset(**item)
-        return "" if observation is None else str(observation)
+            return self.environment.reset(**item) or ""
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         pasts = [[turn.joint_action for turn in branch.history] for branch in branches]
@@ -72,8 +68,7 @@ class ToolSeat(Seat):
     def reward(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> float:
         """Returns `get_reward` after those calls in the joint actions of an episode that the role has answered."""
         self._replay(role, item, joint_actions)
-        with task_code(f"`{self.name}.get_reward`"):
-            return finished(self.environment.get_reward())
+        return finished(self.environment.get_reward())
 
     def describe(self) -> dict[str, Any]:
         return {"tools": self.name}
@@ -122,7 +117,8 @@ def tool_reward(tools: ToolSeat, role: str = "tools") -> Callable[..., list[floa
         raise ValueError(f"`{tools.name}` has no method `get_reward`: write a reward function.")
 
     def get_reward(episodes: Sequence[Sequence[JointAction]], **arguments: Any) -> list[float]:
-        columns = {name: values for name, values in arguments.items() if name not in NO_COLUMNS}
+        others = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
+        columns = {name: values for name, values in arguments.items() if name not in others}
         items = [{name: values[k] for name, values in columns.items()} for k in range(len(episodes))]
         return [tools.reward(role, *episode) for episode in zip(items, episodes, strict=True)]
 

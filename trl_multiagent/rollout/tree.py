@@ -33,8 +33,8 @@ class Samples:
 
     def is_finished(self, g: int, end_tokens: Sequence[int]) -> bool:
         """Returns whether completion g ends by itself, and not because of the limit of its length."""
-        ids = self.completion_ids[g]
-        return (ids[-1:] != [] and ids[-1] in end_tokens) or any(x in self.texts[g] for x in self.stop_strings)
+        ended = any(token in end_tokens for token in self.completion_ids[g][-1:])
+        return ended or any(string in self.texts[g] for string in self.stop_strings)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -58,7 +57,6 @@ class VLLMGenerator:
     """Samples with vLLM, to which the weights are sent before the first completions after an optimizer step."""
 
     synchronized = True  # as in [`TrainerGenerator`]
-    stop_strings: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     def __init__(self, trainer: TeamTrainerMixin):
         team = trainer.team
@@ -66,6 +64,7 @@ class VLLMGenerator:
         self.trainer = trainer
         self.agents = make_generations(team.policies, end_tokens, trainer.accelerator, trainer.args)
         self.max_new_tokens: int = trainer.args.max_completion_length
+        self.stop_strings: Mapping[str, Sequence[str]] = {}
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
         completions = {}
