@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from datasets import Dataset
 from trl.chat_template_utils import add_response_schema, qwen3_chat_template
 
 from trl_multiagent import Environment, FunctionEnvironment
@@ -13,7 +14,7 @@ from trl_multiagent.rollout.seats import Branch, SeatedEnvironment
 from trl_multiagent.rollout.tools import ToolSeat, tool_reward
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
 
-from tiny import byte_tokenizer
+from tiny import byte_tokenizer, tiny_team, tiny_trainer
 
 
 class Guess:
@@ -183,6 +184,30 @@ def test_an_episode_ends_without_a_call():
     assert [[turn.outcome.reward for turn in turns] for turns in episodes] == [[0.0, 0.5, 0.0], [1.0, 0.0]]
     assert episodes[0][1].prompts == {"agent": [{"role": "tool", "content": "1: up"}]}
     assert environment.resume_settings()["seats"] == {"tools": {"tools": "Guess"}}
+
+
+def test_a_training_with_tools(tmp_path):
+    """A guess is the number of characters that the agent writes before a vowel. Every reward is computed from the answers of the branch."""
+    seat = ToolSeat(Guess, lambda text: [{"name": "guess", "arguments": {"number": len(text)}}])
+    task = FunctionEnvironment(
+        prompts={"agent": "Guess! {tools}", "tools": ""},
+        order=[["agent"], ["tools"], ["agent"], ["tools"]],
+        reward_funcs=tool_reward(seat),
+    )
+    items = Dataset.from_list([{"secret": 1 + k % 3, "limit": 9} for k in range(8)])
+    settings = {"num_turns": 2, "items_per_device": 4, "stop_strings": {"agent": [*"aeiouAEIOU"]}, "temperature": 0.7}
+    environment = SeatedEnvironment(task, {"tools": seat})
+    trainer = tiny_trainer(tmp_path, tiny_team(("agent",)), environment, train_dataset=items, **settings)
+    trainer.train()
+    rewards = []
+    for node in trainer._levels[1]:
+        (past,) = (turn.joint_action["agent"] for turn in node.history)
+        for text, reward in zip(node.samples["agent"].texts, node.rewards, strict=True):
+            guesses = [len(past), len(text)]
+            assert reward == (0.5 if guesses[1] == node.item["secret"] else 0.0)
+            rewards.append(reward)
+    assert len(rewards) == 4 * 4 * 4 and 0 < sum(rewards) < len(rewards) / 2
+    assert trainer.state.log_history[0]["final_turn/reward"] == pytest.approx(sum(rewards) / len(rewards))
 
 
 def test_other_forms_of_calls():
