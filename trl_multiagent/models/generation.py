@@ -92,12 +92,10 @@ def _generate_chunk(
     input_ids = pad(tensors, padding_value=generation_config.pad_token_id, padding_side="left").to(device)
     attention_mask = pad([torch.ones_like(ids) for ids in tensors], padding_value=0, padding_side="left").to(device)
     cache: dict[str, Cache] = {}
-    decoding: dict[str, Any] = {}
+    ending = StopStrings(*stops, input_ids.size(1)) if stops and stops[1] else None
+    decoding: dict[str, Any] = {"stopping_criteria": None if ending is None else [ending]}
     if seeds is not None and generation_config.do_sample:
         decoding["custom_generate"] = seeded_decoding(seeds, input_ids.size(1), generation_config.max_new_tokens)
-    ending = StopStrings(*stops, input_ids.size(1)) if stops and stops[1] else None
-    if ending is not None:
-        decoding["stopping_criteria"] = [ending]
     if can_sample_from_shared_prompts(model, generation_config):
         cache["past_key_values"] = prompt_cache(
             model, input_ids, attention_mask, num_generations, generation_config.max_new_tokens
@@ -122,10 +120,7 @@ def _generate_chunk(
 
 
 class StopStrings:
-    """
-    A stopping criterion: a completion ends with the token that completes a string. The prompt is not read, unlike in transformers. `lengths` are
-    those of the completions that ended.
-    """
+    """Ends a completion with the token that completes a string, not reading the prompt. Keeps the lengths of completions that ended."""
 
     def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt_length: int):
         self.tokenizer, self.strings, self.prompt_length = tokenizer, strings, prompt_length

@@ -118,8 +118,7 @@ def tool_reward(tools: ToolSeat, role: str = "tools") -> Callable[..., list[floa
 
     def get_reward(episodes: Sequence[Sequence[JointAction]], **arguments: Any) -> list[float]:
         others = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
-        columns = {name: values for name, values in arguments.items() if name not in others}
-        items = [{name: values[k] for name, values in columns.items()} for k in range(len(episodes))]
+        items = [{name: x[k] for name, x in arguments.items() if name not in others} for k in range(len(episodes))]
         return [tools.reward(role, *episode) for episode in zip(items, episodes, strict=True)]
 
     get_reward.__name__ = tools.name  # as TRL names this reward

@@ -171,9 +171,8 @@ def agent_tensors(
     sampling_logps: bool = False,
 ) -> AgentTensors:
     """
-    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. With `mask_truncated`, completions that end neither
-    with one of `eos_token_ids` nor with a stop string are masked. With `sampling_logps`, the tensors have the log-probabilities that the engine
-    reported.
+    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. With `mask_truncated`, completions are masked that end
+    neither with one of `eos_token_ids` nor with a stop string. With `sampling_logps`, the tensors have the log-probabilities of the engine.
     """
     padding_rows = num_rows - len(rows)
     padding = torch.tensor([pad_token_id] * PADDING_LENGTH)
