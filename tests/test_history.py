@@ -311,3 +311,18 @@ def test_a_first_turn_without_its_answer_counts_as_left_out():
 
 
 # Whole trees, with models
+
+
+def test_agents_see_their_own_tool_calls_as_tokens():
+    """In a prompt that quotes another agent, the tags are plain text. A turn can end in neither."""
+    tokenizer = byte_tokenizer(TEMPLATE)
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    tag = tokenizer.convert_tokens_to_ids("<tool_call>")
+    call = tokenizer("Hm. <tool_call>{}</tool_call>")["input_ids"]
+    assert tag in call
+    (first, second), _ = play(tokenizer, [call, [EOS]], prompts=["P", "It wrote <tool_call>."])
+    assert second.prompt_ids[: len(first.prompt_ids) + len(call)] == first.prompt_ids + call
+    assert second.prompt_ids.count(tag) == 1 and "It wrote < tool_call>.<eos>" in tokenizer.decode(second.prompt_ids)
+    quoted = letters(tokenizer, "<tool_call><", end=False) + letters(tokenizer, "eos>", end=False)
+    (_, second), _ = play(tokenizer, [quoted, [EOS]], prompts=["P", "Q"])
+    assert "<tool_call>< eos>" in tokenizer.decode(second.prompt_ids)

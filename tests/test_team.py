@@ -406,6 +406,20 @@ def test_collaborate_plays_an_episode(form):
     assert turns[1].outcome.reward == count_reward([turns[1].joint_action])[0]
 
 
+def test_collaborate_with_stop_strings():
+    team, environment = tiny_team(), Dialogue({"aux": "", "main": ""}, count_reward)
+
+    def answers(strings):
+        torch.manual_seed(0)
+        (turn,) = team.collaborate({"prompt": "Go."}, environment, max_new_tokens=40, stop_strings=strings)
+        return turn.joint_action
+
+    whole = answers(None)
+    text = whole["main"]
+    place = next(k for k, x in enumerate(text) if 1 < k < len(text) - 2 and x.isalnum() and x not in text[:k])
+    assert answers({"main": ["never", text[place]]}) == {**whole, "main": text[: place + 1]}
+
+
 def test_collaborate_on_a_text():
     environment = Dialogue({"aux": "", "main": ""}, count_reward)
     (turn,) = tiny_team().collaborate("Go.", environment, max_new_tokens=4)
@@ -458,6 +472,12 @@ def test_collaborate_on_many_items():
         ({"top_k": -1}, "`top_k` is -1"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be greater than 0"),
         ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
+        (
+            {"stop_strings": {"x": ["."]}},
+            "`stop_strings` is {'x': \\['.'\\]}, it must have lists of texts for aux, main",
+        ),
+        ({"stop_strings": {"aux": "."}}, "it must have lists of texts for aux, main"),
+        ({"stop_strings": {"aux": ["", "."]}}, "it must have lists of texts for aux, main"),
         ({"return_dict_in_generate": True}, "`return_dict_in_generate` cannot be set here"),
         ({"item": [{"prompt": "Go."}, "Go."]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
         ({"item": ["Go."], "num_turns": 2}, "needs a whole item"),

@@ -190,6 +190,26 @@ def test_pipeline_and_discussion_with_chat_templates():
         assert all(node.rewards for node in levels[-1])
 
 
+def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_path, capsys):
+    letters = "aeiounrst "
+    given = {"main": [*letters]}
+    evaluate(
+        runs / "plain", "--num_turns", "1", "--output_dir", tmp_path, "--override", f"magrpo.stop_strings={given}"
+    )
+    stopped = 0
+    for one, whole in zip(transcripts(tmp_path), transcripts(evaluated), strict=True):
+        one, whole = one["turns"][0], whole["turns"][0]
+        text = whole["completions"]["main"]
+        end = next((k + 1 for k, letter in enumerate(text) if letter in letters), None)
+        assert one["completions"] == {**whole["completions"], "main": text[:end]}
+        assert one["finished"] == {**whole["finished"], "main": end is not None or whole["finished"]["main"]}
+        stopped += end is not None
+    assert 3 < stopped < ITEMS * 4
+    with pytest.raises(SystemExit):
+        evaluate(runs / "plain", "--output_dir", tmp_path / "x", "--stop_strings", "{x: [e]}")
+    assert "`stop_strings` is {'x': ['e']}, it must have lists of texts for aux, main." in capsys.readouterr().err
+
+
 def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsys):
     items = ("--override", "dataset.eval_size=3")
     evaluate(runs / "plain", runs / "small", "--num_turns", "2", *items, "--output_dir", tmp_path, cross_play=True)

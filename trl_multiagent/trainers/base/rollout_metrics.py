@@ -124,7 +124,7 @@ def rollout_totals(
             continue
         samples = node.samples[role]
         lengths = [len(ids) for ids in samples.completion_ids]
-        clipped = [float(ids[-1] not in end_tokens[role]) for ids in samples.completion_ids]
+        clipped = [float(not samples.is_finished(g, end_tokens[role])) for g in range(len(lengths))]
         values[f"agents/{role}/completions/mean_length"] += lengths
         values[f"agents/{role}/completions/clipped_ratio"] += clipped
         if samples.dropped_turns is not None and node.history:

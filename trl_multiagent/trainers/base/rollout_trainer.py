@@ -17,7 +17,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.identity import describe_environment
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
-from trl_multiagent.rollout.sampler import TeamSampler
+from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
@@ -128,7 +128,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         special = ("pad_token_id", "bos_token_id", "eos_token_id")  # those of the first agent
         arguments = {name: value for name, value in self.generation_kwargs.items() if name not in special}
         arguments["disable_compile"] = True
-        return TrainerGenerator(self, arguments, args.generation_token_budget, args.ds3_gather_for_generation)
+        return TrainerGenerator(
+            self, arguments, args.generation_token_budget, args.stop_strings, args.ds3_gather_for_generation
+        )
 
     # What an algorithm defines
 
@@ -514,6 +516,7 @@ def check_inputs(
         ValueError: The arguments do not fit the team, the environment or the dataset.
     """
     check_team(team, environment, args.num_agents)
+    check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
     check_reference_sync(team, args)
     if args.use_vllm:
