@@ -261,6 +261,13 @@ def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
         check_prompt(f"{name}, for {role!r},", prompt)
 
 
+def check_all_act(roles: Sequence[str], prompts: Mapping[str, Prompt], need: str) -> None:
+    """Raises [`TaskError`] if one of the `roles` has no prompt. `need` says what needs the answers of all of them."""
+    idle = [role for role in roles if role not in prompts]
+    if idle:
+        raise TaskError(f"{need} the answers of all roles at every turn, but these do not act: {', '.join(idle)}.")
+
+
 def check_prompt(name: str, prompt: Any) -> None:
     """Refuses a value of the function `name` that is neither text nor chat messages."""
 

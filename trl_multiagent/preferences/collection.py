@@ -20,8 +20,9 @@ from datasets import Dataset, Features, Value, load_from_disk
 from transformers import set_seed
 from transformers.utils import logging
 
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, check_all_act
 from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
 from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together, start_processes
@@ -187,6 +188,7 @@ class _Collection:
 
         def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
             for item, node in zip(chunk, nodes, strict=True):
+                check_all_act(self.team.roles, node.prompts, "Preferences compare")
                 for role, prompt in self._prompts(node).items():
                     check_prompt(prompt, f"The prompt of {role!r} for item {item}")
             return sampler(nodes, num_candidates)
@@ -223,6 +225,8 @@ class _Collection:
                 num_generations=num_candidates,
                 process_reward=self.config.process_reward,
             )
+        if any(node.role_rewards for node in nodes):
+            raise TaskError("Preferences compare joint answers by one reward, but the environment gives each role its own.")
         return nodes
 
     def _prompts(self, node: Node) -> dict[str, Any]:

@@ -172,14 +172,12 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, the shortest first, so that a micro-batch needs little padding."""
-        rows = []
-        for node in (node for nodes in levels for node in nodes if self.reads(critic, node)):
-            if self.args.critic_type == "q":
-                groups = self.actions_by_text(critic, node)
-                rows += [CriticRow(node, group, self.critic_text(critic, node, group[0])) for group in groups]
-            else:
-                everything = list(range(len(node.indices)))
-                rows.append(CriticRow(node, everything, self.critic_text(critic, node, None)))
+        rows, is_q = [], self.args.critic_type == "q"
+        for node in (node for nodes in levels for node in nodes):
+            if self.reads(critic, node):
+                groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
+                texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
+                rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
             if not all(self.reads(critic, x) for x in node.unvisited.values()):
                 raise ValueError(
                     f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its agent does not "

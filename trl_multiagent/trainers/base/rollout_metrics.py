@@ -105,8 +105,9 @@ def rollout_totals(
                 values["final_turn/reward"] += node.rewards
             for role, rewards in node.role_rewards.items():
                 values[f"agents/{role}/reward"] += rewards
-                if turn == 1:
-                    values[f"agents/{role}/return"] += node.role_returns[role]
+            if turn == 1:
+                for role, returns in node.role_returns.items():
+                    values[f"agents/{role}/return"] += returns
             for role, others in node.counterfactuals.items():
                 values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
             if training:
