@@ -51,7 +51,10 @@ CASES = {
     "value heads": ("shared", {"critic_form": "head", "critic_value_head_hidden_dim": 8}),
     "central critic on a frozen copy": ("full", {"critic_form": "adapter", "num_iterations": 2}),
     "workflow": ("full", {"beta": 0.1, "num_iterations": 2, "num_generations": 2}),
-    "workflow in episodes": ("lora", {"branching": "episodes", "advantage_normalization": "role"}),
+    "workflow in episodes": (
+        "lora",
+        {"branching": "episodes", "advantage_normalization": "role", "gradient_checkpointing": True},
+    ),
     "workflow with critics": ("shared", {"critic_form": "head", "num_generations": 2, "gae_lambda": 0.95}),
 }
 
@@ -130,8 +133,9 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         results.append(trainer.evaluate(tiny_items(3))["eval_reward"])
     results += [trainer.train().training_loss for _ in range(2 if case == "full" else 1)]
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
-    acts = gather_object([{role: bool(acting(role, trainer._levels[0])) for role in team.roles}])
-    return {**save(trainer, output / case), "early_terminated": shares, "results": results, "acts": acts}
+    acting_roles = gather_object([[role for role in team.roles if any(acting(role, x) for x in trainer._levels)]])
+    report = {"early_terminated": shares, "results": results, "acting": acting_roles}
+    return {**save(trainer, output / case), **report}
 
 
 def update_in_bfloat16(teams: Path, output: Path, items_per_device: int, case: str) -> dict:

@@ -151,12 +151,12 @@ def tiny_environment(roles=("aux", "main"), reward=count_reward) -> FunctionEnvi
 
 class Workflow(Environment):
     """
-    Three turns. Who acts depends on the item: both and then main; aux, main and again aux; or aux alone. An episode whose second turn earns
+    Three turns. Who acts depends on the item: aux, main and again aux; both and then main; or aux alone. An episode whose second turn earns
     little ends after it. Each role has a reward of its own, unless they are `shared`.
     """
 
     roles = ("aux", "main")
-    plans = ((("aux", "main"), ("main",), ("main",)), (("aux",), ("main",), ("aux",)), (("aux",),) * 3)
+    plans = ((("aux",), ("main",), ("aux",)), (("aux", "main"), ("main",), ("main",)), (("aux",),) * 3)
 
     def __init__(self, shared: bool = False):
         self.shared = shared
@@ -165,7 +165,7 @@ class Workflow(Environment):
         if len(history) == 2 and history[-1].outcome.reward < 0.05:
             return {}
         last = f"{history[-1].outcome.reward:.2f}, " if history else ""
-        acting = self.plans[len(item["x"]) % 3][len(history)]
+        acting = self.plans[len(item["x"]) // 2 % 3][len(history)]
         return {role: f"Task {item['x']}, {last}part {role}:" for role in acting}
 
     def score(self, items, joint_actions, histories):
