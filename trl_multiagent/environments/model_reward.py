@@ -55,7 +55,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         prompts = ask(self.task, items, histories)
         for of_item in filter(None, prompts):
-            check_all_act(self.roles, of_item, "A joint reward model reads")
+            check_all_act("A joint reward model", of_item, self.roles)
         return prompts
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:

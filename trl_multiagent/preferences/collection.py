@@ -20,9 +20,8 @@ from datasets import Dataset, Features, Value, load_from_disk
 from transformers import set_seed
 from transformers.utils import logging
 
-from trl_multiagent.environments.base import Environment, check_all_act
+from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
-from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
 from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together, start_processes
@@ -188,7 +187,12 @@ class _Collection:
 
         def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
             for item, node in zip(chunk, nodes, strict=True):
-                check_all_act(self.team.roles, node.prompts, "Preferences compare")
+                idle = [role for role in self.team.roles if role not in node.prompts]
+                if idle:
+                    raise ValueError(
+                        f"Preferences compare the answers of all roles at the first turn, but {', '.join(idle)} does not act there. Use "
+                        "an algorithm that learns from rollouts, such as MAGRPO."
+                    )
                 for role, prompt in self._prompts(node).items():
                     check_prompt(prompt, f"The prompt of {role!r} for item {item}")
             return sampler(nodes, num_candidates)
@@ -226,7 +230,7 @@ class _Collection:
                 process_reward=self.config.process_reward,
             )
         if any(node.role_rewards for node in nodes):
-            raise TaskError("Preferences compare joint answers by one reward, but the environment gives each role its own.")
+            raise ValueError("Preferences compare joint answers by one reward, but the environment gives each role its own.")
         return nodes
 
     def _prompts(self, node: Node) -> dict[str, Any]:
