@@ -293,7 +293,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         args, roles, device = self.args, self.team.trained_roles, self.accelerator.device
         with fail_together(self.accelerator):
             all_rows = collect_rows(levels, advantages)
-            if args.importance_ratio == "joint" and any(row.samples.keys() != set(self.team.roles) for row in all_rows):
+            acting = [len(row.samples.keys() & set(roles)) for row in all_rows]
+            if args.importance_ratio == "joint" and any(0 < number < len(roles) for number in acting):
                 raise ValueError(
                     "`importance_ratio: joint` multiplies the ratios of all agents, but some do not act at every turn: set it to 'agent'."
                 )
