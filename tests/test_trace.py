@@ -210,7 +210,9 @@ def test_episodes_in_which_roles_do_not_act():
         return {role: [Samples([1], [[1]], [text]) for text in texts[role]] for role in ROLES}
 
     settings = {"num_turns": 3, "num_generations": 1, "num_episodes": 2}
-    levels = grow_trees([{"x": "1"}, {"x": "2"}], environment, sample, lambda x: judge_nodes(environment, x), **settings)
+    levels = grow_trees(
+        [{"x": "1"}, {"x": "2"}], environment, sample, lambda x: judge_nodes(environment, x), **settings
+    )
     rows = trace_rows(levels, ROLES, step=1)
     assert [(row["tree"], row["episode"], row["node"]) for row in rows] == [
         *[(tree, episode, node) for node in ("/", "/0") for tree in (0, 1) for episode in (0, 1)],
@@ -219,9 +221,14 @@ def test_episodes_in_which_roles_do_not_act():
     second = rows[5]
     assert (second["prompt/aux"], second["completion/aux"]) == (None, None)
     assert (second["prompt/main"], second["completion/main"]) == ("Task 1, 0.25, part main:", "aa")
-    assert [second[f"{x}/{role}"] for x in ("reward", "return") for role in ROLES] == pytest.approx([0.2, 0.3, 0.4, 0.6])
+    assert [second[f"{x}/{role}"] for x in ("reward", "return") for role in ROLES] == pytest.approx(
+        [0.2, 0.3, 0.4, 0.6]
+    )
     tree = [row for row in rows if row["tree"] == 1]
-    assert [[row["node"] for row in branch_of(tree, name)] for name in ("best", "worst")] == [["/", "/0", "/0/0"], ["/", "/0"]]
+    assert [[row["node"] for row in branch_of(tree, name)] for name in ("best", "worst")] == [
+        ["/", "/0", "/0/0"],
+        ["/", "/0"],
+    ]
     text = printed(rows, 100, 1)
     assert text.startswith("Step 1 (train): 2 trees, 10 joint actions") and text.count("(does not act)") == 3
     assert "Task 1, 0.25, part main:" in text and "main 0.30" in text and "siblings -0.05" in text

@@ -130,7 +130,9 @@ def test_one_turn_and_several_roles():
         central.check_turns(2)
     with pytest.raises(ValueError, match="plays one turn"):
         central.next_prompts([{"x": "one"}], [("a past turn",)])
-    with pytest.raises(TaskError, match="One model for all roles needs the answers of all roles in every turn, but main does"):
+    with pytest.raises(
+        TaskError, match="One model for all roles needs the answers of all roles in every turn, but main does"
+    ):
         CentralizedEnvironment(Workflow()).next_prompts([{"x": "1"}], [()])
     with pytest.raises(ValueError, match="answers for all roles already"):
         CentralizedEnvironment(FunctionEnvironment({"main": "Do {x}:"}, reward))

@@ -62,7 +62,9 @@ def test_every_role_acts():
     environment = ModelRewardEnvironment(Workflow(), lambda **_: [])
     prompts = environment.next_prompts([{"x": "12"}], [()])
     assert [*prompts[0]] == ["aux", "main"]
-    with pytest.raises(TaskError, match="A joint reward model needs the answers of all roles in every turn, but main does not act"):
+    with pytest.raises(
+        TaskError, match="A joint reward model needs the answers of all roles in every turn, but main does not act"
+    ):
         environment.next_prompts([{"x": "12"}, {"x": "1"}], [(), ()])
 
 

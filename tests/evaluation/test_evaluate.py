@@ -321,7 +321,10 @@ def test_roles_that_have_rewards_of_their_own_at_the_end_alone():
     turns = [{"reward": 0.0, "metrics": {}}, {"reward": 1.5, "metrics": {}, "role_rewards": {"aux": 1.0, "main": 2.0}}]
     values = item_values([turns], EvaluationConfig(discount=0.5))
     assert values["final", "return"] == 0.75 and values["final", "return/main"] == 1.0
-    assert values["turn_1", "reward/aux"] == 0.0 and values["turn_2", "reward/aux"] == values["final", "reward/aux"] == 1.0
+    assert (
+        values["turn_1", "reward/aux"] == 0.0
+        and values["turn_2", "reward/aux"] == values["final", "reward/aux"] == 1.0
+    )
 
 
 def test_the_team_of_a_run_without_its_own(runs, tmp_path):

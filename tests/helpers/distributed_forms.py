@@ -107,7 +107,12 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     trainer_class, config_class = ALGORITHMS.get(case, (MAGRPOTrainer, MAGRPOConfig))
     if case in ALGORITHMS:
         settings = {"num_generations": 4, "discount": 0.7, "critic_learning_rate": 0.1, **settings}
-    common = {"num_turns": 3 if case.startswith("workflow") else 2, "early_termination_threshold": 0.12, "max_steps": 2, "optim": "sgd"}
+    common = {
+        "num_turns": 3 if case.startswith("workflow") else 2,
+        "early_termination_threshold": 0.12,
+        "max_steps": 2,
+        "optim": "sgd",
+    }
     common |= {"learning_rate": 0.3, "max_grad_norm": 1.0, "per_device_eval_batch_size": 2, "logging_first_step": True}
     common["per_device_train_batch_size"] = 20 if case in ACCUMULATED else 40
     common["logging_steps"] = 1 if case != "full" else 5  # not the last step

@@ -352,7 +352,9 @@ def test_arguments_that_do_not_fit(tmp_path):
 
 def test_roles_that_do_not_act_and_rewards_of_their_own(tmp_path, monkeypatch):
     """The first is refused before anything is sampled."""
-    own = tiny_environment(reward=named(lambda completions, **_: [{"aux": 1.0, "main": float(k)} for k in range(len(completions))]))
+    own = tiny_environment(
+        reward=named(lambda completions, **_: [{"aux": 1.0, "main": float(k)} for k in range(len(completions))])
+    )
     with pytest.raises(ValueError, match="one reward, but the environment gives each role its own"):
         collect(tmp_path / "own", environment=own)
     monkeypatch.setattr("trl_multiagent.rollout.sampler.TeamSampler.sample", None)

@@ -254,7 +254,12 @@ ORDER = [["aux"], ["aux", "main"]]
     ],
 )
 def test_roles_that_do_not_act(tmp_path, algorithm, environment, settings):
-    settings = {"items_per_device": 3, "per_device_train_batch_size": 5, **settings, "num_turns": 3 - ("handoff" in settings)}
+    settings = {
+        "items_per_device": 3,
+        "per_device_train_batch_size": 5,
+        **settings,
+        "num_turns": 3 - ("handoff" in settings),
+    }
     trainer = critic_trainer(tmp_path, algorithm, environment=environment, **settings)
     check_by_hand(trainer, trainer.args.completions_per_node)
 
@@ -262,7 +267,11 @@ def test_roles_that_do_not_act(tmp_path, algorithm, environment, settings):
 @pytest.mark.parametrize(
     ("algorithm", "environment", "message"),
     [
-        ("iac", ordered(ORDER[::-1]), "the critic 'main' has to judge what follows .* its agent does not act at every turn"),
+        (
+            "iac",
+            ordered(ORDER[::-1]),
+            "the critic 'main' has to judge what follows .* its agent does not act at every turn",
+        ),
         ("maac", Workflow(), "the environment gives each role a reward of its own: use IAC"),
     ],
 )

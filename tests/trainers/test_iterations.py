@@ -85,7 +85,9 @@ def test_the_second_step_is_that_of_plain_pytorch(tmp_path, form, importance_rat
 def test_agents_that_do_not_act_together_have_no_joint_ratio(tmp_path):
     """Their rows are not those of the same joint actions."""
     settings = {"num_turns": 3, "num_iterations": 2, "importance_ratio": "joint"}
-    with pytest.raises(ValueError, match="multiplies the ratios of all agents, but some do not act at every turn: set it"):
+    with pytest.raises(
+        ValueError, match="multiplies the ratios of all agents, but some do not act at every turn: set it"
+    ):
         tiny_trainer(tmp_path, environment=Workflow(), **settings).train()
 
 

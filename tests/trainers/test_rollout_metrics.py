@@ -95,7 +95,9 @@ def test_roles_that_do_not_act_and_rewards_at_the_end_alone():
     metrics = found.metrics()
     assert [metrics[f"agents/{role}/return"] for role in ("aux", "main")] == [0.5, 1.0]
     assert [metrics[f"agents/{role}/reward"] for role in ("aux", "main")] == [1.0, 2.0]
-    assert metrics["final_turn/reward"] == 0.75 and metrics["return"] == 0.75 and metrics["frac_reward_zero_std"] == 0.5
+    assert (
+        metrics["final_turn/reward"] == 0.75 and metrics["return"] == 0.75 and metrics["frac_reward_zero_std"] == 0.5
+    )
     assert metrics["agents/aux/completions/mean_length"] == 1.5 and found.num_tokens == 3 * 2 + 5
     assert found.most_common_ratios() == {}
     assert sum_totals([found, found]).most_common_ratios() == {"aux": 0.5, "main": 1.0}

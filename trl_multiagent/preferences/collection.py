@@ -230,7 +230,9 @@ class _Collection:
                 process_reward=self.config.process_reward,
             )
         if any(node.role_rewards for node in nodes):
-            raise ValueError("Preferences compare joint answers by one reward, but the environment gives each role its own.")
+            raise ValueError(
+                "Preferences compare joint answers by one reward, but the environment gives each role its own."
+            )
         return nodes
 
     def _prompts(self, node: Node) -> dict[str, Any]:
