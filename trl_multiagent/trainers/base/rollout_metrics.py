@@ -73,9 +73,8 @@ class RolloutTotals:
 
     def most_common_ratios(self) -> dict[str, float]:
         """Returns the share of each role's completions that are the most common text, for roles that acted at several items."""
-        several = [
-            role for role in self.texts if self.num_items[role] > 1
-        ]  # only different items need different answers
+        # Only different items need different answers
+        several = [role for role in self.texts if self.num_items[role] > 1]
         return {role: max(self.texts[role].values()) / self.texts[role].total() for role in several}
 
 
