@@ -134,7 +134,7 @@ class FunctionEnvironment(Environment):
         if self.order is not None:
             if num_turns < len(self.order):
                 raise ValueError(
-                    f"`num_turns` is {num_turns}, but `order` has {len(self.order)} turns: set it to that, in an algorithm that plays several."
+                    f"`num_turns` is {num_turns}, but `order` has {len(self.order)} turns: set it to that."
                 )
             return
         if num_turns > 1 and self.transition is None:
