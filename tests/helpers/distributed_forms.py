@@ -50,7 +50,7 @@ CASES = {
     "adapters as critics": ("lora", {"critic_form": "adapter", "gradient_checkpointing": True}),
     "value heads": ("shared", {"critic_form": "head", "critic_value_head_hidden_dim": 8}),
     "central critic on a frozen copy": ("full", {"critic_form": "adapter", "num_iterations": 2}),
-    "workflow": ("full", {"beta": 0.1, "num_iterations": 2, "num_generations": 2}),
+    "workflow": ("full", {"beta": 0.1, "num_iterations": 2, "num_generations": 2, "credit": "sibling"}),
     "workflow in episodes": (
         "lora",
         {"branching": "episodes", "advantage_normalization": "role", "gradient_checkpointing": True},
@@ -126,7 +126,9 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     else:
         team = AgentTeam.from_pretrained(str(teams / form))
     trainer_class = type("DeterministicTrainer", (Deterministic, trainer_class), {})
-    environment = Workflow() if case.startswith("workflow") else tiny_environment(team.roles)
+    environment = (
+        Workflow(shared="credit" in settings) if case.startswith("workflow") else tiny_environment(team.roles)
+    )
     trainer = trainer_class(team, environment, args, tiny_items(12))
     if case in ALGORITHMS:
         torch.manual_seed(5)
