@@ -365,8 +365,9 @@ def test_notes(tmp_path, caplog):
         assert not caplog.records
         critic_trainer(tmp_path, value_loss_coef=2.0)
         critic_trainer(tmp_path, critic_type="q")
-    first, second = [record.message for record in caplog.records]
-    assert "`value_loss_coef` has nearly no effect" in first and "vanishes" in second
+        critic_trainer(tmp_path, critic_type="q", branching="episodes", num_generations=4)
+    first, second, third = [record.message for record in caplog.records]
+    assert "`value_loss_coef` has nearly no effect" in first and "vanishes" in second and third == second
 
 
 def test_learning_rates(tmp_path):

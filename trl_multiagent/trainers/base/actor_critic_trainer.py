@@ -354,8 +354,8 @@ def notes_on_critics(args: ActorCriticConfig) -> None:
             "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam divides "
             "gradients by their size. Set `critic_learning_rate` instead."
         )
-    if args.critic_type == "q" and args.num_generations == 1:
+    if args.critic_type == "q" and args.completions_per_node == 1:
         logger.warning(
-            "`critic_type='q'` with `num_generations=1`: the advantage is the error of the critic about the completion "
-            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more, or `critic_type` to 'v'."
+            "`critic_type='q'` with one completion per prompt: the advantage is the error of the critic about the completion "
+            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or `critic_type` to 'v'."
         )
