@@ -298,12 +298,17 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         args, roles, device = self.args, self.team.trained_roles, self.accelerator.device
         with fail_together(self.accelerator):
             all_rows = collect_rows(levels, advantages)
+            acting = [len(row.samples.keys() & set(roles)) for row in all_rows]
+            if args.importance_ratio == "joint" and any(0 < number < len(roles) for number in acting):
+                raise ValueError(
+                    "`importance_ratio: joint` multiplies the ratios of all agents, but some do not act at every turn: set it to 'agent'."
+                )
             rows = self.rows_to_train(all_rows)
 
         # The loss of an agent is a mean over its rows of all processes, and all of its micro-batches have the same number of rows
         batch, micro_batches, processes = Batch({}), args.gradient_accumulation_steps, self.accelerator.num_processes
         if not self._has_compared_frozen:
-            self._compare_frozen(rows)
+            self._compare_frozen(all_rows)
         for role in roles:
             tree_rows = [row for row in all_rows if role in row.samples]
             own_rows = [row for row in rows if role in row.samples]
