@@ -197,13 +197,7 @@ def grow_trees(
             node.samples = {role: node.samples[role] for role in node.roles}
             node.indices = joint_action_indices(joint_mode, len(node.roles), num_generations)
         for node, outcomes in zip(nodes, score(nodes), strict=True):
-            node.outcomes = outcomes
-            node.rewards = [process_reward(outcome.reward) for outcome in outcomes]
-            if any(outcome.role_rewards for outcome in outcomes):
-                node.role_rewards = {
-                    role: [process_reward(x.role_rewards.get(role, x.reward)) for x in outcomes]
-                    for role in environment.roles
-                }
+            _add_outcomes(node, outcomes, environment.roles, process_reward)
         if turn + 1 < num_turns:
             nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited)
     _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
@@ -256,6 +250,18 @@ def judge_nodes(
     with scoring(context):
         outcomes = iter(judge(environment, items, joint_actions, histories, evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
+
+
+def _add_outcomes(
+    node: Node, outcomes: list[Outcome], roles: Sequence[str], process_reward: Callable[[float], float]
+) -> None:
+    """Stores the outcomes of a node's joint actions, and their rewards; those of each role if they differ."""
+    node.outcomes = outcomes
+    node.rewards = [process_reward(outcome.reward) for outcome in outcomes]
+    if any(outcome.role_rewards for outcome in outcomes):
+        node.role_rewards = {
+            role: [process_reward(x.role_rewards.get(role, x.reward)) for x in outcomes] for role in roles
+        }
 
 
 def _grow_children(

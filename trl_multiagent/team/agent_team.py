@@ -316,12 +316,10 @@ class AgentTeam(SingleModel):
                 column. A text is answered in one turn. It is not scored, because scoring needs the other columns.
             environment ([`Environment`]): The task; its roles are those of the team.
             num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
-            use_chat_template (`bool`, *optional*): Whether prompts are chat messages. By default they are for agents whose tokenizer has a
-                chat template.
+            use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat template.
             generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion tokens in one `generate`
                 call. More are generated in several calls. With `None`, all items share one call.
-            history_options ([`~rollout.history.HistoryOptions`], *optional*): What the agents see of their past turns. By default, each
-                sees all of its own prompts and responses.
+            history_options ([`~rollout.history.HistoryOptions`], *optional*): What agents see of their past turns; by default all of them.
             stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
 
@@ -336,7 +334,6 @@ class AgentTeam(SingleModel):
         Example:
 
         ```python
-        >>> team = AgentTeam.from_pretrained("user/collectors")  # doctest: +SKIP
         >>> (turn,) = team.collaborate("Sort a list.", environment, temperature=0)  # doctest: +SKIP
         >>> episodes = team.collaborate(dataset, environment, num_turns=2)  # doctest: +SKIP
         ```
@@ -344,8 +341,8 @@ class AgentTeam(SingleModel):
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         check_stop_strings(stop_strings, self.roles)
-        arguments = sampling_arguments(generation_kwargs)
-        generator = TransformersGenerator(self, arguments, generation_token_budget, stop_strings)
+        sampling = sampling_arguments(generation_kwargs)
+        generator = TransformersGenerator(self, sampling, generation_token_budget, stop_strings)
         sampler = TeamSampler(self, generator, use_chat_template, history_options)
         rows, are_texts = rows_of(item)
         if are_texts and num_turns != 1:

@@ -96,20 +96,7 @@ def rollout_totals(
     values: defaultdict[str, list[float]] = defaultdict(list)
     for turn, nodes in enumerate(levels, start=1):
         for node in nodes:
-            values["reward"] += node.rewards
-            values[f"turn_{turn}/reward_mean"] += node.rewards
-            values[f"turn_{turn}/expected_return"] += node.returns
-            if turn == 1:
-                values["return"] += node.returns
-            if not node.children:  # the last turn of a branch
-                values["final_turn/reward"] += node.rewards
-            for role, rewards in node.role_rewards.items():
-                values[f"agents/{role}/reward"] += rewards
-            if turn == 1:
-                for role, returns in node.role_returns.items():
-                    values[f"agents/{role}/return"] += returns
-            for role, others in node.counterfactuals.items():
-                values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
+            add_rewards(values, turn, node)
             if training:
                 values[f"turn_{turn}/early_terminated"].append(float(node.ended_early))
                 add_contributions(values, node)
@@ -142,6 +129,24 @@ def rollout_totals(
     totals = {name: Total.of(x) for name, x in values.items()}
     num_items = {role: len({node.tree for nodes in levels for node in acting(role, nodes)}) for role in end_tokens}
     return RolloutTotals(totals, num_tokens, generated_tokens, scoring, Counter(num_items), texts)
+
+
+def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
+    """Adds the rewards and returns of a node, of the team and of each role."""
+    values["reward"] += node.rewards
+    values[f"turn_{turn}/reward_mean"] += node.rewards
+    values[f"turn_{turn}/expected_return"] += node.returns
+    if turn == 1:
+        values["return"] += node.returns
+    if not node.children:  # the last turn of a branch
+        values["final_turn/reward"] += node.rewards
+    for role, rewards in node.role_rewards.items():
+        values[f"agents/{role}/reward"] += rewards
+    if turn == 1:
+        for role, returns in node.role_returns.items():
+            values[f"agents/{role}/return"] += returns
+    for role, others in node.counterfactuals.items():
+        values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
 
 
 def are_equal(siblings: Sequence[Node]) -> bool:
