@@ -341,9 +341,8 @@ class AgentTeam(SingleModel):
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         check_stop_strings(stop_strings, self.roles)
-        sampling = sampling_arguments(generation_kwargs)
-        generator = TransformersGenerator(self, sampling, generation_token_budget, stop_strings)
-        sampler = TeamSampler(self, generator, use_chat_template, history_options)
+        arguments = (sampling_arguments(generation_kwargs), generation_token_budget, stop_strings)
+        sampler = TeamSampler(self, TransformersGenerator(self, *arguments), use_chat_template, history_options)
         rows, are_texts = rows_of(item)
         if are_texts and num_turns != 1:
             raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
