@@ -91,11 +91,14 @@ class Environment(ABC):
 
     `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An evaluation uses them
     for confidence intervals and for percentages of the largest value.
+
+    `order` holds the roles that act at each turn, if they are the same in all episodes. After these turns, the episodes end.
     """
 
     roles: tuple[str, ...]
     metric_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
     watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    order: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def unwrapped(self) -> "Environment":
@@ -131,8 +134,13 @@ class Environment(ABC):
         """
         return [ask_one(self, item, history) for item, history in zip(items, histories, strict=True)]
 
-    def check_turns(self, num_turns: int) -> None:  # noqa: B027
-        """Raises `ValueError` if this environment cannot play so many turns. By default it can. Nothing is loaded for this."""
+    def check_turns(self, num_turns: int) -> None:
+        """
+        Raises `ValueError` if this environment cannot play so many turns. By default it can, unless its `order` has more. Nothing is loaded for
+        this.
+        """
+        if self.order is not None and num_turns < len(self.order):
+            raise ValueError(f"`num_turns` is {num_turns}, but an episode has {len(self.order)}: set it to that.")
 
     def answers(self, joint_action: JointAction) -> JointAction:
         """Returns the answers of the task's roles. They are the joint action, unless one agent answers for all roles of a wrapped task."""

@@ -131,13 +131,8 @@ class FunctionEnvironment(Environment):
         return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
 
     def check_turns(self, num_turns: int) -> None:
-        if self.order is not None:
-            if num_turns < len(self.order):
-                raise ValueError(
-                    f"`num_turns` is {num_turns}, but `order` has {len(self.order)} turns: set it to that."
-                )
-            return
-        if num_turns > 1 and self.transition is None:
+        super().check_turns(num_turns)
+        if num_turns > 1 and self.transition is None and self.order is None:
             raise ValueError(f"`num_turns` is {num_turns}, but no `transition` makes the prompts of later turns.")
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:

@@ -9,6 +9,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.recipe.seats import seated
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import UNAVAILABLE
 from trl_multiagent.settings.derive import Settings
@@ -53,12 +54,13 @@ def checked(task: Task) -> Task:
 def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
     """Returns the argument of the task's functions."""
     sections = {name: settings.sections[name] for name in ("dataset", *settings.task.settings)}
-    return TaskSettings(sections, settings.num_agents, run_folder, settings.is_centralized)
+    num_roles = settings.num_agents + len(settings.seats)
+    return TaskSettings(sections, num_roles, run_folder, settings.is_centralized)
 
 
 def make_environment(settings: Settings, run_folder: Path) -> Environment:
     """Makes the environment of a run in a folder. Raises `ConfigError` if the number of the task's roles is not `num_agents`."""
-    environment = settings.task.environment(task_settings(settings, run_folder))
+    environment = seated(settings, settings.task.environment(task_settings(settings, run_folder)), run_folder)
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
         problem = f"but the task has {len(roles)} roles: {', '.join(roles)}. Set it to {len(roles)}."

@@ -33,10 +33,15 @@ class Contributions:
 def contributions(node: Node) -> Contributions | None:
     """
     Computes the contributions of the agents at a node with rewards; `None` if the joint actions are not all combinations of at least two
-    completions of at least two agents.
+    completions of at least two agents, or each agent has a reward of its own.
     """
     num_agents, size = len(node.indices[0]), 1 + max(index[0] for index in node.indices)
-    if num_agents < 2 or size < 2 or sorted(node.indices) != [*itertools.product(range(size), repeat=num_agents)]:
+    if (
+        node.role_rewards
+        or num_agents < 2
+        or size < 2
+        or sorted(node.indices) != [*itertools.product(range(size), repeat=num_agents)]
+    ):
         return None
     rewards = np.empty([size] * num_agents)
     for index, reward in zip(node.indices, node.rewards, strict=True):

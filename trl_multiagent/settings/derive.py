@@ -75,6 +75,11 @@ class Settings:
         return self.sections["wandb"]
 
     @property
+    def seats(self) -> dict[str, Any]:
+        """The sections of the roles that are not trained."""
+        return self.values[""].get("seats") or {}
+
+    @property
     def agents(self) -> list[str] | None:
         return self.values[""].get("agents")
 
@@ -250,7 +255,7 @@ def complete_arguments(settings: Settings) -> None:
     roles = settings.task.roles
     own_roles = roles(sections) if callable(roles) else roles
     default = 1 if algorithm in SINGLE_AGENT else 2
-    arguments.setdefault("num_agents", default if own_roles is None else len(own_roles))
+    arguments.setdefault("num_agents", default if own_roles is None else len(own_roles) - len(settings.seats))
     if algorithm in SINGLE_AGENT and arguments["num_agents"] != 1:
         several = SINGLE_AGENT[algorithm]
         raise ConfigError(f"`{algorithm}.num_agents`: {algorithm} trains one agent; {several} trains several.")

@@ -218,6 +218,31 @@ class TopLevel:
     agents: list[str] | None = setting("Model ids, one per agent, instead of agent_model.name.")
     critics: list[str] | None = setting("Model ids, one per critic, instead of critic_model.name.")
     seed: int | None = setting("Random seed.", ge=0, le=4294967295)  # numpy takes no other
+    seats: dict[str, Any] | None = setting(
+        "What plays the roles that are not trained, a section per role; see docs/workflows.md."
+    )
+
+
+@dataclass
+class SeatSettings:
+    """What plays one role: an entry of the section `seats`. Exactly one of the first four settings is given."""
+
+    function: str | None = setting("A function (item, prompt, history) -> str, as package.module.function.")
+    team: str | None = setting("A saved team, or a model id or folder.")
+    population: list[str] | Literal["self"] | None = setting(
+        "Saved teams, one of which is drawn for each item; 'self': the checkpoints of this run so far."
+    )
+    endpoint: dict[str, Any] | None = setting(
+        "A model behind an endpoint: its name as `model`, and fields of `Endpoint`."
+    )
+    agent: str | None = setting("The role of the agent in these teams; by default that of the seat.")
+    max_completion_length: int = setting("Tokens of an answer at most.", 256, ge=1)
+    temperature: float = setting("Sampling temperature of a team.", 1.0, ge=0)
+
+    def __post_init__(self) -> None:
+        given = [x for x in (self.function, self.team, self.population, self.endpoint) if x]
+        if len(given) != 1:
+            raise ValueError("give exactly one of function, team, population and endpoint.")
 
 
 SHARED_SECTIONS: dict[str, type] = {

@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment, Outcome, check_roles
+from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.identity import describe_environment
 from trl_multiagent.jobs.processes import fail_together
@@ -208,35 +209,37 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _play_trees(self, items: list[dict]) -> list[list[Node]]:
         args = self.args
-        return grow_trees(
-            items,
-            self.environment,
-            self._sample,
-            self._score,
-            num_turns=args.num_turns,
-            num_generations=args.completions_per_node,
-            joint_mode=args.joint_mode,
-            handoff=args.handoff,
-            early_termination_threshold=args.early_termination_threshold,
-            discount=args.discount,
-            process_reward=self._process_reward,
-            with_unvisited=self.team.critics is not None,
-            num_episodes=args.num_episodes,
-        )
+        with scoring(ScoringContext(trainer_state=self.state)):
+            return grow_trees(
+                items,
+                self.environment,
+                self._sample,
+                self._score,
+                num_turns=args.num_turns,
+                num_generations=args.completions_per_node,
+                joint_mode=args.joint_mode,
+                handoff=args.handoff,
+                early_termination_threshold=args.early_termination_threshold,
+                discount=args.discount,
+                process_reward=self._process_reward,
+                with_unvisited=self.team.critics is not None,
+                num_episodes=args.num_episodes,
+            )
 
     def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
         """Plays episodes that are not trained on."""
         self.observer.reported = {}
-        return play_episodes(
-            items,
-            self.environment,
-            self._sample,
-            lambda nodes: self._score(nodes, evaluation=True),
-            num_turns=self.args.num_turns,
-            num_episodes=num_episodes,
-            discount=self.args.discount,
-            process_reward=self._process_reward,
-        )
+        with scoring(ScoringContext(trainer_state=self.state)):
+            return play_episodes(
+                items,
+                self.environment,
+                self._sample,
+                lambda nodes: self._score(nodes, evaluation=True),
+                num_turns=self.args.num_turns,
+                num_episodes=num_episodes,
+                discount=self.args.discount,
+                process_reward=self._process_reward,
+            )
 
     def _process_reward(self, reward: float) -> float:
         return reward * self.args.reward_scale + self.args.reward_shift

@@ -1,0 +1,197 @@
+"""Roles that are not trained: functions, teams, populations, endpoints."""
+
+import pytest
+import torch
+
+from trl_multiagent import Environment, FunctionEnvironment, Outcome
+from trl_multiagent.environments.base import Turn, ask, judge
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.seats import FunctionSeat, Population, SeatedEnvironment, TeamSeat
+
+from by_hand import one_update
+from tiny import tiny_team, tiny_trainer
+
+
+class Dialogue(Environment):
+    """A user opens, an agent answers, the user goes on until it says "bye". Each turn pays its number; an agent's words pay 10 each."""
+
+    roles = ("agent", "user")
+
+    def prompts(self, item, history):
+        if history and history[-1].joint_action.get("user") == "bye":
+            return {}
+        role = self.roles[(len(history) + 1) % 2]
+        return {role: f"{role} {len(history)}: " + "/".join(x for turn in history for x in turn.joint_action.values())}
+
+    def score(self, items, joint_actions, histories):
+        return [
+            Outcome(len(h) + 10.0 * ("agent" in a), {"turn": float(len(h))}, info=len(h))
+            for a, h in zip(joint_actions, histories, strict=True)
+        ]
+
+
+def user(item, prompt, history):
+    return "bye" if len(history) >= 2 * item["rounds"] else f"hello{len(history)}"
+
+
+def test_a_dialogue_with_a_simulated_user():
+    """Only the agent's turns are turns of the trained team. What the user's turns pay is added to the turn before."""
+    environment = SeatedEnvironment(Dialogue(), {"user": FunctionSeat(user)})
+    asked = []
+
+    def sample(nodes, number):
+        from trl_multiagent.rollout.tree import Samples
+
+        asked.extend(node.prompts for node in nodes)
+        return {"agent": [Samples([1], [[1]], [f"answer{len(node.history)}"]) for node in nodes]}
+
+    items = [{"id": 1, "rounds": 1}, {"id": 2, "rounds": 2}]
+    levels = play_episodes(items, environment, sample, num_turns=3)
+    assert asked == [
+        {"agent": "agent 1: hello0"},
+        {"agent": "agent 1: hello0"},
+        {"agent": "agent 3: hello0/answer0/hello2"},
+    ]
+    assert [[node.rewards[0] for node in nodes] for nodes in levels] == [[11.0 + 2, 11.0 + 2], [13.0 + 4], []]
+    assert levels[0][1].returns == [13.0 + 17.0]
+    (first,), (second, third) = turns_of_episodes(levels)
+    assert first.outcome.metrics == {"turn": 2.0} and third.outcome.metrics == {"turn": 4.0}
+    assert first.outcome.extra == {"answer/user": "bye"} and second.outcome.extra == {"answer/user": "hello2"}
+    assert environment.roles == ("agent",) and environment.resume_settings()["seats"] == {"user": {"function": "user"}}
+
+
+def test_a_seat_that_acts_together_with_an_agent_answers_every_joint_action():
+    counts = iter(range(100))
+    task = FunctionEnvironment(
+        {"writer": "Write {x}", "judge": "Judge {x}"},
+        lambda completions, **columns: [{"writer": float(c["judge"]), "judge": -99.0} for c in completions],
+    )
+    environment = SeatedEnvironment(task, {"judge": FunctionSeat(lambda item, prompt, history: str(next(counts)))})
+    outcomes = judge(environment, [{"x": "a"}] * 3, [{"writer": "w"}] * 3, [()] * 3)
+    assert [outcome.role_rewards for outcome in outcomes] == [{"writer": 0.0}, {"writer": 1.0}, {"writer": 2.0}]
+    assert [outcome.reward for outcome in outcomes] == [0.0, 1.0, 2.0]
+
+
+def test_an_order_without_the_seats():
+    task = FunctionEnvironment(
+        {"writer": "w", "reader": "{writer}", "editor": "{reader}"},
+        lambda completions, **columns: [float(len(c["editor"])) for c in completions],
+        order=[["writer"], ["reader"], ["editor"]],
+    )
+    environment = SeatedEnvironment(task, {"reader": FunctionSeat(lambda item, prompt, history: prompt[::-1])})
+    assert environment.order == (("writer",), ("editor",))
+    environment.check_turns(2)
+    with pytest.raises(ValueError, match="`num_turns` is 1, but an episode has 2"):
+        environment.check_turns(1)
+    (prompts,) = ask(environment, [{"x": 1}], [()])
+    (outcome,) = judge(environment, [{"x": 1}], [{"writer": "abc"}], [()])
+    (later,) = ask(environment, [{"x": 1}], [(Turn(prompts, {"writer": "abc"}, outcome),)])
+    assert (prompts, later, outcome.reward) == ({"writer": "w"}, {"editor": "cba"}, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda item, prompt, history: 3, "plays 'user', returned 3 (int); it must return a text."),
+        (lambda item, prompt, history: item["y"], "plays 'user', raised KeyError: 'y'"),
+    ],
+)
+def test_functions_that_fail_are_named(function, message):
+    environment = SeatedEnvironment(Dialogue(), {"user": FunctionSeat(function)})
+    with pytest.raises(TaskError) as error:
+        ask(environment, [{"rounds": 1}], [()])
+    assert message in str(error.value)
+
+
+def test_seats_without_an_end_are_refused():
+    class Alone(Dialogue):
+        def prompts(self, item, history):
+            return {"user" if history else "agent": "x"}
+
+    environment = SeatedEnvironment(Alone(), {"user": FunctionSeat(lambda *_: "x")})
+    with pytest.raises(TaskError, match="Only seats acted in 100 turns in a row"):
+        judge(environment, [{"x": 1}], [{"agent": "a"}], [()])
+
+
+@pytest.mark.parametrize("seats", [{"judge": None}, {"agent": None, "user": None}])
+def test_roles_that_do_not_fit(seats):
+    with pytest.raises(ValueError, match="The task has the roles agent, user"):
+        SeatedEnvironment(Dialogue(), seats)
+
+
+def sampler_of(team, **arguments):
+    return TeamSampler(team, TransformersGenerator(team, sampling_arguments({"max_new_tokens": 4, **arguments})))
+
+
+class Ascii(Environment):
+    """A zero-sum game: one wins if its text is plain ASCII and the other's is not."""
+
+    roles = ("a", "b")
+
+    def prompts(self, item, history):
+        return dict.fromkeys(self.roles, "Show:")
+
+    def score(self, items, joint_actions, histories):
+        signs = [float(action["a"].isascii()) - float(action["b"].isascii()) for action in joint_actions]
+        return [Outcome({"a": sign, "b": -sign}) for sign in signs]
+
+
+def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
+    """The seat's agent has another name in its own team. Its weights stay, and the trained agent's gradient is its own."""
+    other = tiny_team(("x", "y"))
+    before = [x.clone() for x in other.parameters()]
+    environment = SeatedEnvironment(Ascii(), {"b": TeamSeat(lambda: sampler_of(other), "other", "y")})
+    found, trainer, _ = one_update(tmp_path, tiny_team(("a",)), environment=environment, num_generations=4)
+    assert all(torch.equal(x, y) for x, y in zip(before, other.parameters(), strict=True))
+    assert {name.split(".")[1] for name in found} == {"a"} and trainer.environment.roles == ("a",)
+    shown = [outcome.extra["answer/b"] for node in trainer._levels[0] for outcome in node.outcomes]
+    assert len(set(shown)) > 1
+
+
+def test_partners_are_drawn_per_item_and_step(tmp_path):
+    """All completions of an item meet the same partner. The logs name the partners."""
+    names = ["p", "q", "r"]
+    members = {name: FunctionSeat(lambda item, prompt, history, name=name: name) for name in names}
+    environment = SeatedEnvironment(Ascii(), {"b": Population(lambda step: members, names, seed=1)})
+    trainer = tiny_trainer(
+        tmp_path, tiny_team(("a",)), environment=environment, items_per_device=6, max_steps=2, num_generations=3
+    )
+    partners = []
+    play = trainer._play_trees
+
+    def watched(items):
+        levels = play(items)
+        partners.append([{outcome.extra["answer/b"] for outcome in node.outcomes} for node in levels[0]])
+        return levels
+
+    trainer._play_trees = watched
+    trainer.train()
+    assert all(len(names) == 1 for step in partners for names in step)
+    assert len({name for step in partners for (name,) in step}) == 3 and partners[0] != partners[1]
+    assert any(name.startswith("turn_1/with/b/") for name in trainer.state.log_history[0])
+
+
+def test_self_play_beats_its_first_checkpoint(tmp_path):
+    """A player meets the checkpoints of its own run. In the end it beats the one from which it started."""
+    start, team, kept = tiny_team(("a",)), tiny_team(("a",)), {}
+    kept["start"] = TeamSeat(lambda: sampler_of(start), "start", "a")
+
+    def members(step):
+        if step and step % 4 == 0 and f"step {step}" not in kept:
+            copied = team.frozen_copy()
+            kept[f"step {step}"] = TeamSeat(lambda: sampler_of(copied), f"step {step}", "a")
+        return kept
+
+    environment = SeatedEnvironment(Ascii(), {"b": Population(members, "own", seed=0)})
+    trainer = tiny_trainer(
+        tmp_path, team, environment=environment, items_per_device=4, max_steps=16, num_generations=12,
+        max_completion_length=2, learning_rate=0.02,
+    )  # fmt: skip
+    trainer.train()
+    assert len(kept) == 4
+    against = SeatedEnvironment(Ascii(), {"b": kept["start"]})
+    with team.evaluating():
+        episodes = team.collaborate([{"x": str(k)} for k in range(64)], against, max_new_tokens=2)
+    assert sum(turn.outcome.reward for (turn,) in episodes) / 64 > 0.3

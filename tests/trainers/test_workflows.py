@@ -1,0 +1,268 @@
+"""
+Workflows: agents that act at some turns only, groups of episodes, rewards per role, counterfactual credit. Every gradient is compared with a
+computation in plain PyTorch, one sequence at a time.
+"""
+
+import copy
+from statistics import fmean, pstdev
+
+import pytest
+
+from trl_multiagent import Environment, MARLOOConfig, MARLOOTrainer, Outcome
+
+from by_hand import Gradients, distance, log_probability, one_update
+from tiny import count_reward, team_of, tiny_team, tiny_trainer
+
+
+ROLES = ("aux", "main")
+
+
+class Relay(Environment):
+    """
+    Plays a schedule: the roles that act at each turn. An episode ends after an answer with an even number of characters if `may_end`. Rewards
+    differ by role if `per_role`.
+    """
+
+    def __init__(self, schedule, may_end=False, per_role=False, roles=ROLES):
+        self.roles, self.schedule, self.may_end, self.per_role = roles, schedule, may_end, per_role
+        self.asked = []  # the joint actions that were scored
+
+    def prompts(self, item, history):
+        ended = self.may_end and history and len("".join(history[-1].joint_action.values())) % 2 == 0
+        if ended or len(history) == len(self.schedule):
+            return {}
+        seen = "".join(text[:4] for turn in history for text in turn.joint_action.values())
+        return {role: f"{item['x']} {role} after {seen!r}:" for role in self.schedule[len(history)]}
+
+    def score(self, items, joint_actions, histories):
+        self.asked += joint_actions
+        rewards = count_reward(joint_actions)
+        if self.per_role:
+            rewards = [{"aux": x, "main": 1.0 - 2 * x * x} for x in rewards]
+        return [Outcome(x) for x in rewards]
+
+
+def role_value(node, j, role, discount):
+    """The return of a role for joint action j, from the outcomes alone."""
+    outcome = node.outcomes[j]
+    reward = outcome.role_rewards.get(role, outcome.reward)
+    if j not in node.children:
+        return reward
+    child = node.children[j]
+    return reward + discount * fmean(role_value(child, k, role, discount) for k in range(len(child.outcomes)))
+
+
+def baseline(values, g, mode):
+    others = values[:g] + values[g + 1 :]
+    return {"mean": fmean(values), "rloo": fmean(others or values), "max": max(values), "raw": 0.0}[mode]
+
+
+def expected_gradients(levels, team, mode="mean", discount=1.0, less=lambda node, j, role: 0.0, standardized=False):
+    """The gradients of the mean over an agent's own completions of -A sum log pi, with siblings at a node or across the episodes of an item."""
+    for role in team.trained_roles:
+        rows = []  # advantage, log-probability
+        for nodes in levels:
+            sets = {}
+            for k, node in enumerate(nodes):
+                if role not in node.prompts:
+                    continue
+                key = k if node.episode is None else node.tree
+                by_completion = {}
+                for j, index in enumerate(node.indices):
+                    value = role_value(node, j, role, discount) - less(node, j, role)
+                    by_completion.setdefault(index[list(node.prompts).index(role)], []).append(value)
+                for g, values in sorted(by_completion.items()):
+                    sets.setdefault(key, []).append((fmean(values), node.samples[role], g))
+            for siblings in sets.values():
+                values = [value for value, *_ in siblings]
+                for g, (value, samples, k) in enumerate(siblings):
+                    with team.activate(role) as agent:
+                        log_p = log_probability(agent, samples.prompt_ids, samples.completion_ids[k])
+                    alone = len(siblings) == 1 and mode != "raw"
+                    rows.append((0.0 if alone else value - baseline(values, g, mode), log_p.sum()))
+        if standardized:
+            mean, std = fmean(a for a, _ in rows), pstdev(a for a, _ in rows)
+            rows = [((a - mean) / std, log_p) for a, log_p in rows]
+        if rows:
+            (sum(-a * log_p for a, log_p in rows) / len(rows)).backward()
+    return {name: x.grad for name, x in team.named_parameters() if x.grad is not None}
+
+
+TURNS = [("aux",), ("main",), ("aux", "main")]
+
+
+def nonzero(gradients):
+    return {name: x for name, x in gradients.items() if x.abs().sum() > 0}
+
+
+@pytest.mark.parametrize("per_role", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_generations": 2},
+        {"num_generations": 2, "joint_mode": "cross", "num_agents": 2},
+        {"num_generations": 5, "branching": "episodes"},
+    ],
+)
+def test_gradients_when_roles_act_in_turn(tmp_path, settings, per_role):
+    environment = Relay(TURNS, per_role=per_role)
+    found, trainer, before = one_update(
+        tmp_path, environment=environment, num_turns=3, items_per_device=2, discount=0.7, **settings
+    )
+    expected = expected_gradients(trainer._levels, before, discount=0.7)
+    assert distance(nonzero(found), nonzero(expected)) < 1e-5
+    first = trainer._levels[0][0]
+    assert list(first.samples) == ["aux"] and list(first.joint_actions[0]) == ["aux"]
+
+
+@pytest.mark.parametrize("mode", ["mean", "rloo", "max", "raw"])
+def test_episodes_of_different_lengths(tmp_path, mode):
+    """The siblings are the episodes that are still there. One alone has no baseline, and learns nothing."""
+    settings = {"num_turns": 3, "branching": "episodes", "num_generations": 4, "items_per_device": 3}
+    environment = Relay([ROLES] * 3, may_end=True)
+    found, trainer, before = one_update(
+        tmp_path, environment=environment, advantage_mode=mode, discount=0.5, **settings
+    )
+    groups = [[node.tree for node in nodes] for nodes in trainer._levels]
+    assert len(groups[0]) == 12 > len(groups[1]) > len(groups[2]) > 0
+    assert distance(found, expected_gradients(trainer._levels, before, mode, discount=0.5)) < 1e-5
+    log = trainer.state.log_history[0]
+    assert log["env_step"] == sum(map(len, groups)) and log["turn_3/reward_mean"] == pytest.approx(
+        fmean(node.rewards[0] for node in trainer._levels[2]), rel=1e-5
+    )
+
+
+def test_one_turn_of_episodes_is_one_turn_of_a_tree(tmp_path):
+    """G episodes of one turn are the G completions of a node."""
+    environment = Relay([ROLES])
+    tree, trainer, _ = one_update(tmp_path / "tree", environment=environment, num_generations=4)
+    team = tiny_team()
+    episodes = tiny_trainer(tmp_path, team, environment=environment, num_generations=4, branching="episodes")
+    fixed = [node.samples for node in trainer._levels[0]]
+
+    def sample(nodes, number):
+        def of_node(node, role):
+            all_samples = fixed[node.tree][role]
+            one = copy.copy(all_samples)
+            one.completion_ids, one.texts = (
+                [all_samples.completion_ids[node.episode]],
+                [all_samples.texts[node.episode]],
+            )
+            return one
+
+        return {role: [of_node(node, role) for node in nodes] for role in ROLES}
+
+    episodes.sampler = sample
+    sample.chat_roles = frozenset()
+    gradients = Gradients()
+    episodes.add_callback(gradients)
+    episodes.train()
+    assert distance(gradients.of, tree) < 1e-5
+
+
+@pytest.mark.parametrize("joint", ["align", "cross"])
+@pytest.mark.parametrize("credit", ["nothing", "sibling"])
+def test_counterfactual_credit(tmp_path, joint, credit):
+    """An agent's return is the joint one minus the reward of the same joint action with its answer replaced."""
+    environment = Relay([ROLES] * 2)
+    settings = {"num_turns": 2, "num_generations": 3, "items_per_device": 1, "joint_mode": joint, "num_agents": 2}
+    found, trainer, before = one_update(tmp_path, environment=environment, credit=credit, **settings)
+
+    def less(node, j, role):
+        index = dict(zip(node.prompts, node.indices[j], strict=True))
+        texts = {other: node.samples[other].texts[g] for other, g in index.items()}
+        texts[role] = "" if credit == "nothing" else node.samples[role].texts[(index[role] + 1) % 3]
+        return count_reward([texts])[0]
+
+    assert distance(found, expected_gradients(trainer._levels, before, less=less)) < 1e-5
+    nodes = sum(map(len, trainer._levels))
+    # Replaced by nothing, joint actions that differ in the agent's answer alone are the same
+    own = 9 if joint == "cross" else 3
+    distinct = 3 if credit == "nothing" else own
+    assert len(environment.asked) == nodes * (own + 2 * distinct)
+    assert "agents/aux/credit" in trainer.state.log_history[0]
+
+
+def test_advantages_are_standardized_by_role(tmp_path):
+    environment = Relay(TURNS, per_role=True)
+    settings = {"num_turns": 3, "branching": "episodes", "num_generations": 4, "advantage_normalization": "role"}
+    found, trainer, before = one_update(tmp_path, environment=environment, **settings)
+    assert distance(nonzero(found), nonzero(expected_gradients(trainer._levels, before, standardized=True))) < 1e-5
+
+
+@pytest.mark.parametrize("form", ["shared", "lora", "heterogeneous"])
+def test_forms_of_team(tmp_path, form):
+    team = team_of(form)
+    found, trainer, before = one_update(
+        tmp_path, team, environment=Relay(TURNS), num_turns=3, branching="episodes", num_generations=3
+    )
+    expected = expected_gradients(trainer._levels, before)
+    assert distance(nonzero(found), nonzero({name: expected[name] for name in nonzero(found)})) < 1e-5
+
+
+def test_what_does_not_act_costs_nothing(tmp_path):
+    """No token is sampled for a role that does not act, and an agent that never acts does not move."""
+    found, trainer, _ = one_update(
+        tmp_path, tiny_team(("aux", "main", "idle")), environment=Relay([("aux",), ("main",)], roles=("aux", "main", "idle")),
+        num_turns=2, num_generations=3, items_per_device=1, beta=0.1,
+    )  # fmt: skip
+    sampled = [(turn, role) for turn, nodes in enumerate(trainer._levels) for node in nodes for role in node.samples]
+    assert sampled == [(0, "aux"), *[(1, "main")] * 3]
+    assert all(x.abs().sum() == 0 for name, x in found.items() if ".idle." in name)
+    tokens = [
+        ids for nodes in trainer._levels for node in nodes for x in node.samples.values() for ids in x.completion_ids
+    ]
+    assert trainer.generated_tokens == sum(map(len, tokens))
+    rows = {
+        role: sum(int(batch.agents[role].completion_mask.any(dim=1).sum()) for batch in trainer._buffered_inputs)
+        for role in trainer.team.roles
+    }
+    assert rows == {"aux": 3, "main": 9, "idle": 0}
+
+
+class HighCard(Environment):
+    """A zero-sum game: one wins if its text is plain ASCII and the other's is not."""
+
+    roles = ROLES
+
+    def prompts(self, item, history):
+        return dict.fromkeys(self.roles, "Show:")
+
+    def score(self, items, joint_actions, histories):
+        signs = [float(action["aux"].isascii()) - float(action["main"].isascii()) for action in joint_actions]
+        return [Outcome({"aux": sign, "main": -sign}) for sign in signs]
+
+
+def test_a_zero_sum_game_trains(tmp_path):
+    """An agent learns to beat a frozen one, though the team's reward is always 0."""
+    team = tiny_team()
+    trainer = tiny_trainer(
+        tmp_path, team, environment=HighCard(), trainer=MARLOOTrainer, config=MARLOOConfig, frozen_agents=["main"],
+        num_generations=16, items_per_device=4, max_completion_length=2, max_steps=12, learning_rate=0.02, joint_mode="cross",
+    )  # fmt: skip
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "agents/aux/reward" in log]
+    assert all(log["reward"] == 0.0 and log["agents/aux/reward"] == -log["agents/main/reward"] for log in logs)
+    assert logs[-1]["agents/aux/reward"] > max(0.3, logs[0]["agents/aux/reward"] + 0.2)
+    assert logs[0]["frac_reward_zero_std"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"branching": "episodes", "handoff": "best", "num_turns": 2}, "neither with `handoff`"),
+        ({"branching": "episodes", "joint_mode": "cross", "num_agents": 2}, "`joint_mode: cross`"),
+        ({"branching": "episodes", "credit": "sibling"}, "use `credit: nothing`"),
+        ({"branching": "forest"}, "branching"),
+        ({"advantage_normalization": "team"}, "advantage_normalization"),
+    ],
+)
+def test_settings_that_contradict_each_other(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer(tmp_path, **settings)
+
+
+def test_credit_is_for_a_shared_reward(tmp_path):
+    trainer = tiny_trainer(tmp_path, environment=Relay([ROLES], per_role=True), credit="nothing")
+    with pytest.raises(Exception, match="`credit` divides a reward that all roles share"):
+        trainer.train()

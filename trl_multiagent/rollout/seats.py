@@ -1,0 +1,318 @@
+"""
+Seats: roles of a task that are played by what is not trained, such as a function, a saved team, or a model behind an endpoint.
+
+[`SeatedEnvironment`] is the task as the trained agents see it. It has their roles only, so teams, trainers and evaluations need not know of
+seats. Where a seat acts together with trained agents, it answers once for each of their joint actions. Turns in which only seats act are
+played at once, and their rewards are added to those of the turn before.
+"""
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from trl_multiagent.endpoints.client import EndpointClient
+from trl_multiagent.endpoints.endpoint import EndpointError, describe_endpoint
+from trl_multiagent.endpoints.files import Answer, Question
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.base import resume_settings as settings_of
+from trl_multiagent.environments.scoring import scoring, scoring_context
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
+from trl_multiagent.rollout.episodes import derive_seed
+from trl_multiagent.rollout.history import whole_prompt
+from trl_multiagent.rollout.sampler import TeamSampler
+from trl_multiagent.rollout.trace import item_id
+from trl_multiagent.rollout.tree import Node
+
+
+MAX_TURNS_ALONE = 100  # in a row, in which only seats act
+
+
+@dataclass
+class Branch:
+    """A branch of an episode of the whole task: its past turns, and the prompts and answers of the turn that is played."""
+
+    item: dict
+    history: History
+    prompts: dict[str, Prompt]
+    actions: JointAction = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)  # of the turns that were played here
+
+
+class Seat(ABC):
+    """Plays a role of a task without being trained."""
+
+    @abstractmethod
+    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
+        """Returns the answer to the prompt of the role in each branch. An [`UnavailableError`] ends the run with one line."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Returns what must be the same when a run is resumed, as plain values."""
+
+    def partner(self, item: dict) -> str | None:
+        """Returns the name of the one that plays an item, if there are several."""
+        return None
+
+    def release(self) -> None:  # noqa: B027
+        """Frees memory, because the seat does not play in this step."""
+
+
+class FunctionSeat(Seat):
+    """Plays a role with `function(item, prompt, history) -> str`, such as a simulated user, a tool or a referee."""
+
+    def __init__(self, function: Callable[[dict, Prompt, History], str]):
+        self.function = function
+
+    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
+        name, answers = f"The function `{function_name(self.function)}`, which plays {role!r},", []
+        for branch in branches:
+            with task_code(name):
+                text = self.function(branch.item, branch.prompts[role], branch.history)
+            if not isinstance(text, str):
+                raise TaskError(f"{name} returned {show(text)}; it must return a text.")
+            answers.append(text)
+        return answers
+
+    def describe(self) -> dict[str, Any]:
+        return {"function": function_name(self.function)}
+
+
+class EndpointSeat(Seat):
+    """Plays a role with a model behind an endpoint. Answers are kept on the disk, so a run that is resumed does not pay for them again."""
+
+    def __init__(self, client: EndpointClient, seed: int = 0):
+        self.client, self.seed = client, seed
+
+    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
+        questions, asked = [], Counter[str]()
+        for branch in branches:
+            prompt = whole_prompt(role, branch.history, branch.prompts[role], as_chat=True)
+            messages = tuple({"role": x["role"], "content": x["content"]} for x in prompt if not isinstance(x, str))
+            text = json.dumps(messages)
+            asked[text] += 1  # equal prompts have different answers, too
+            questions.append(Question(messages, f"{self.seed}/{training_step()}/{asked[text]}"))
+        answers = self.client.ask(questions, stop_at_failure=True)
+        failures = [answer for answer in answers if isinstance(answer, EndpointError)]
+        if failures:
+            raise UnavailableError(
+                f"The model that plays {role!r} gave no answer to {len(failures)} of {len(answers)} requests: {failures[0]}. Start "
+                "again to continue: received answers are kept."
+            )
+        return [answer.text for answer in answers if isinstance(answer, Answer)]
+
+    def describe(self) -> dict[str, Any]:
+        return {"endpoint": describe_endpoint(self.client.endpoint), "seed": self.seed}
+
+
+class TeamSeat(Seat):
+    """
+    Plays a role with an agent of a team that is not trained. `load` makes the sampler of the team when it is needed first; `agent` is the role of
+    the agent there, by default that of the seat; `name` is what a resumed run compares.
+    """
+
+    def __init__(self, load: Callable[[], TeamSampler], name: str, agent: str | None = None):
+        self.load, self.name, self.agent = load, name, agent
+        self.sampler: TeamSampler | None = None
+
+    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
+        if self.sampler is None:
+            self.sampler = self.load()
+        agent = role if self.agent is None else self.agent
+
+        def own(texts: Mapping[str, Any]) -> dict[str, Any]:
+            return {agent: texts[role]} if role in texts else {}
+
+        nodes = [
+            Node(
+                x.item, tuple(Turn(own(t.prompts), own(t.joint_action), t.outcome) for t in x.history), own(x.prompts)
+            )
+            for x in branches
+        ]
+        return [samples.texts[0] for samples in self.sampler.sample((agent,), nodes, 1)[agent]]
+
+    def describe(self) -> dict[str, Any]:
+        return {"team": self.name, "agent": self.agent}
+
+    def release(self) -> None:
+        self.sampler = None
+
+
+class Population(Seat):
+    """
+    Plays a role with one of several seats, drawn for each item and optimizer step. All episodes of an item meet the same partner. `members`
+    returns them by name, all of them in an evaluation, where its argument is `None`, or those of an optimizer step.
+    """
+
+    def __init__(self, members: Callable[[int | None], Mapping[str, Seat]], description: Any, seed: int = 0):
+        self.members, self.description, self.seed = members, description, seed
+
+    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
+        members = self.members(training_step())
+        drawn = [self._draw(members, branch.item) for branch in branches]
+        answers: dict[int, str] = {}
+        for name, member in members.items():
+            if name not in drawn:
+                member.release()
+        for name in dict.fromkeys(drawn):
+            own = [k for k, other in enumerate(drawn) if other == name]
+            answers |= dict(zip(own, members[name].answer(role, [branches[k] for k in own]), strict=True))
+        return [answers[k] for k in range(len(branches))]
+
+    def partner(self, item: dict) -> str:
+        return self._draw(self.members(training_step()), item)
+
+    def _draw(self, members: Mapping[str, Seat], item: dict) -> str:
+        return [*members][derive_seed(self.seed, training_step(), item_id(item)) % len(members)]
+
+    def describe(self) -> dict[str, Any]:
+        return {"population": self.description, "seed": self.seed}
+
+
+class SeatedEnvironment(EnvironmentWrapper):
+    """
+    A task some of whose roles are played by seats. Its own roles are the others.
+
+    Args:
+        task ([`Environment`]): The task with all roles. If it gives each role a reward of its own, those of seats are left out.
+        seats (`dict[str, Seat]`): What plays the roles that are not trained.
+
+    Raises:
+        ValueError: A seat is for no role of the task, or no role is left to train.
+
+    Example:
+
+    ```python
+    >>> from trl_multiagent import FunctionEnvironment
+    >>> from trl_multiagent.rollout.seats import FunctionSeat, SeatedEnvironment
+    >>> task = FunctionEnvironment(
+    ...     prompts={"guesser": "Guess a number:", "referee": "{guesser}"},
+    ...     order=[["guesser"], ["referee"]],
+    ...     reward_funcs=lambda completions, **columns: [float(c["referee"] == "right") for c in completions],
+    ... )
+    >>> referee = FunctionSeat(lambda item, prompt, history: "right" if prompt == item["number"] else "wrong")
+    >>> environment = SeatedEnvironment(task, {"referee": referee})
+    >>> environment.roles
+    ('guesser',)
+    >>> environment.score([{"number": "7"}], [{"guesser": "7"}], [[]])[0].reward
+    1.0
+
+    ```
+    """
+
+    def __init__(self, task: Environment, seats: Mapping[str, Seat]):
+        super().__init__(task)
+        unknown = [role for role in seats if role not in task.roles]
+        if unknown or len(seats) == len(task.roles):
+            problem = f"{unknown[0]!r} is none of them" if unknown else "none is left to train"
+            raise ValueError(
+                f"`seats` has {', '.join(seats)}. The task has the roles {', '.join(task.roles)}: {problem}."
+            )
+        self.seats = {role: seats[role] for role in task.roles if role in seats}
+        self.roles = tuple(role for role in task.roles if role not in seats)
+        if task.order is not None:
+            turns = [tuple(role for role in turn if role in self.roles) for turn in task.order]
+            self.order = tuple(turn for turn in turns if turn)
+        self._openings: dict[tuple[int | None, str], History] = {}  # the turns before the first one of a trained agent
+
+    def check_turns(self, num_turns: int) -> None:
+        check = self.task.check_turns if self.order is None else super(EnvironmentWrapper, self).check_turns
+        check(num_turns)
+
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+        whole = [self._whole_history(*x) for x in zip(items, histories, strict=True)]
+        prompts = ask(self.task, items, whole)
+        return [{role: prompt for role, prompt in x.items() if role in self.roles} for x in prompts]
+
+    def judge(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
+    ) -> list[Outcome]:
+        whole = [self._whole_history(*x) for x in zip(items, histories, strict=True)]
+        prompts = ask(self.task, items, whole)
+        branches = [Branch(*x) for x in zip(items, whole, prompts, joint_actions, strict=True)]
+        self._play(branches, evaluation)
+        return [self._outcome(branch) for branch in branches]
+
+    def resume_settings(self) -> dict[str, Any]:
+        return {**settings_of(self.task), "seats": {role: seat.describe() for role, seat in self.seats.items()}}
+
+    def _whole_history(self, item: dict, history: History) -> History:
+        """Returns the turns of the whole task. After a turn of trained agents, they are the `info` of its outcome."""
+        if history:
+            return history[-1].outcome.info
+        key = (training_step(), item_id(item))
+        if key not in self._openings:
+            self._openings = {other: turns for other, turns in self._openings.items() if other[0] == key[0]}
+            (prompts,) = ask(self.task, [item], [()])
+            opening = Branch(item, (), prompts)
+            if not self._is_trained(opening):
+                self._play([opening], evaluation=False)
+            self._openings[key] = opening.history
+        return self._openings[key]
+
+    def _can_play(self, num_turns: int) -> bool:
+        """Returns whether an episode of the task may have so many turns."""
+        if self.task.order is not None:
+            return num_turns <= len(self.task.order)
+        try:
+            self.task.check_turns(num_turns)
+        except ValueError:  # it says why not
+            return False
+        return True
+
+    def _is_trained(self, branch: Branch) -> bool:
+        """Returns whether a trained agent acts next in a branch."""
+        return any(role in self.roles for role in branch.prompts)
+
+    def _play(self, branches: list[Branch], evaluation: bool) -> None:
+        """Plays a turn of each branch, whose trained agents have answered, and those after it in which only seats act."""
+        for _ in range(MAX_TURNS_ALONE):
+            if not branches:
+                return
+            for role, seat in self.seats.items():
+                asked = [branch for branch in branches if role in branch.prompts]
+                for branch, text in zip(asked, seat.answer(role, asked) if asked else (), strict=True):
+                    branch.actions = {**branch.actions, role: text}
+            items, histories = [branch.item for branch in branches], [branch.history for branch in branches]
+            actions = [{role: branch.actions[role] for role in branch.prompts} for branch in branches]
+            shown = [branch.prompts for branch in branches]
+            with scoring(dataclasses.replace(scoring_context(), prompts=shown, completion_ids=None)):
+                outcomes = judge(self.task, items, actions, histories, evaluation)
+            for branch, action, outcome in zip(branches, actions, outcomes, strict=True):
+                branch.history = (*branch.history, Turn(branch.prompts, action, outcome))
+                branch.outcomes.append(outcome)
+            branches = [branch for branch in branches if self._can_play(len(branch.history) + 1)]
+            prompts = ask(self.task, [x.item for x in branches], [x.history for x in branches])
+            for branch, branch.prompts in zip(branches, prompts, strict=True):
+                branch.actions = {}
+            branches = [branch for branch in branches if branch.prompts and not self._is_trained(branch)]
+        raise TaskError(f"Only seats acted in {MAX_TURNS_ALONE} turns in a row. The task has to end the episode.")
+
+    def _outcome(self, branch: Branch) -> Outcome:
+        """Adds up the rewards of the turns that were played in a branch. Of metrics with the same name, the last one counts."""
+        outcomes = branch.outcomes
+        joined = Outcome(sum(outcome.reward for outcome in outcomes), info=branch.history)
+        for outcome in outcomes:
+            joined.metrics |= outcome.metrics
+            joined.extra |= outcome.extra
+        if any(outcome.role_rewards for outcome in outcomes):
+            rewards = {role: sum(x.role_rewards.get(role, x.reward) for x in outcomes) for role in self.roles}
+            joined.role_rewards, joined.reward = rewards, fmean(rewards.values())
+        for turn in branch.history[-len(outcomes) :]:
+            joined.extra |= {f"answer/{role}": turn.joint_action[role] for role in self.seats if role in turn.prompts}
+        for role, seat in self.seats.items():
+            partner = seat.partner(branch.item)
+            if partner is not None:
+                joined.metrics[f"with/{role}/{partner}"] = joined.reward
+        return joined
+
+
+def training_step() -> int | None:
+    """Returns the number of optimizer steps of the training that is played in now; `None` outside of one."""
+    state = scoring_context().trainer_state
+    return None if state is None else state.global_step
