@@ -3,12 +3,20 @@
 import pytest
 import torch
 
-from trl_multiagent import Environment, FunctionEnvironment, Outcome
+from trl_multiagent import (
+    Environment,
+    FunctionEnvironment,
+    FunctionSeat,
+    Outcome,
+    Population,
+    SeatedEnvironment,
+    TeamSeat,
+)
 from trl_multiagent.environments.base import Turn, ask, judge
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
-from trl_multiagent.rollout.seats import FunctionSeat, Population, SeatedEnvironment, TeamSeat
+from trl_multiagent.rollout.tree import Samples
 
 from by_hand import one_update
 from tiny import tiny_team, tiny_trainer
@@ -42,8 +50,6 @@ def test_a_dialogue_with_a_simulated_user():
     asked = []
 
     def sample(nodes, number):
-        from trl_multiagent.rollout.tree import Samples
-
         asked.extend(node.prompts for node in nodes)
         return {"agent": [Samples([1], [[1]], [f"answer{len(node.history)}"]) for node in nodes]}
 

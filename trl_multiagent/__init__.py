@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
         Turn,
         role_reward,
     )
+    from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment, TeamSeat
     from trl_multiagent.team.agent_team import AgentTeam
     from trl_multiagent.trainers.iac_config import IACConfig
     from trl_multiagent.trainers.iac_trainer import IACTrainer
@@ -43,6 +44,8 @@ quiet_libraries()
 # Modules are imported when one of their names is used, so that the sandbox and the command line do not wait for torch
 _ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn role_reward".split()
 _PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
+_SEATS = "EndpointSeat FunctionSeat Population Seat SeatedEnvironment TeamSeat".split()
+_PATHS |= {name: f"trl_multiagent.rollout.seats.{name}" for name in _SEATS}
 _PATHS["AgentTeam"] = "trl_multiagent.team.agent_team.AgentTeam"
 _PATHS |= {path.rpartition(".")[2]: path for algorithm in ALGORITHMS.values() for path in algorithm[:2]}
 

@@ -19,6 +19,8 @@ from trl_multiagent.recipe.training import parse_recipe
 from trl_multiagent.report.model_card import rename_card
 from trl_multiagent.settings.read import ConfigError
 
+from endpoint_server import Reply, endpoint_server
+
 
 FAMILY = Path(__file__).parents[1] / "family" / "task.py"
 REWARDS = """
@@ -259,6 +261,85 @@ def test_a_wrong_template_is_one_line(config, module, capsys, prompt, message):
         cli.main(["run", "magrpo", "--config", config({"prompts": {"poet": prompt}}), "--dry_run"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
     assert exit_info.value.code == 2 and message in line
+
+
+GAME = """
+def game(completions, **columns):
+    signs = [float(c["a"].isascii()) - float(c["b"].isascii()) for c in completions]
+    return [{"a": sign, "b": -sign} for sign in signs]
+
+def judged(completions, **columns):
+    return [float(c["judge"] == "good") for c in completions]
+"""
+PLAYERS = {"prompts": {"a": "Show {topic}:", "b": "Show {topic}:"}, "reward_funcs": ["{module}.game"]}
+OWN = {**PLAYERS, "seats": {"b": {"population": "self", "agent": "a", "max_completion_length": 4}}}
+
+
+def test_self_play_resumes_exactly_and_is_evaluated(config, module, forked, tmp_path):
+    """The partner is drawn from the checkpoints of the run up to the step, also by a run that is resumed beside later ones."""
+    Path(f"{module}.py").write_text(GAME)
+    script = tmp_path / "train.py"
+    script.write_text("from trl_multiagent.cli import main\nmain()\n")
+    small = ["--max_steps", "4", "--save_steps", "1", "--max_completion_length", "4", "--items_per_device", "2"]
+    path = config({**OWN, "magrpo": {"output_dir": "run", "learning_rate": 0.01, "trace_steps": 1}, "seed": 4})
+    done = forked.run(script, "run", "magrpo", "--config", path, *small, cwd=tmp_path)
+    assert done.codes == [0], done.stderr[-3000:]
+    assert "with/b/start" in done.stdout and "with/b/checkpoint-" in done.stdout
+    weights = AgentTeam.from_pretrained("run").agents["a"].state_dict()
+    again = forked.run(
+        script, "run", "magrpo", "--config", path, *small, "--resume_from_checkpoint", "run/checkpoint-2", cwd=tmp_path
+    )
+    assert again.codes == [0], again.stderr[-3000:]
+    resumed = AgentTeam.from_pretrained("run").agents["a"].state_dict()
+    assert all((weights[name] == resumed[name]).all() for name in weights)
+    assert AgentTeam.from_pretrained("run").roles == ("a",)
+    done = forked.run(script, "evaluate", "run", "--split", "train", "--num_episodes", "4", cwd=tmp_path)
+    assert done.codes == [0] and re.search(r"with/b/(start|checkpoint-4)", done.stdout), done.stderr[-3000:]
+
+
+def test_an_endpoint_plays_a_role(config, module, forked, tmp_path):
+    """An endpoint that fails ends the run with one line. The run goes on with the answers that it has received."""
+    Path(f"{module}.py").write_text(GAME)
+
+    def answer(request, number):
+        return Reply(status=400) if number == 6 else "good"
+
+    sections = {"prompts": {"a": "Write {topic}:", "judge": "Judge {a}"}, "reward_funcs": ["{module}.judged"]}
+    sections |= {"functions": {"order": [["a"], ["judge"]]}, "magrpo": {"output_dir": "run", "save_steps": 1}}
+    script = tmp_path / "train.py"
+    script.write_text("from trl_multiagent.cli import main\nmain()\n")
+    small = ["--max_steps", "2", "--max_completion_length", "6", "--items_per_device", "1", "--logging_steps", "1"]
+    with endpoint_server(answer) as server:
+        judge = {"model": "m", "base_url": f"{server.url}/v1", "tries": 1, "concurrency": 1}
+        path = config({**sections, "seats": {"judge": {"endpoint": judge}}})
+        done = forked.run(script, "run", "magrpo", "--config", path, *small, cwd=tmp_path)
+        assert done.codes == [2] and "The model that plays 'judge' gave no answer" in done.stderr.splitlines()[-1]
+        number = len(server.requests)
+        argv = [*small, "--resume_from_checkpoint", "run/checkpoint-1"]
+        done = forked.run(script, "run", "magrpo", "--config", path, *argv, cwd=tmp_path)
+    assert done.codes == [0], done.stderr[-3000:]
+    assert (number, len(server.requests)) == (7, 9)  # four answers in each step: two of them were kept
+    assert all(x["messages"][-1]["content"].startswith("Judge ") for x in server.requests)
+
+
+@pytest.mark.parametrize(
+    ("seat", "message"),
+    [
+        ({"b": {"population": "self"}}, "`seats.b.agent` is 'b', but this run trains a."),
+        ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
+        ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
+        ({"b": {"team": 3}}, "`seats.b.team` is 3"),
+        ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
+        ({"a": {"team": "x"}, "b": {"team": "x"}}, "The task has the roles a, b: none is left to train."),
+        ({"b": {"endpoint": {"model": "gpt-5", "api_key": "sk-1"}}}, "unexpected keyword argument 'api_key'"),
+    ],
+)
+def test_wrong_seats_are_one_line(config, module, capsys, seat, message):
+    Path(f"{module}.py").write_text(GAME)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["run", "magrpo", "--config", config({**PLAYERS, "seats": seat}), "--dry_run"])
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
+    assert exit_info.value.code == 2 and message in line and "sk-1" not in line, line
 
 
 def test_the_number_of_agents_is_that_of_the_roles(config, capsys):

@@ -17,6 +17,8 @@ HEALTHY = {
     "frac_reward_zero_std": 0.3,
     "team/reward_variance": 0.5,
     "turn_1/aux_used": 0.4,
+    "turn_1/reward_mean": 0.1,
+    "turn_2/reward_mean": 0.5,
     **{f"agents/{role}/completions/most_common_ratio": 0.2 for role in ("aux", "main")},
     **{f"agents/{role}/total_contribution": 0.2 for role in ("aux", "main")},
 }
@@ -25,7 +27,8 @@ HEALTHY = {
 def run(folder, logs, **settings):
     """Feeds log entries to the callback and returns what it wrote, and the control."""
     alarms = Alarms(
-        ("aux", "main"), **{"has_siblings": True, "watched_metrics": {"aux_used": "aux is idle"}, **settings}
+        ("aux", "main"),
+        **{"has_siblings": True, "is_chain": True, "watched_metrics": {"aux_used": "aux is idle"}, **settings},
     )
     args, state = SimpleNamespace(output_dir=str(folder)), TrainerState(is_world_process_zero=True)
     control = TrainerControl()
@@ -64,6 +67,7 @@ def test_a_line_that_was_written_in_part_is_dropped(tmp_path):
         ({"agents/aux/completions/most_common_ratio": 0.95}, "collapse/aux"),
         ({"agents/main/total_contribution": 0.004}, "no_contribution/main"),
         ({"turn_1/aux_used": 0.0}, "low/aux_used"),
+        ({"turn_1/reward_mean": 0.0}, "chain"),
     ],
 )
 def test_an_alarm_is_raised_once_when_its_condition_has_held_for_a_window(tmp_path, caplog, change, name):

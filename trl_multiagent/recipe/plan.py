@@ -59,8 +59,8 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
         "agents": f"{agents(recipe.model_names, roles, args.frozen_agents or ())} ({recipe.form_in_words})",
         "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
         "evaluation": f"{count(num_eval, 'item')} of split {dataset.eval_split}, {when}" if when else "none",
-        "rollouts": f"{count(args.num_turns, 'turn')}, joint_mode {args.joint_mode}, handoff {args.handoff}, "
-        f"{args.num_generations} completions per agent and node",
+        "rollouts": rollouts(args),
+        **workflow(recipe, environment, joint_actions),
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
         f"{args.rows_per_item} rows{or_fewer}",
         "optimizer step": f"{count(args.items_per_device, 'item')} x {count(args.world_size, 'process', 'processes')}, "
@@ -76,6 +76,28 @@ def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment
         if args.eval_strategy.value != "no" and num_eval is not None:
             asked += num_evaluations(args, steps) * num_eval * (args.num_turns - 1)
         lines |= environment.plan(items, asked, args.max_completion_length)
+    return lines
+
+
+def rollouts(args: RolloutConfig) -> str:
+    """Describes the rollouts of an item."""
+    turns = count(args.num_turns, "turn")
+    if args.num_episodes is not None:
+        return f"{args.num_episodes} episodes per item, {turns} each"
+    return f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions per agent and node"
+
+
+def workflow(recipe: Recipe, environment: Environment | None, joint_actions: int) -> dict[str, str]:
+    """Returns the lines of a plan about who acts when, who is not trained, and what counterfactual credit costs."""
+    lines, credit = {}, vars(recipe.training_args).get("credit")
+    if environment is not None and environment.order is not None:
+        lines["order"] = "; ".join(
+            f"turn {k}: {', '.join(roles)}" for k, roles in enumerate(environment.order, start=1)
+        )
+    if recipe.seats:
+        lines["not trained"] = ", ".join(f"{role}: {next(iter(seat), '')}" for role, seat in recipe.seats.items())
+    if credit is not None:
+        lines["credit"] = f"replaced by {credit}: at most {joint_actions} more rewards per item and agent"
     return lines
 
 

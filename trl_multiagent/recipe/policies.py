@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -18,7 +19,7 @@ from trl_multiagent.recipe.control import Control
 from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
 from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.recipe.recipe import first_rows
-from trl_multiagent.recipe.seats import seated
+from trl_multiagent.recipe.seats import Run, seated
 from trl_multiagent.recipe.tasks import task_settings
 from trl_multiagent.settings.derive import check_names
 from trl_multiagent.settings.read import ConfigError
@@ -34,7 +35,8 @@ def settings_for_task(evaluation: Evaluation, **changes: Any) -> TaskSettings:
 def make_environment(evaluation: Evaluation) -> Environment:
     """Makes the task's environment. Raises `ConfigError` if a team has other roles, or it cannot play so many turns."""
     environment = evaluation.settings.task.environment(settings_for_task(evaluation))
-    environment = seated(evaluation.settings, environment, evaluation.output_dir)
+    run = Run(Path(evaluation.teams[0].location), evaluation.base)
+    environment = seated(evaluation.settings, environment, evaluation.output_dir, run)
     for team in evaluation.teams:
         if team.roles is not None and team.roles != tuple(environment.roles):
             raise ConfigError(

@@ -1,6 +1,7 @@
 """Makes what plays the roles that are not trained, as the section `seats` says."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from trl_multiagent.endpoints.client import EndpointClient
 from trl_multiagent.endpoints.endpoint import make_endpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.imports import import_function
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.limits import check_value
 from trl_multiagent.recipe.models import make_loader
@@ -25,20 +27,33 @@ from trl_multiagent.trainers.base.checkpoint_files import step_of
 START = "start"  # the name of the models from which the run starts, in the population of its own checkpoints
 
 
-def seated(settings: Settings, environment: Environment, folder: Path) -> Environment:
-    """Returns a task as its trained agents see it: without the roles in `seats`. Raises `ConfigError` if a seat cannot be made."""
+@dataclass
+class Run:
+    """The run whose checkpoints are the population `self`."""
+
+    folder: Path
+    start: (
+        str | list[str] | None
+    )  # the models from which it started, one for all agents or one per agent; `None` if not known
+
+
+def seated(settings: Settings, environment: Environment, folder: Path, run: Run) -> Environment:
+    """
+    Returns a task as its trained agents see it: without the roles in `seats`. Answers of endpoints are kept in `folder`. Raises `ConfigError` if
+    a seat cannot be made.
+    """
     if not settings.seats:
         return environment
     try:
         trained = [role for role in environment.roles if role not in settings.seats]
-        seats = {role: make_seat(settings, role, section, folder, trained) for role, section in settings.seats.items()}
+        seats = {role: make_seat(settings, role, x, folder, run, trained) for role, x in settings.seats.items()}
         return SeatedEnvironment(environment, seats)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def make_seat(settings: Settings, role: str, section: Any, folder: Path, trained: Sequence[str]) -> Seat:
-    """Makes the seat of a role. `folder` is that of the run, `trained` are the roles of its team."""
+def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Run, trained: Sequence[str]) -> Seat:
+    """Makes the seat of a role, see [`seated`]. `trained` are the roles of the team."""
     own, seed = read_section(f"seats.{role}", section), settings.values[""].get("seed") or 0
     if own.function is not None:
         return FunctionSeat(import_function(f"seats.{role}.function", own.function))
@@ -59,18 +74,21 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, trained
     if own.population != "self":
         members = {name: seat(name) for name in own.population or ()}
         return Population(lambda step: members, list(members), seed)
-    agent, start = own.agent or role, settings.model_names
+    agent, start, made = own.agent or role, run.start, dict[str, Seat]()
     if agent not in trained:
         raise ValueError(f"`seats.{role}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
-    made: dict[str, Seat] = {START: seat(start if isinstance(start, str) else start[trained.index(agent)])}
+    if start is not None:
+        made[START] = seat(start if isinstance(start, str) else start[trained.index(agent)])
 
     def checkpoints(step: int | None) -> dict[str, Seat]:
-        """Returns the checkpoints of the run that are no later than a step, and the models from which it starts."""
-        steps = {step_of(path): path for path in folder.glob("checkpoint-*") if (path / TEAM_FILE).is_file()}
-        for number in sorted(steps):
-            made.setdefault(steps[number].name, seat(str(steps[number])))
-        names = [START, *(steps[x].name for x in sorted(steps) if step is None or x <= step)]
-        return {name: made[name] for name in names}
+        """Returns the models from which the run starts, and its checkpoints that are no later than a step."""
+        found = {step_of(path): path for path in run.folder.glob("checkpoint-*") if (path / TEAM_FILE).is_file()}
+        own = [found[number] for number in sorted(found) if step is None or number <= step]
+        members = {name: made[name] for name in made if name == START}
+        members |= {path.name: made.setdefault(path.name, seat(str(path))) for path in own}
+        if not members:
+            raise UnavailableError(f"`seats.{role}.population` is 'self', but {run.folder} holds no checkpoints.")
+        return members
 
     return Population(checkpoints, "self", seed)
 

@@ -9,7 +9,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.recipe.seats import seated
+from trl_multiagent.recipe.seats import Run, seated
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import UNAVAILABLE
 from trl_multiagent.settings.derive import Settings
@@ -60,7 +60,8 @@ def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
 
 def make_environment(settings: Settings, run_folder: Path) -> Environment:
     """Makes the environment of a run in a folder. Raises `ConfigError` if the number of the task's roles is not `num_agents`."""
-    environment = seated(settings, settings.task.environment(task_settings(settings, run_folder)), run_folder)
+    environment = settings.task.environment(task_settings(settings, run_folder))
+    environment = seated(settings, environment, run_folder, Run(run_folder, settings.model_names))
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
         problem = f"but the task has {len(roles)} roles: {', '.join(roles)}. Set it to {len(roles)}."

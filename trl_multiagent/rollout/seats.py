@@ -188,8 +188,7 @@ class SeatedEnvironment(EnvironmentWrapper):
     Example:
 
     ```python
-    >>> from trl_multiagent import FunctionEnvironment
-    >>> from trl_multiagent.rollout.seats import FunctionSeat, SeatedEnvironment
+    >>> from trl_multiagent import FunctionEnvironment, FunctionSeat, SeatedEnvironment
     >>> task = FunctionEnvironment(
     ...     prompts={"guesser": "Guess a number:", "referee": "{guesser}"},
     ...     order=[["guesser"], ["referee"]],

@@ -55,6 +55,7 @@ RENAMED = {
     "reward_funcs": "functions.reward_funcs",
     "reward_weights": "functions.reward_weights",
     "transition": "functions.transition",
+    "order": "functions.order",
 }
 
 # The section whose settings are in a mapping `task`. Here, `task` is a name

@@ -255,7 +255,8 @@ def complete_arguments(settings: Settings) -> None:
     roles = settings.task.roles
     own_roles = roles(sections) if callable(roles) else roles
     default = 1 if algorithm in SINGLE_AGENT else 2
-    arguments.setdefault("num_agents", default if own_roles is None else len(own_roles) - len(settings.seats))
+    number = default if own_roles is None else max(1, len(own_roles) - len(settings.seats))
+    arguments.setdefault("num_agents", number)
     if algorithm in SINGLE_AGENT and arguments["num_agents"] != 1:
         several = SINGLE_AGENT[algorithm]
         raise ConfigError(f"`{algorithm}.num_agents`: {algorithm} trains one agent; {several} trains several.")
