@@ -9,7 +9,6 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.recipe.seats import Run, seated
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import UNAVAILABLE
 from trl_multiagent.settings.derive import Settings
@@ -60,6 +59,8 @@ def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
 
 def make_environment(settings: Settings, run_folder: Path) -> Environment:
     """Makes the environment of a run in a folder. Raises `ConfigError` if the number of the task's roles is not `num_agents`."""
+    from trl_multiagent.recipe.seats import Run, seated  # imports transformers
+
     environment = settings.task.environment(task_settings(settings, run_folder))
     environment = seated(settings, environment, run_folder, Run(run_folder, settings.model_names))
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
