@@ -40,14 +40,27 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
         files = {path.name for path in CONFIGS.glob(pattern)}
         assert files and {path.name for path in (installed / "configs").glob(pattern)} == files
     assert (installed / "py.typed").is_file()
-    assert {path.parent.name for path in (installed / "configs").rglob("*.py")} == {"workflows"}  # which configurations name
+    assert {path.parent.name for path in (installed / "configs").rglob("*.py")} == {
+        "workflows"
+    }  # which configurations name
     targets = re.findall(r"\]\(([^)\s]+)", metadata)
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
     assert "Project-URL: Repository, https://" in metadata
 
     for config, agents in (("magrpo_demo", "aux: demo, main: demo"), ("writer_editor", "writer: demo, editor: demo")):
         done = subprocess.run(
-            [sys.executable, "-c", COMMAND, "train", "magrpo", "--config", config, "--accelerate_config", "single", "--dry_run"],
+            [
+                sys.executable,
+                "-c",
+                COMMAND,
+                "train",
+                "magrpo",
+                "--config",
+                config,
+                "--accelerate_config",
+                "single",
+                "--dry_run",
+            ],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
             capture_output=True,

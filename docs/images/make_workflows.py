@@ -10,7 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 
-FIRST, SECOND, THIRD, PLAIN = ("#4c78a8", "#e8f0f8"), ("#f58518", "#fdf0e2"), ("#54a24b", "#eaf5e9"), ("#555555", "#f4f4f4")
+FIRST, SECOND, THIRD, PLAIN = (
+    ("#4c78a8", "#e8f0f8"),
+    ("#f58518", "#fdf0e2"),
+    ("#54a24b", "#eaf5e9"),
+    ("#555555", "#f4f4f4"),
+)
 WIDTH, STEP, START = 1.3, 2.25, 2.2  # of a box, from a turn to the next, and of the first turn
 # Rows from top to bottom: name, boxes (role, turn, height above the row, color), arrows (from box, to box, label), reward
 WORKFLOWS = [
