@@ -6,7 +6,6 @@ A solver answers, a critic confirms the answer or writes another one, and if it 
 The environment ends the episode if the critic confirms. Both are rewarded for the final answer, the critic also for a verdict that is right.
 """
 
-import random
 from pathlib import Path
 
 from trl_multiagent import Environment, Outcome, Task, Turn
@@ -56,9 +55,9 @@ def make_environment(settings):
 def load_datasets(settings):
     from datasets import Dataset
 
-    items = [{"a": a, "b": b} for a in NUMBERS for b in NUMBERS]
-    random.Random(0).shuffle(items)
-    return Dataset.from_list(items[4:]), Dataset.from_list(items[:4])
+    # All sums are for both: the small model of the run learns them as a table, in which a sum that it has not seen is missing
+    items = Dataset.from_list([{"a": a, "b": b} for a in NUMBERS for b in NUMBERS])
+    return items, items
 
 
 # The base model of the run without a download: it has seen careless solvers and critics
