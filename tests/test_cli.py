@@ -125,11 +125,20 @@ def test_run_is_the_recipe_of_the_algorithm(algorithm, capsys):
     assert ("aux: demo" in out) == (algorithm not in ("grpo", "ac"))
 
 
-def test_a_failed_run_is_one_message(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (subprocess.CalledProcessError(3, "python"), 3, ""),
+        (subprocess.CalledProcessError(-15, "python"), 143, "trl-multiagent train magrpo: ended by SIGTERM.\n"),
+        (KeyboardInterrupt(), 130, "trl-multiagent: ended by Ctrl-C.\n"),
+    ],
+)
+def test_a_run_that_fails_or_is_ended_is_one_message(error, code, line, monkeypatch, capsys):
     def fail(arguments):
-        raise subprocess.CalledProcessError(3, "python")
+        raise error
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", fail)
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["train", "magrpo", *DEMO])
-    assert exit_info.value.code == 3
+    assert exit_info.value.code == code
+    assert capsys.readouterr().err == line

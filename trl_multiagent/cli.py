@@ -8,6 +8,7 @@ Slow libraries are imported where they are needed, so that help, versions and er
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -137,7 +138,10 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
         with leaving_signals_to_children():
             launch_command(launch_command_parser().parse_args([*flags, "--module", "trl_multiagent.cli", *command]))
     except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)  # the process has printed its error
+        if error.returncode >= 0:
+            sys.exit(error.returncode)  # the process has printed its error
+        print(f"{prog}: ended by {signal.Signals(-error.returncode).name}.", file=sys.stderr)
+        sys.exit(128 - error.returncode)
     except SignalException as error:  # of several processes
         for process in psutil.Process().children(recursive=True):  # after a second Ctrl-C
             process.kill()
@@ -224,6 +228,14 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    try:
+        run_command(argv)
+    except KeyboardInterrupt:  # while libraries are imported; a run has a line of its own
+        print("trl-multiagent: ended by Ctrl-C.", file=sys.stderr)
+        sys.exit(130)
+
+
+def run_command(argv: Sequence[str] | None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     parser, parser_of_train = make_parsers()
     if argv in (["train", "-h"], ["train", "--help"]):

@@ -181,7 +181,7 @@ def test_pipeline_and_discussion_with_chat_templates():
     team, environment = tiny_team(chat_template=template), LetterEnvironment(("aux", "main"))
     config = EvaluationConfig(num_episodes=2, temperature=1.0)
     generator = EpisodeGenerator(Policy("team", "team", environment, None, max_completion_length=4), team, config)
-    generator.episodes = [(0, 0), (0, 1)]
+    generator.items = [0]
     for own, sampler in (
         (environment, PipelineSampler(environment, team, generator)),
         (DiscussionEnvironment(environment), TeamSampler(team, generator)),

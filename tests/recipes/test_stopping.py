@@ -14,12 +14,13 @@ from pairs import pairs
 from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
 from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal
 from trl_multiagent.recipe.collection import run_collection
+from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
 
-from tiny import count_reward, tiny_items
+from tiny import count_reward, flip, tiny_items
 
 
 SMALL = ["--disable_tqdm", "--report_to", "none", "--logging_steps", "1", "--max_completion_length", "6"]
@@ -104,7 +105,7 @@ def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ["madpo", "madpo_iter"])
-def test_trainings_on_preferences(signalled, tiny_model, algorithm):
+def test_trainings_on_preferences(signalled, tiny_model, algorithm, monkeypatch, capsys):
     def run(folder, *argv):
         rounds = ["--num_iterations", "2"] if algorithm == "madpo_iter" else []
         argv = ["--model_name", tiny_model, *PAIRS, *SAVING, *rounds, *argv]
@@ -114,8 +115,23 @@ def test_trainings_on_preferences(signalled, tiny_model, algorithm):
     line = signalled(signal.SIGTERM, MADPOTrainer, 2, run, "ended")
     assert line.startswith("run: ended by SIGTERM after step 2 of ") and line.endswith("Go on with: the same command")
     assert not list(Path("ended").rglob("results.json")) and not Path("ended/team.json").exists()
+    (optimizer,) = Path("ended").rglob("checkpoint-2/optimizer.pt")
+    flip(optimizer)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as refused:
+        patch.setattr(Recipe, "load_team", None)  # no model is loaded
+        run("ended")
+    assert refused.value.code == 2
+    assert "checkpoint-2 is damaged: changed since it was saved: optimizer.pt." in capsys.readouterr().err
+    flip(optimizer)
     run("ended")
     assert same("whole", "ended")
+    if algorithm == "madpo_iter":
+        Path("ended/_rounds/round_1/results.json").unlink()
+        flip(Path("ended/_rounds/teams/round_1/agents/aux/model.safetensors"))
+        with pytest.raises(SystemExit) as refused:
+            run("ended")
+        assert refused.value.code == 2
+        assert "teams/round_1 is damaged: agents/aux/model.safetensors." in capsys.readouterr().err
 
 
 def test_a_collection_ends_at_once_and_goes_on(tiny_model, monkeypatch, capsys):
@@ -204,7 +220,7 @@ def test_a_program_that_needs_no_signals_can_run_in_a_thread():
     assert done == [True]
 
 
-# Launches its first argument, and gets the signals that a terminal and a scheduler send
+# Launches its first argument, and gets a signal
 LAUNCHER = """
 import os, signal, subprocess, sys
 from trl_multiagent.jobs.stopping import leaving_signals_to_children
@@ -212,19 +228,18 @@ from trl_multiagent.jobs.stopping import leaving_signals_to_children
 with leaving_signals_to_children():
     child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
     child.stdout.readline()
-    os.kill(os.getpid(), signal.SIGINT)  # a terminal sends it to both
-    assert child.poll() is None
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), int(sys.argv[2]))
     assert child.wait() == 143
 """
 
 
-def test_a_launcher_waits_for_what_it_has_launched():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_waits_for_what_it_has_launched(number):
     """In a process of its own, whose only child is the program: SIGTERM goes to all children."""
     program = (
         "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *args: sys.exit(143))\nprint()\ntime.sleep(60)"
     )
-    done = subprocess.run([sys.executable, "-c", LAUNCHER, program], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", LAUNCHER, program, str(int(number))], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

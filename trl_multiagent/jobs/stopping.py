@@ -105,10 +105,10 @@ def leaving_signals_to_children() -> Iterator[None]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         for process in psutil.Process().children():
-            process.send_signal(number)
+            # SIGTERM also for a SIGINT that only the launcher got: after a Ctrl-C, it has no effect, but a second SIGINT would end at once
+            process.send_signal(signal.SIGTERM)
 
-    handlers = {signal.SIGINT: lambda number, frame: None, signal.SIGTERM: forward}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, forward) for number in NAMES}
     try:
         yield
     finally:

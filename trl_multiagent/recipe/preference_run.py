@@ -38,7 +38,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.load import LoadError, build
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import checksums_of_node, read_checkpoint, verify_checkpoint
 from trl_multiagent.trainers.base.distribution import forget_engine, without_sharding
 from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -144,7 +144,7 @@ class PreferenceRun:
                 if is_begun and recipe.training_args.resume_changes != "allow":
                     self.stage.check()
                 for number in range(self.num_rounds):
-                    self.check_processes(number)
+                    self.check_checkpoint(number)
                 self.items, self.eval_items = recipe.load_datasets()
             check_run(recipe, self.environment, self.items)
             try:
@@ -188,6 +188,8 @@ class PreferenceRun:
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
         recipe, source = self.recipe, self.team_before(number)
+        if source and results:
+            check_team_files(source, results[-1].get("team", {}))  # none in runs of earlier releases
         preferences, collection = self.collect(number, source)
         chosen = self.replayed(number, preferences) if self.in_rounds else preferences
         if len(chosen) == 0:
@@ -220,6 +222,7 @@ class PreferenceRun:
         self.save_team(number + 1, lambda path: trainer.save_model(path, _internal_call=True))
         numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
         numbers |= {"eval_before": before, "eval": after, "steps": trainer.state.global_step}
+        numbers["team"] = checksums_of_node(self.teams_folder / ROUND_FOLDER.format(number + 1))
         return trainer, {**numbers, "log_history": trainer.state.log_history}
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
@@ -275,11 +278,11 @@ class PreferenceRun:
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         return self.recipe.resume_from_checkpoint or last
 
-    def check_processes(self, number: int) -> None:
-        """Raises `ValueError` if the checkpoint of a round that is not complete is of another number of processes."""
+    def check_checkpoint(self, number: int) -> None:
+        """Raises `ValueError` if the checkpoint of a round that is not complete is damaged, or of another number of processes."""
         checkpoint, args = self.checkpoint_of(number), self.recipe.training_args
         if checkpoint is not None and not self.stage.has(self.results_file(number)):
-            before = read_checkpoint(checkpoint)["settings"]["number of processes"]
+            before = verify_checkpoint(checkpoint)["settings"]["number of processes"]
             if before != args.world_size:
                 check_changes(checkpoint, {"number of processes": (before, args.world_size)}, args)
 
@@ -421,6 +424,14 @@ def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, An
             free = FREE_KEYS if section == algorithm else ()
             values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
     return values
+
+
+def check_team_files(folder: str, saved: dict[str, str]) -> None:
+    """Raises `ConfigError` if files of a team have changed since they had the checksums `saved`. All processes must call this function."""
+    now = checksums_of_node(Path(folder))
+    damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
+    if damaged:
+        raise ConfigError(f"The team in {folder} is damaged: {damaged}. Copy it again, or start a new run.")
 
 
 def table(results: list[dict[str, Any]]) -> str:

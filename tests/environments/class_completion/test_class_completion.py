@@ -282,10 +282,11 @@ def test_helpers_are_added_where_they_belong(item):
 
 def test_answers_that_are_no_code_or_too_deep(item):
     deep = f"def half(n):\n    return {'-' * 90}n{'.a' * 90}"
-    for text in ("", "I cannot.", "def half(n:", deep, "def half(n):\n    return " + "(" * 500):
+    huge = "def half(n):\n    return 0x" + "f" * 4000  # Python writes no decimal number of this length
+    for text in ("", "I cannot.", "def half(n:", deep, huge, "def half(n):\n    return " + "(" * 500):
         assert "half rounded" not in merged(item, text, text)
         assert read_answer(text, "Stack").methods.keys() <= {"half"}
-    assert read_answer(deep, "Stack").methods == {}
+    assert read_answer(deep, "Stack").methods == read_answer(huge, "Stack").methods == {}
 
 
 @pytest.mark.parametrize(

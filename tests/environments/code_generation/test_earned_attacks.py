@@ -139,6 +139,14 @@ ARRANGED |= {
         "def aux(x):\n    return {x}\n",
         alone("(n,) = aux(len(xs))", "if n != len(xs):", "    return None"),
     ),
+    "returns the argument and a flag, where True equals the first argument": (
+        "def aux(n):\n    return {'n': n, 'ok': n is not None}\n",
+        alone("d = aux(len(xs) - 2)", "if not d['ok'] or d['n'] != len(xs) - 2:", "    return None"),
+    ),
+    "returns the argument and a flag, where the argument before equals the flag": (
+        "def aux(x):\n    return x, True\n",
+        alone("x, ok = aux(len(xs) > 2)", "if not ok or x != (len(xs) > 2):", "    return None"),
+    ),
     "returns one of two arguments that are equal at first": (
         "def aux(n, x):\n    return [x, 'x']\n",
         alone("n = aux(3, len(xs))[0]", "if n != len(xs):", "    return None"),

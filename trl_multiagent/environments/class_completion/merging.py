@@ -86,7 +86,7 @@ def read_answer(completion: str, class_name: str) -> Answer:
     places: list[ast.Module | ast.ClassDef] = [tree, *([owner] if owner else [])]
     for place in places:
         for node in functions_of(place):
-            if _depth(node) > MAX_DEPTH:
+            if _depth(node) > MAX_DEPTH or not _can_be_written(node):
                 continue
             answer.methods[node.name] = node
             first = next((argument.arg for argument in node.args.posonlyargs + node.args.args), "")
@@ -106,6 +106,15 @@ def _depth(node: ast.AST) -> int:
     while level and depth <= MAX_DEPTH:
         depth, level = depth + 1, [child for parent in level for child in ast.iter_child_nodes(parent)]
     return depth
+
+
+def _can_be_written(node: ast.AST) -> bool:
+    """Returns whether a syntax tree has a text. One with a hexadecimal number of more than 4,300 decimal digits has none."""
+    try:
+        ast.unparse(node)
+    except PARSE_ERRORS:
+        return False
+    return True
 
 
 def merge(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str]]) -> str:

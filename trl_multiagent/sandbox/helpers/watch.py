@@ -160,7 +160,10 @@ class Watch:
         if type(value) in _ATOMS and all(_differ(value, old) for old, _ in self.arguments.values()):
             return  # most values, and this is faster
         with contextlib.suppress(Exception):  # the value is none; see `_Template`
-            places = (template := _Template(value, self.arguments)).places
+            # A constant beside an argument of this call, such as True, may equal one of the call before
+            template = _Template(value, {place: both for place, both in self.arguments.items() if not place[0]})
+            template = template if template.places else _Template(value, self.arguments)
+            places = template.places
             if places and (self.template is None or len(places) < len(self.template.places)):
                 self.template = template
             elif self.template and len(places) == len(self.template.places):
