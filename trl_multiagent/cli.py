@@ -29,6 +29,7 @@ TASKS = {
     "block_building": "trl_multiagent.environments.block_building.task:TASK",
     "class_completion": "trl_multiagent.environments.class_completion.task:TASK",
     "writing": "trl_multiagent.environments.writing.task:TASK",
+    "needed": "trl_multiagent.environments.needed.task:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 

@@ -79,12 +79,18 @@ def test_pairs_are_those_of_the_stored_candidates(collected):
         assert len(rows) == min(3, len(gaps))
 
 
-def test_it_is_an_ordinary_dataset_with_a_card(collected):
+def test_it_is_an_ordinary_dataset_with_a_card_and_a_digest(collected, tmp_path):
     preferences, folder = collected
     assert load_from_disk(folder).to_list() == load_preferences(str(folder), ("aux", "main")).to_list()
     card = (folder / "README.md").read_text()
     assert "| preference_num_candidates | 4 |" in card and "FunctionEnvironment(reward_funcs=[count_reward]" in card
     assert f"| pairs | {len(preferences)} |" in card
+    (arrow,) = shutil.copytree(folder, tmp_path / "damaged").glob("data-*.arrow")
+    content = arrow.read_bytes()
+    letters = load_from_disk(folder)[0]["main_chosen"].encode()
+    arrow.write_bytes(content.replace(letters, letters.swapcase(), 1))
+    with pytest.raises(ValueError, match="is damaged: its rows are not those that were collected"):
+        load_preferences(str(tmp_path / "damaged"), ("aux", "main"))
 
 
 def test_a_team_learns_from_what_was_collected(collected, tmp_path):

@@ -63,6 +63,13 @@ class TaskSettings:
 
 
 @dataclass(frozen=True)
+class ModelBuilder:
+    """A function that builds a base model for the settings of a run and returns its folder, as a value of [`Task`]`.models`."""
+
+    build: Callable[[TaskSettings], str]
+
+
+@dataclass(frozen=True)
 class Task:
     """
     A task family. A recipe script passes it to [`~trl_multiagent.recipe.run.run_recipe`].
@@ -74,8 +81,8 @@ class Task:
         settings (`dict[str, type]`, *optional*): The dataclasses of the family's own sections, by the section's name. Every field is a
             [`~limits.setting`]. If `__post_init__` raises a `ValueError`, the run ends and the message is shown unchanged. The section
             `dataset` is a [`DatasetSource`] by default.
-        models (`dict[str, Callable[[], str]]`, *optional*): Functions that build a base model and return its folder. The user selects one
-            with its name as `agent_model.name`.
+        models (`dict[str, Callable[[], str] | ModelBuilder]`, *optional*): Functions that build a base model and return its folder. The user
+            selects one with its name as `agent_model.name`. A [`ModelBuilder`] gets the settings of the run.
         introduction (`Callable[[TaskSettings], str | None]`, *optional*): Returns a text to print before anything is loaded, or `None`.
         callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*): Returns the callbacks to add to the trainer.
         roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*): The agents' roles, or a function from the sections to
@@ -103,7 +110,7 @@ class Task:
     make_environment: Callable[[TaskSettings], Environment]
     load_datasets: Callable[[TaskSettings], tuple[Dataset, Dataset | None]]
     settings: dict[str, type] = dataclasses.field(default_factory=dict)
-    models: dict[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
+    models: dict[str, Callable[[], str] | ModelBuilder] = dataclasses.field(default_factory=dict)
     introduction: Callable[[TaskSettings], str | None] | None = None
     callbacks: Callable[[TaskSettings, Trainer], list[TrainerCallback]] | None = None
     roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None

@@ -71,6 +71,9 @@ class EvaluationConfig:
         "Whether each agent is replaced by nothing, by its untrained self and, with several teams, by that of another team.",
         False,
     )
+    ablate: list[str] | None = setting(
+        "What is taken from each team: 'messages', which are cut, or exchanged between items.", choices=("messages",)
+    )
     output_dir: str | None = setting("Folder of the results; by default one in `output.base_dir`.")
     disable_tqdm: bool = setting("Disable the progress bar.", False)
 

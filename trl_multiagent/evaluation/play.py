@@ -67,7 +67,8 @@ class Policy:
     is_pipeline: bool = False  # whether the agents answer one after the other
     rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
     compared_with: str = ""  # name of the team that a control or an ablation belongs to
-    replaced: Replaced | None = None  # what an ablation replaces
+    replaced: Replaced | None = None  # the agent that an ablation replaces
+    messages: str = ""  # what an ablation does to the messages, see [`~environments.messages.MessageAblation`]
     mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
     def num_turns(self, config: EvaluationConfig) -> int:

@@ -42,7 +42,7 @@ class Report:
     def __post_init__(self) -> None:
         self.teams = [result for result in self.results if result.policy.kind == "team"]
         # Tables and pictures do not show teams with an agent replaced one by one
-        self.shown = [result for result in self.results if result.policy.kind != "ablation"]
+        self.shown = [result for result in self.results if result.policy.replaced is None]
         self.numbers: dict[str, Numbers] = {x.name: numbers_of([x], self.config) for x in self.results}
         self.over_teams = numbers_of(self.teams, self.config) if len(self.teams) > 1 else None
         self.comparisons: dict[str, dict[str, Numbers]] = {
@@ -65,9 +65,10 @@ class Report:
             elif policy.kind == "control":
                 rows = pairs.setdefault("control", {})
                 rows.setdefault(str(self.config.control), []).append((teams[policy.compared_with], result))
-            elif policy.replaced is not None:
+            elif policy.kind == "ablation":
                 rows = pairs.setdefault("contributions", {})
-                row = f"{policy.replaced.role} replaced by {policy.replaced.by}"
+                replaced = policy.replaced
+                row = f"{replaced.role} replaced by {replaced.by}" if replaced else f"messages {policy.messages}"
                 rows.setdefault(row, []).append((teams[policy.compared_with], result))
         return pairs
 
@@ -124,7 +125,7 @@ class Report:
             "control": "the team minus the trained control",
             "contributions": "the team minus the team with",
         }
-        notes = {"control": self.control_note, "contributions": NOTHING_NOTE}
+        notes = {"control": self.control_note, "contributions": NOTHING_NOTE if self.config.contributions else ""}
         for name, rows in self.comparisons.items():
             lines += ["", *difference_lines(headings[name], rows)]
             lines += [notes[name]] if notes.get(name) else []

@@ -8,8 +8,8 @@ complete.
 import hashlib
 import random
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from trl_multiagent.folders import cache_folder
 
 
 SEED = 7
-PAD, EOS = "<|pad|>", "<|end|>"
+PAD, EOS, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
 VOCABULARY = 640
 ARCHITECTURE = {
     "hidden_size": 128,
@@ -48,9 +48,15 @@ class ImitationModel:
     Args:
         name (`str`): Name in the cache.
         demonstrate (`Callable[[int, random.Random], list[tuple[str, str]]]`): Draws a number of pairs of a prompt and one agent's answer.
-        steps (`int`): Steps of training, each on eight demonstrations. 600 take half a minute on one core.
+        steps (`int`): Steps of training, each on `batch_size` demonstrations. 600 take half a minute on one core.
         sources (`Sequence[Path]`): Files with the code and data that determine the demonstrations. A change of one makes a new model.
         max_positions (`int`, *optional*, defaults to `512`): The longest text in tokens.
+        variant (`str`, *optional*, defaults to `""`): What else determines the demonstrations. Another one makes a new model.
+        vocabulary (`Sequence[str]`, *optional*): The words that texts consist of, for a tokenizer that splits at white space. By default a
+            byte-level tokenizer is trained.
+        architecture (`Mapping[str, int]`, *optional*): Changes of the Llama's configuration.
+        batch_size (`int`, *optional*, defaults to `8`): Demonstrations of a step.
+        seed (`int`, *optional*, defaults to `7`): Seed of the demonstrations and of the initial weights.
     """
 
     name: str
@@ -58,6 +64,11 @@ class ImitationModel:
     steps: int
     sources: Sequence[Path]
     max_positions: int = 512
+    variant: str = ""
+    vocabulary: Sequence[str] = ()
+    architecture: Mapping[str, int] = field(default_factory=dict)
+    batch_size: int = BATCH_SIZE
+    seed: int = SEED
 
     def path(self, progress: bool = True) -> str:
         """
@@ -85,7 +96,7 @@ class ImitationModel:
 
     def fingerprint(self) -> str:
         """Returns a hash of everything that determines the model: the code that makes the model and its data, and library versions."""
-        digest = hashlib.sha256(f"{self.steps} {self.max_positions}".encode())
+        digest = hashlib.sha256(f"{self.steps} {self.max_positions} {self.seed} {self.variant}".encode())
         for path in (Path(__file__), *self.sources):
             digest.update(path.read_bytes())
         for library in ("torch", "transformers", "tokenizers"):
@@ -96,23 +107,23 @@ class ImitationModel:
         """Trains the tokenizer and the model, and saves them."""
         threads = torch.get_num_threads()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
+            torch.manual_seed(self.seed)
             torch.set_num_threads(
                 1
             )  # more are not faster for so small a model, and the weights would not be reproducible
             try:
-                demonstrations = self.demonstrate(self.steps * BATCH_SIZE, random.Random(SEED))
-                tokenizer = train_tokenizer(demonstrations)
+                demonstrations = self.demonstrate(self.steps * self.batch_size, random.Random(self.seed))
+                tokenizer = word_tokenizer(self.vocabulary) if self.vocabulary else train_tokenizer(demonstrations)
                 config = LlamaConfig(
                     vocab_size=len(tokenizer),
                     pad_token_id=tokenizer.pad_token_id,
                     eos_token_id=tokenizer.eos_token_id,
                     bos_token_id=None,
                     max_position_embeddings=self.max_positions,
-                    **ARCHITECTURE,
+                    **{**ARCHITECTURE, **self.architecture},
                 )
                 model = LlamaForCausalLM(config)
-                imitate(model, tokenizer, demonstrations, progress)
+                imitate(model, tokenizer, demonstrations, progress, self.batch_size)
             finally:
                 torch.set_num_threads(threads)
         model.save_pretrained(folder)
@@ -131,6 +142,19 @@ def train_tokenizer(demonstrations: list[Demonstration]) -> PreTrainedTokenizerF
         show_progress=False,
     )
     tokenizer.train_from_iterator((text for pair in demonstrations for text in pair), trainer)
+    return wrapped(tokenizer)
+
+
+def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
+    """Makes a tokenizer with a token per word. Other words are unknown."""
+    numbers = {word: number for number, word in enumerate(dict.fromkeys([PAD, EOS, UNKNOWN, *words]))}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return wrapped(tokenizer, unk_token=UNKNOWN)
+
+
+def wrapped(tokenizer: Tokenizer, **special_tokens: str) -> PreTrainedTokenizerFast:
+    """Makes a tokenizer of transformers."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -138,6 +162,7 @@ def train_tokenizer(demonstrations: list[Demonstration]) -> PreTrainedTokenizerF
         padding_side="left",
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
+        **special_tokens,
     )
 
 
@@ -146,6 +171,7 @@ def imitate(
     tokenizer: PreTrainedTokenizerFast,
     demonstrations: list[Demonstration],
     progress: bool,
+    batch_size: int,
 ) -> None:
     """
     Trains the model for one pass over the demonstrations. The loss covers the answers and their end tokens, not the prompts.
@@ -155,7 +181,7 @@ def imitate(
     """
     prompts = tokenizer([prompt for prompt, _ in demonstrations])["input_ids"]
     answers = tokenizer([answer + EOS for _, answer in demonstrations])["input_ids"]
-    steps = len(demonstrations) // BATCH_SIZE
+    steps = len(demonstrations) // batch_size
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
@@ -165,7 +191,7 @@ def imitate(
     )
     model.train()
     for step in tqdm(range(steps), desc="Building the base model", unit="step", mininterval=1, disable=not progress):
-        rows = slice(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
+        rows = slice(step * batch_size, (step + 1) * batch_size)
         pairs = list(zip(prompts[rows], answers[rows], strict=True))
         ids = [torch.tensor(prompt + answer) for prompt, answer in pairs]
         labels = [torch.tensor([-100] * len(prompt) + answer) for prompt, answer in pairs]

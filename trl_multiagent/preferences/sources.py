@@ -16,8 +16,9 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
-from trl_multiagent.folders import CARD_FILE, DATASET_STATE, is_collection
+from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, is_collection, read_json
 from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
+from trl_multiagent.jobs.identity import digest_of_rows
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER
 from trl_multiagent.preferences.report import HUB_FILE, PICTURE_FILE
 from trl_multiagent.preferences.rows import check_preferences
@@ -40,8 +41,8 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
     Raises:
         FileNotFoundError: there is no such file or folder.
         OSError: the Hub cannot be reached.
-        ValueError: the file is of another kind, the collection is not complete, or a column or row is malformed; the message
-            names the row and the field.
+        ValueError: the file is of another kind, the collection is not complete or was changed, or a column or row is malformed; the
+            message names the row and the field.
     """
     path = Path(name)
     if path.suffix in LOCAL_SUFFIXES:
@@ -51,7 +52,11 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
             is_unfinished = (path / CANDIDATES_FOLDER).is_dir()
             what = "an unfinished collection; start it again to finish it" if is_unfinished else "no dataset"
             raise ValueError(f"{path} holds {what}.")
-        preferences = select_rows(load_from_disk(path), split, name)
+        whole = load_from_disk(path)
+        rows = read_json(path / PREFERENCES_FILE).get("rows") if is_collection(path) else None
+        if rows not in (None, digest_of_rows(whole)):
+            raise ValueError(f"{path} is damaged: its rows are not those that were collected. Collect them again.")
+        preferences = select_rows(whole, split, name)
     elif path.is_file():
         raise ValueError(f"{path} is no {LOCAL_FILE}, from which preferences are read.")
     elif path.is_absolute() or name.count("/") != 1:

@@ -88,7 +88,7 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
         "settings, also keys of the section 'evaluation'", "Those of the sampling are by default as in the training."
     )
     for field in dataclasses.fields(EvaluationConfig):
-        if not (cross_play and field.name.startswith(("baseline", "control", "contributions"))):
+        if not (cross_play and field.name.startswith(("baseline", "control", "contributions", "ablate"))):
             text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
             group.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text)
     return parser
@@ -155,7 +155,7 @@ def parse_evaluation(
 def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
     """Completes the settings of the evaluation: those that were not given are those of the algorithm's section, or its defaults."""
     config: EvaluationConfig = settings.sections["evaluation"]
-    for name in ("baselines", "control", "contributions"):
+    for name in ("baselines", "control", "contributions", "ablate"):
         if cross_play and getattr(config, name):
             raise ConfigError(f"`evaluation.{name}` has no place in a cross-play: remove it, or use `evaluate`.")
     # A reward model samples nothing

@@ -10,18 +10,19 @@ from typing import Any
 from datasets import Dataset
 
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.messages import CUT, SHUFFLED, MessageAblation
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
 from trl_multiagent.evaluation.cross_play import Mix, mix, mixes
 from trl_multiagent.evaluation.play import NOTHING, OTHER_TEAM, UNTRAINED, LoadedTeam, Policy, Replaced
 from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent
+from trl_multiagent.jobs.stage import chunks_of
 from trl_multiagent.recipe.control import Control
 from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
 from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.recipe.recipe import first_rows
 from trl_multiagent.recipe.seats import Run, seated
-from trl_multiagent.recipe.tasks import task_settings
-from trl_multiagent.settings.derive import check_names
+from trl_multiagent.settings.derive import check_names, task_settings
 from trl_multiagent.settings.read import ConfigError
 
 
@@ -86,7 +87,14 @@ def load_items(evaluation: Evaluation) -> Dataset:
         )
     if len(items) == 0:
         raise ConfigError("There are no items to evaluate on: the evaluation set is empty.")
-    return first_rows(items, evaluation.settings.sections["dataset"].eval_size)
+    items = first_rows(items, evaluation.settings.sections["dataset"].eval_size)
+    smallest = min(map(len, chunks_of(len(items), evaluation.config.items_per_batch)))
+    if evaluation.config.ablate and smallest == 1:
+        raise ConfigError(
+            "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single item: choose "
+            "another `evaluation.items_per_batch`."
+        )
+    return items
 
 
 def watched(section: Any, read: set[str]) -> Any:
@@ -123,6 +131,7 @@ def make_policies(evaluation: Evaluation, environment: Environment, controls: di
     policies += baseline_policies(evaluation, environment)
     policies += control_policies(evaluation, controls) if controls else []
     policies += ablated_policies(evaluation, environment) if evaluation.config.contributions else []
+    policies += message_policies(evaluation, environment) if evaluation.config.ablate else []
     names = [policy.name for policy in policies]
     for name in names:
         if names.count(name) > 1:  # they would share a folder of transcripts
@@ -213,6 +222,25 @@ def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[P
         for k, team in enumerate(teams)
         for role in roles
         for by in ((NOTHING, UNTRAINED, OTHER_TEAM) if len(teams) > 1 else (NOTHING, UNTRAINED))
+    ]
+
+
+def message_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
+    """Makes the teams whose agents do not read each other's answers. Raises `ConfigError` if agents never do."""
+    if len(environment.roles) == 1 or evaluation.config.num_turns == 1:
+        raise ConfigError("`evaluation.ablate: messages` is for several agents and turns: leave it out.")
+    return [
+        make_policy(
+            evaluation,
+            f"{team.name}_messages_{how}",
+            "ablation",
+            MessageAblation(environment, how),
+            team.location,
+            compared_with=team.name,
+            messages=how,
+        )
+        for team in evaluation.teams
+        for how in (CUT, SHUFFLED)
     ]
 
 

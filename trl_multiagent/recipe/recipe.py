@@ -27,9 +27,9 @@ from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.folders import check_folder, check_repo_id, choose_folder
 from trl_multiagent.recipe.models import check_models, make_loader, make_peft_config
-from trl_multiagent.recipe.tasks import make_environment, task_settings
+from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.derive import Settings
+from trl_multiagent.settings.derive import Settings, task_settings
 from trl_multiagent.settings.read import ConfigError, fail, pop_path
 from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam

@@ -8,10 +8,10 @@ from typing import Any
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
-from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.environments.task import Task
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import UNAVAILABLE
-from trl_multiagent.settings.derive import Settings
+from trl_multiagent.settings.derive import Settings, task_settings
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
@@ -48,13 +48,6 @@ def checked(task: Task) -> Task:
         if not (isinstance(section, type) and dataclasses.is_dataclass(section)):
             raise ConfigError(f"The task's section `{name}` is {section!r}, it must be a dataclass.")
     return task
-
-
-def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
-    """Returns the argument of the task's functions."""
-    sections = {name: settings.sections[name] for name in ("dataset", *settings.task.settings)}
-    num_roles = settings.num_agents + len(settings.seats)
-    return TaskSettings(sections, num_roles, run_folder, settings.is_centralized)
 
 
 def make_environment(settings: Settings, run_folder: Path) -> Environment:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trl_multiagent.environments.prompt_files import PromptFiles
-from trl_multiagent.environments.task import DatasetSource, Task
+from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import short
 from trl_multiagent.settings.algorithms import (
@@ -130,6 +130,13 @@ class Settings:
             return cls(**{**values, **changes})
         except ValueError as error:
             raise ConfigError(f"section `{self.algorithm}`: {error}") from error
+
+
+def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
+    """Returns the argument of the task's functions."""
+    sections = {name: settings.sections[name] for name in ("dataset", *settings.task.settings)}
+    num_roles = settings.num_agents + len(settings.seats)
+    return TaskSettings(sections, num_roles, run_folder, settings.is_centralized)
 
 
 def run_id() -> str | None:
