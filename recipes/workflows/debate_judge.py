@@ -18,6 +18,7 @@ CLAIMS = {"pro": "the sum is 11 or more", "con": "the sum is 10 or less"}
 
 class Debate(Environment):
     roles = ("pro", "con", "judge")
+    order = (("pro", "con"), ("judge",))  # who acts at each turn; the plan of a run shows it
 
     def prompts(self, item, history):
         if not history:  # the debaters speak at the same time
