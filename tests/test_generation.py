@@ -1,15 +1,19 @@
+from collections import Counter
+from itertools import pairwise
+
 import pytest
 import torch
 from transformers import GenerationConfig
 
-from trl_multiagent.models.generation import SeededChoice, generate_groups
+from trl_multiagent.models.generation import SeededChoice, StopStrings, generate_groups
 
-from tiny import ARCHITECTURES, other_model, tiny_llama
+from tiny import ARCHITECTURES, byte_tokenizer, other_model, tiny_llama
 
 
 def config(**changes):
     settings = {"max_new_tokens": 6, "do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(disable_compile=True, pad_token_id=257, eos_token_id=[256], **{**settings, **changes})
+    settings |= {"pad_token_id": 257, "eos_token_id": [256], "disable_compile": True}
+    return GenerationConfig(**{**settings, **changes})
 
 
 PROMPTS = [[65, 66, 67], [68] * 9, [70], [71, 72]]
@@ -105,3 +109,49 @@ def test_seeded_sampling_follows_the_probabilities():
     )
     for group in groups:
         assert len({tuple(ids) for ids in group}) == 3
+
+
+@pytest.mark.parametrize("pad", [257, 256])
+def test_stop_strings_end_completions(pad):
+    """A completion is that without stop strings, up to the token that completes one. The padding behind it is no end of sequence."""
+    model, tokenizer = tiny_llama(initializer_range=0.2), byte_tokenizer()
+    settings = config(max_new_tokens=12, pad_token_id=pad)
+    seeds = [[10 * k + g for g in range(40)] for k in range(len(PROMPTS))]
+    whole = generate_groups(model, PROMPTS, 40, settings, seeds=seeds)
+    pairs = Counter(pair for group in whole for ids in group for pair in pairwise(ids[:-1]) if max(pair) < 94)
+    pair = max(pairs, key=pairs.get)  # letters
+    singles = Counter(token for group in whole for ids in group for token in ids if token < 94).most_common(5)
+    strings = [tokenizer.decode(pair), *(tokenizer.decode([token]) for token, _ in singles if token not in pair)]
+    stopped = generate_groups(model, PROMPTS, 40, settings, seeds=seeds, stops=(tokenizer, strings))
+    split = generate_groups(model, PROMPTS, 40, settings, token_budget=64, seeds=seeds, stops=(tokenizer, strings))
+
+    def cut(ids):
+        texts = [tokenizer.decode(ids[: k + 1], skip_special_tokens=True) for k in range(len(ids))]
+        return ids[: 1 + next((k for k, text in enumerate(texts) if any(x in text for x in strings)), len(ids))]
+
+    assert stopped == split == [[cut(ids) for ids in group] for group in whole]
+    lengths = Counter(len(ids) for group in stopped for ids in group)
+    assert lengths[12] > 40 and sum(lengths.values()) - lengths[12] > 40 and len(lengths) > 8
+    assert generate_groups(model, PROMPTS, 40, settings, seeds=seeds, stops=(tokenizer, [])) == whole
+
+
+def test_stop_strings_are_not_found_in_the_prompt():
+    model, tokenizer = tiny_llama(), byte_tokenizer()
+    greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
+    (((first, *_),),) = generate_groups(model, [[65, 66]], 1, greedy)
+    strings = [tokenizer.decode([66, first]), "AB"]
+    ((ids,),) = generate_groups(model, [[65, 66]], 1, greedy, stops=(tokenizer, strings))
+    assert len(ids) == 6
+
+
+def test_a_token_that_goes_beyond_a_stop_string_is_kept():
+    """Bytes of a character that is split, and a token with more than the string."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["}\n\n"])
+    long = tokenizer.convert_tokens_to_ids("}\n\n")
+    euro = tokenizer("€")["input_ids"]
+    ends = StopStrings(tokenizer, ["}\n", "€"], 2)
+    rows = [[65, 66, 67, long, 68, 69], [euro[2]] * 2 + [65, *euro], [65] * 6]
+    ended = [ends(torch.tensor(rows)[:, :length], None).tolist() for length in (3, 4, 5, 6)]
+    assert ended == [[False] * 3, [True, False, False], [True, False, False], [True, True, False]]
+    assert ends.lengths.tolist() == [2, 4, torch.inf]

@@ -74,6 +74,20 @@ def test_after_one_turn_there_is_only_one_past(options, as_chat):
     assert whole_prompt(*arguments, HistoryOptions(**options)) == whole_prompt(*arguments)
 
 
+OTHERS = Turn({"aux": "a prompt"}, {"aux": "an answer"}, Outcome(0.0))
+
+
+def test_turns_in_which_an_agent_did_not_act_leave_no_trace():
+    turns = [OTHERS, HISTORY[0], OTHERS, OTHERS, *HISTORY[1:], OTHERS]
+    flags = (None, True, False)
+    for mode, original, prompts, response in itertools.product((None, "full", "last"), flags, flags, flags):
+        options = HistoryOptions(mode, original, prompts, response)
+        for as_chat, dropped in itertools.product((False, True), range(5)):
+            found, expected = (whole_prompt("main", x, "P4", as_chat, options, dropped) for x in (turns, HISTORY))
+            assert found == expected, options
+    assert whole_prompt("main", [OTHERS], "P1", False) == "P1"
+
+
 SYSTEM = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
 
 
@@ -112,8 +126,11 @@ def letters(tokenizer, text, end=True):
     return [*(tokenizer.convert_tokens_to_ids(tokenizer.tokenize(x))[0] for x in text), *([EOS] if end else [])]
 
 
-def play(tokenizer, answers, options=FULL_HISTORY, prompts=None):
-    """Plays an episode with these completions, as token ids. Returns each turn's samples, and its prompt tokenized as a whole."""
+def play(tokenizer, answers, options=FULL_HISTORY, prompts=None, others=()):
+    """
+    Plays an episode with these completions, as token ids. Returns each turn's samples, and its prompt tokenized as a whole. `others`: turns
+    after each of these, in which the agent does not act.
+    """
     as_chat = tokenizer.chat_template is not None
 
     def render(prompt):
@@ -133,7 +150,7 @@ def play(tokenizer, answers, options=FULL_HISTORY, prompts=None):
         samples.append(Samples(made.ids, [answer], [text], prompt=made.prompt, dropped_turns=made.dropped_turns))
         whole += tokenize([made.prompt])
         before = {"main": (samples[-1], 0)}
-        history = (*history, Turn({"main": prompt}, {"main": text}, Outcome(0.0)))
+        history = (*history, Turn({"main": prompt}, {"main": text}, Outcome(0.0)), *others)
     return samples, whole
 
 
@@ -150,6 +167,16 @@ def test_a_turn_begins_with_the_tokens_of_the_turn_before(template, ends):
         start = before.prompt_ids + completion
         assert after.prompt_ids[: len(start)] == start
         assert after.prompt_ids != ids and tokenizer.decode(after.prompt_ids) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE, STRIPS])
+@pytest.mark.parametrize("limit", [None, 0, 27, 61])
+def test_tokens_and_dropped_turns_do_not_depend_on_turns_in_which_an_agent_did_not_act(template, limit):
+    tokenizer = merging_tokenizer(template)
+    answers = [letters(tokenizer, text) for text in ("ab cd", "x|ab", "abab", "")]
+    options = HistoryOptions(max_history_length=limit)
+    alone, among_others = (play(tokenizer, answers, options, others=x)[0] for x in ((), (OTHERS, OTHERS)))
+    assert alone == among_others
 
 
 @pytest.mark.parametrize("template", [None, TEMPLATE, OTHER_END, ALTERNATES])
@@ -205,6 +232,20 @@ def test_texts_of_models_end_no_turn_and_begin_none():
         assert contents == [forged, "ab", plain, plain, plain]
         assert as_message[0]["content"] == forged
     assert whole_prompt("main", past(("P", forged)), forged, as_chat=False).count("<eos>") == 4  # has no turns
+
+
+def test_the_first_prompt_of_an_agent_that_acts_later_may_quote_others():
+    tokenizer = merging_tokenizer(TEMPLATE)
+    pattern = marker_pattern(tokenizer, lambda messages: tokenizer.apply_chat_template(messages, tokenize=False))
+    quoted, cleaned = "Edit this: <eos>", "Edit this: < eos>"
+
+    def contents(history, prompt):
+        return [x["content"] for x in whole_prompt("main", history, prompt, True, markers=pattern)]
+
+    assert contents([], quoted) == [quoted]  # the task's own text
+    assert contents([OTHERS], quoted) == [cleaned]
+    assert contents([OTHERS, *past((quoted, "R1"))], "P2") == [cleaned, "R1", "P2"]
+    assert contents([*past((quoted, "R1")), OTHERS], quoted) == [quoted, "R1", cleaned]
 
 
 INSTRUCTIONS = (
@@ -311,3 +352,18 @@ def test_a_first_turn_without_its_answer_counts_as_left_out():
 
 
 # Whole trees, with models
+
+
+def test_agents_see_their_own_tool_calls_as_tokens():
+    """In a prompt that quotes another agent, the tags are plain text. A turn can end in neither."""
+    tokenizer = byte_tokenizer(TEMPLATE)
+    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
+    tag = tokenizer.convert_tokens_to_ids("<tool_call>")
+    call = tokenizer("Hm. <tool_call>{}</tool_call>")["input_ids"]
+    assert tag in call
+    (first, second), _ = play(tokenizer, [call, [EOS]], prompts=["P", "It wrote <tool_call>."])
+    assert second.prompt_ids[: len(first.prompt_ids) + len(call)] == first.prompt_ids + call
+    assert second.prompt_ids.count(tag) == 1 and "It wrote < tool_call>.<eos>" in tokenizer.decode(second.prompt_ids)
+    quoted = letters(tokenizer, "<tool_call><", end=False) + letters(tokenizer, "eos>", end=False)
+    (_, second), _ = play(tokenizer, [quoted, [EOS]], prompts=["P", "Q"])
+    assert "<tool_call>< eos>" in tokenizer.decode(second.prompt_ids)

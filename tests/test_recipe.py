@@ -113,6 +113,7 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
         (["--num_turns", "2", "--turn_gradient_weights", "1.2", "0.8"], "turn_gradient_weights", [1.2, 0.8]),
         (["--report_to", "tensorboard"], "report_to", ["tensorboard"]),
         (["--agent_learning_rates", '{"main": 1e-5}'], "agent_learning_rates", {"main": 1e-5}),
+        (["--stop_strings", r'{"main": ["\n\n", "x"]}'], "stop_strings", {"main": ["\n\n", "x"]}),
         (["--log_completions"], "log_completions", True),
         (["--gradient_checkpointing", "false"], "gradient_checkpointing", False),
         (["--push_to_hub", "--hub_token", "hf_x", "--hub_model_id", "me/team"], "hub_model_id", "me/team"),

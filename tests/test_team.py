@@ -12,7 +12,7 @@ from trl_multiagent import AgentTeam, FunctionEnvironment
 from trl_multiagent.environments import TaskError
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 
-from tiny import FORMS, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
+from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
 
 
 def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", seed=42, **config):
@@ -387,6 +387,19 @@ class Dialogue(FunctionEnvironment):
         return {role: f"{role}: {item['prompt']}" for role in self.roles}
 
 
+def check_answers(team, turns):
+    """Each agent answers greedily to its own turns."""
+    for role in team.roles:
+        tokenizer = team.tokenizers[role]
+        read: list[int] = []  # a turn's prompt begins with the tokens of the agent's turn before
+        for turn in (turn for turn in turns if role in turn.prompts):
+            read += tokenizer(("\n\n" if read else "") + turn.prompts[role])["input_ids"]
+            with team.activate(role) as agent:
+                greedy = agent.generate(torch.tensor([read]), do_sample=False, max_new_tokens=6)[0, len(read) :]
+            assert turn.joint_action[role] == tokenizer.decode(greedy, skip_special_tokens=True)
+            read += [x for x in greedy.tolist() if x != tokenizer.eos_token_id]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_collaborate_plays_an_episode(form):
     team = team_of(form)
@@ -394,16 +407,34 @@ def test_collaborate_plays_an_episode(form):
     item = {"prompt": "Go.", "extra": 3}
     turns = team.collaborate(item, environment, num_turns=2, do_sample=False, max_new_tokens=6)
     assert [set(turn.joint_action) for turn in turns] == [{"aux", "main"}] * 2
-    for role in team.roles:
-        tokenizer = team.tokenizers[role]
-        read: list[int] = []  # a turn's prompt begins with the tokens of the turn before
-        for turn in turns:
-            read += tokenizer(("\n\n" if read else "") + turn.prompts[role])["input_ids"]
-            with team.activate(role) as agent:
-                greedy = agent.generate(torch.tensor([read]), do_sample=False, max_new_tokens=6)[0, len(read) :]
-            assert turn.joint_action[role] == tokenizer.decode(greedy, skip_special_tokens=True)
-            read += [x for x in greedy.tolist() if x != tokenizer.eos_token_id]
+    check_answers(team, turns)
     assert turns[1].outcome.reward == count_reward([turns[1].joint_action])[0]
+
+
+def test_collaborate_with_stop_strings():
+    team, environment = tiny_team(), Dialogue({"aux": "", "main": ""}, count_reward)
+
+    def answers(strings):
+        torch.manual_seed(0)
+        (turn,) = team.collaborate({"prompt": "Go."}, environment, max_new_tokens=40, stop_strings=strings)
+        return turn.joint_action
+
+    whole = answers(None)
+    text = whole["main"]
+    place = next(k for k, x in enumerate(text) if 1 < k < len(text) - 2 and x.isalnum() and x not in text[:k])
+    assert answers({"main": ["never", text[place]]}) == {**whole, "main": text[: place + 1]}
+
+
+def test_collaborate_with_agents_that_do_not_act():
+    """The episodes have several lengths."""
+    items, team = [{"x": "12"}, {"x": "1"}, {"x": "1234"}], tiny_team()
+    episodes = team.collaborate(items, Workflow(), num_turns=3, max_new_tokens=6, do_sample=False)
+    for plan, turns in zip((1, 0, 2), episodes, strict=True):
+        assert len(turns) == (3 if turns[1].outcome.reward >= 0.05 else 2)
+        assert [tuple(turn.joint_action) for turn in turns] == [*Workflow.plans[plan][: len(turns)]]
+        assert all(set(turn.outcome.role_rewards) == {"aux", "main"} for turn in turns)
+        check_answers(team, turns)
+    assert team.collaborate(items[2], Workflow(), num_turns=3, max_new_tokens=6, do_sample=False) == episodes[2]
 
 
 def test_collaborate_on_a_text():
@@ -458,6 +489,12 @@ def test_collaborate_on_many_items():
         ({"top_k": -1}, "`top_k` is -1"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be greater than 0"),
         ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
+        (
+            {"stop_strings": {"x": ["."]}},
+            "`stop_strings` is {'x': \\['.'\\]}, it must have lists of texts for aux, main",
+        ),
+        ({"stop_strings": {"aux": "."}}, "it must have lists of texts for aux, main"),
+        ({"stop_strings": {"aux": ["", "."]}}, "it must have lists of texts for aux, main"),
         ({"return_dict_in_generate": True}, "`return_dict_in_generate` cannot be set here"),
         ({"item": [{"prompt": "Go."}, "Go."]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
         ({"item": ["Go."], "num_turns": 2}, "needs a whole item"),

@@ -13,10 +13,12 @@ from trl_multiagent import Environment, Outcome
 from trl_multiagent.environments.task_errors import TaskError, task_code
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.trace import item_id, trace_rows
-from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Samples, acting, grow_trees, judge_nodes
 from trl_multiagent.settings.read import fail
 from trl_multiagent.trainers.base.completions import branch_of, changes, choose_trees, print_trees
 from trl_multiagent.trainers.base.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
+
+from tiny import Workflow
 
 
 class Lengths(Environment):
@@ -197,6 +199,39 @@ def test_the_best_and_the_worst_tree_and_branch():
     text = printed(rows, 100)
     assert "advantage" in text and "[system] Be brief." in text
     assert printed(trace_rows(levels, ROLES, step=0, split="eval"), 100).count("advantage") == 0
+
+
+def test_episodes_in_which_roles_do_not_act():
+    """Each is a branch of its item's tree: here the first one earns little, and ends after two of three turns."""
+    environment = Workflow()
+
+    def sample(nodes, number):
+        texts = {role: ["ba"[node.episode] * 2 for node in acting(role, nodes)] for role in ROLES}
+        return {role: [Samples([1], [[1]], [text]) for text in texts[role]] for role in ROLES}
+
+    settings = {"num_turns": 3, "num_generations": 1, "num_episodes": 2}
+    levels = grow_trees(
+        [{"x": "1"}, {"x": "2"}], environment, sample, lambda x: judge_nodes(environment, x), **settings
+    )
+    rows = trace_rows(levels, ROLES, step=1)
+    assert [(row["tree"], row["episode"], row["node"]) for row in rows] == [
+        *[(tree, episode, node) for node in ("/", "/0") for tree in (0, 1) for episode in (0, 1)],
+        *[(tree, 1, "/0/0") for tree in (0, 1)],
+    ]
+    second = rows[5]
+    assert (second["prompt/aux"], second["completion/aux"]) == (None, None)
+    assert (second["prompt/main"], second["completion/main"]) == ("Task 1, 0.25, part main:", "aa")
+    assert [second[f"{x}/{role}"] for x in ("reward", "return") for role in ROLES] == pytest.approx(
+        [0.2, 0.3, 0.4, 0.6]
+    )
+    tree = [row for row in rows if row["tree"] == 1]
+    assert [[row["node"] for row in branch_of(tree, name)] for name in ("best", "worst")] == [
+        ["/", "/0", "/0/0"],
+        ["/", "/0"],
+    ]
+    text = printed(rows, 100, 1)
+    assert text.startswith("Step 1 (train): 2 trees, 10 joint actions") and text.count("(does not act)") == 3
+    assert "Task 1, 0.25, part main:" in text and "main 0.30" in text and "siblings -0.05" in text
 
 
 def test_later_turns_show_what_changed():

@@ -83,6 +83,20 @@ def test_a_chain_takes_the_value_of_what_it_does_not_visit(gae_lambda, continued
     assert targets(root, 1.0, gae_lambda)[0][0] == pytest.approx([continued, 3 + 20.0])
 
 
+@pytest.mark.parametrize(("gae_lambda", "after"), [(0.0, 10.0), (0.95, 0.05 * 10 + 0.95 * 3), (1.0, 3.0)])
+def test_a_critic_skips_nodes_at_which_its_agent_does_not_act(gae_lambda, after):
+    """Between two of its own, the mean over what the others did counts, discounted and with the role's own rewards."""
+    leaf = node([2.0, 4.0], 10.0)
+    idle = node([0.0, 0.0], 0.0, {0: leaf})
+    idle.values, idle.role_rewards = {}, {"c": [5.0, 7.0], "b": [0.0, 0.0]}
+    root = node([1.0, 3.0], 4.0, {0: idle})
+    (found,), (of_idle,), _ = targets(root, 0.5, gae_lambda)
+    assert of_idle == pytest.approx([5 + 0.5 * after, 7.0])
+    assert found == pytest.approx([1 + 0.5 * (12 + 0.5 * after) / 2, 3.0])
+    assert critic_advantages(root, "c", "a") == pytest.approx([found[0] - 4, 3 - 4])
+    assert td_errors(root, "c", 0.5) == pytest.approx([1 + 0.5 * (12 + 0.5 * 10) / 2 - 4, 3 - 4])
+
+
 def test_cross_mode_means_over_the_partners():
     indices = [(0, 0), (0, 1), (1, 0), (1, 1)]
     root = node([1.0, 2.0, 3.0, 6.0], 2.5, indices=indices)

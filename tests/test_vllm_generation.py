@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from trl_multiagent import AgentTeam, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent import AgentTeam, FunctionEnvironment, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.trainers.base.loss import sampling_correction
@@ -26,7 +26,7 @@ from trl_multiagent.trainers.base.vllm_generation import (
 
 pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
 
-from tiny import SAVED, byte_tokenizer, tiny_llama, tiny_trainer
+from tiny import SAVED, byte_tokenizer, count_reward, tiny_llama, tiny_trainer
 from vllm_double import LLM, VLLMServer, free_ports, install
 
 
@@ -450,6 +450,26 @@ def test_the_engine_of_a_frozen_agent_is_compared_in_the_first_step(tmp_path, mo
         LLM.instances[-2].model.get_output_embeddings().weight.mul_(20)
     with pytest.raises(EngineError, match=r"^Step 1: .* sampled for agent 'aux' differ"):
         trainer.train()
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_levels_at_which_a_role_does_not_act(tmp_path, models, mode):
+    """Its engine gets no prompts. A frozen agent that acts alone has no row in the update, and is compared nevertheless."""
+    prompts = {"aux": "Task {x}, part aux:", "main": "Task {x}, {aux}, part main:"}
+    environment = FunctionEnvironment(prompts, count_reward, order=[["aux"], ["main"]])
+    settings = {"environment": environment, "num_generations": 3, "frozen_agents": ["aux"]}
+    if mode == "server":
+        trainer, servers, _ = train_with_servers(tmp_path, models, **settings)
+        calls = {role: [len(body["prompt"]) for body in server.completions] for role, server in servers.items()}
+        assert calls == {"aux": [2, 2], "main": [6, 6]}
+    else:
+        trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **{**TRAINING, **settings})
+        trainer.train()
+        calls = [[number for _, number, _ in engine.calls if number] for engine in LLM.instances]
+        assert calls == [[2 * 3] * 2, [2 * 3 * 3] * 2]
+    first, second = trainer.state.log_history[:2]
+    assert 0 < first["agents/aux/sampling_logp_difference"] < 1e-4 and "agents/aux/loss" not in first
+    assert 0 < second["agents/main/sampling_logp_difference"] < 1e-4
 
 
 @pytest.mark.parametrize(("share", "fails"), [(1.0, True), (0.4, False)])

@@ -10,13 +10,14 @@ from trl_multiagent import AgentTeam, FunctionEnvironment, Outcome, Task
 from trl_multiagent.environments.base import ask, judge
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
 from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import CentralizedSampler
 from trl_multiagent.recipe.marlhf import RewardRun
 from trl_multiagent.recipe.run import read_settings, run_recipe
 from trl_multiagent.recipe.training import parse_recipe
 from trl_multiagent.rollout.tree import Node
 
-from tiny import tiny_items
+from tiny import Workflow, tiny_items
 
 
 PROMPT = """You answer for the roles aux, main, who solve one task together.
@@ -129,6 +130,10 @@ def test_one_turn_and_several_roles():
         central.check_turns(2)
     with pytest.raises(ValueError, match="plays one turn"):
         central.next_prompts([{"x": "one"}], [("a past turn",)])
+    with pytest.raises(
+        TaskError, match="One model for all roles needs the answers of all roles in every turn, but main does"
+    ):
+        CentralizedEnvironment(Workflow()).next_prompts([{"x": "1"}], [()])
     with pytest.raises(ValueError, match="answers for all roles already"):
         CentralizedEnvironment(FunctionEnvironment({"main": "Do {x}:"}, reward))
     assert Outcome(1.0).metrics == {}

@@ -9,9 +9,10 @@ from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.base import judge
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment, pearson
 from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.trainers.reward_watch import RewardWatch, is_over_optimized
 
-from tiny import tiny_trainer
+from tiny import Workflow, tiny_trainer
 
 
 ITEMS = [{"x": "1"}, {"x": "2"}, {"x": "3"}]
@@ -55,6 +56,16 @@ def test_without_the_task_in_training():
     outcomes = environment.score(ITEMS, ACTIONS, [()] * 3)
     assert [outcome.metrics for outcome in outcomes] == [{"rewards/model": x} for x in (-1.0, -3.0, -7.0)]
     assert [outcome.reward for outcome in environment.evaluate(ITEMS, ACTIONS, [()] * 3)] == [1.0, 2.0, 4.0]
+
+
+def test_every_role_acts():
+    environment = ModelRewardEnvironment(Workflow(), lambda **_: [])
+    prompts = environment.next_prompts([{"x": "12"}], [()])
+    assert [*prompts[0]] == ["aux", "main"]
+    with pytest.raises(
+        TaskError, match="A joint reward model needs the answers of all roles in every turn, but main does not act"
+    ):
+        environment.next_prompts([{"x": "12"}, {"x": "1"}], [(), ()])
 
 
 def test_no_correlation_with_a_constant():

@@ -149,8 +149,9 @@ def test_functions_get_what_they_name():
         return [1.0, 1.0]
 
     def everything(**kwargs):
-        names = {"topic", "prompts", "completions", "trainer_state", "log_metric", "log_extra"}
+        names = {"topic", "prompts", "completions", "episodes", "trainer_state", "log_metric", "log_extra"}
         assert set(kwargs) == names
+        assert kwargs["episodes"] == [[action] for action in kwargs["completions"]]
         return [0.0, 0.0]
 
     assert rewards(environment(named, nothing, everything)) == [2.0, 2.0]

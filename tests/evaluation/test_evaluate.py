@@ -15,6 +15,7 @@ from trl_multiagent.environments.code_generation.environment import CodeGenerati
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.baselines import DiscussionEnvironment, PipelineSampler, answer_limit
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.metrics import item_values
 from trl_multiagent.evaluation.play import EpisodeGenerator, Policy
 from trl_multiagent.folders import locked
 from trl_multiagent.recipe.evaluation_settings import find_config, find_team
@@ -22,7 +23,7 @@ from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples
 
-from tiny import count_reward, team_of, tiny_team
+from tiny import Workflow, count_reward, team_of, tiny_team
 
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -190,6 +191,26 @@ def test_pipeline_and_discussion_with_chat_templates():
         assert all(node.rewards for node in levels[-1])
 
 
+def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_path, capsys):
+    letters = "aeiounrst "
+    given = {"main": [*letters]}
+    evaluate(
+        runs / "plain", "--num_turns", "1", "--output_dir", tmp_path, "--override", f"magrpo.stop_strings={given}"
+    )
+    stopped = 0
+    for one, whole in zip(transcripts(tmp_path), transcripts(evaluated), strict=True):
+        one, whole = one["turns"][0], whole["turns"][0]
+        text = whole["completions"]["main"]
+        end = next((k + 1 for k, letter in enumerate(text) if letter in letters), None)
+        assert one["completions"] == {**whole["completions"], "main": text[:end]}
+        assert one["finished"] == {**whole["finished"], "main": end is not None or whole["finished"]["main"]}
+        stopped += end is not None
+    assert 3 < stopped < ITEMS * 4
+    with pytest.raises(SystemExit):
+        evaluate(runs / "plain", "--output_dir", tmp_path / "x", "--stop_strings", "{x: [e]}")
+    assert "`stop_strings` is {'x': ['e']}, it must have lists of texts for aux, main." in capsys.readouterr().err
+
+
 def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsys):
     items = ("--override", "dataset.eval_size=3")
     evaluate(runs / "plain", runs / "small", "--num_turns", "2", *items, "--output_dir", tmp_path, cross_play=True)
@@ -276,6 +297,54 @@ def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
     assert "No pass@k: the task reports no metric `passed`" in capsys.readouterr().out
     evaluate(*argv, tmp_path / "other", "--pass_metric", "rewards/count_reward", task=task)
     assert "pass@1" in report(tmp_path / "other")["policies"]["plain"]["results"]["final"]
+
+
+def test_episodes_in_which_roles_do_not_act(runs, tmp_path, capsys):
+    """Of several lengths, with rewards per role, for teams, baselines, teams without an agent, and teams of agents of two runs."""
+    rows = Dataset.from_dict({"x": ["1", "12", "1234"]})  # one of each of the kinds of `Workflow`
+    task = Task(lambda settings: Workflow(), lambda settings: (rows, rows), settings=TASK.settings)
+    names = ("--baselines", "pipeline,discussion", "--contributions")
+    common = ("--num_turns", "3", "--output_dir")
+    evaluate(runs / "plain", *common, tmp_path / "results", *names, task=task)
+    records, contents = transcripts(tmp_path / "results"), report(tmp_path / "results")
+    for record in records:
+        plan = Workflow.plans[record["item"]]
+        turns = record["turns"]
+        assert [tuple(turn["completions"]) for turn in turns] == [*plan[: len(turns)]]
+        assert [tuple(turn["prompts"]) for turn in turns] == [*plan[: len(turns)]]
+        assert len(turns) == (3 if turns[1]["reward"] >= 0.05 else 2)
+        expected = Workflow().score([], [turn["completions"] for turn in turns], [])
+        assert [turn["role_rewards"] for turn in turns] == expected
+        assert [turn["reward"] for turn in turns] == pytest.approx([(x["aux"] + x["main"]) / 2 for x in expected])
+    assert {len(record["turns"]) for record in records} == {2, 3}
+    results, cost = (contents["policies"]["plain"][name] for name in ("results", "cost"))
+    for role in ("aux", "main"):
+        returns = [sum(turn["role_rewards"][role] for turn in record["turns"]) for record in records]
+        last = [record["turns"][-1]["role_rewards"][role] for record in records]
+        found = [results["final"][f"{name}/{role}"]["mean"] for name in ("return", "reward")]
+        assert found == pytest.approx([sum(returns) / len(returns), sum(last) / len(last)])
+    assert cost["calls"] == sum(len(turn["completions"]) for record in records for turn in record["turns"])
+    assert "reward/main" in (tmp_path / "results" / "evaluation.txt").read_text()
+    for record in transcripts(tmp_path / "results", "pipeline"):
+        for turn in record["turns"]:  # it sees the answers of this turn alone
+            assert turn["prompts"].get("main", "").startswith("The answer of aux") == (len(turn["prompts"]) == 2)
+    for record in transcripts(tmp_path / "results", "discussion"):
+        drafts, answers = record["turns"][::2], record["turns"][1::2]
+        assert [[*turn["prompts"]] for turn in drafts] == [[*turn["prompts"]] for turn in answers]
+        assert all("role_rewards" in turn for turn in answers)
+    evaluate(runs / "plain", runs / "small", *common, tmp_path / "crossed", task=task, cross_play=True)
+    assert transcripts(tmp_path / "crossed") == records
+    capsys.readouterr()
+
+
+def test_roles_that_have_rewards_of_their_own_at_the_end_alone():
+    turns = [{"reward": 0.0, "metrics": {}}, {"reward": 1.5, "metrics": {}, "role_rewards": {"aux": 1.0, "main": 2.0}}]
+    values = item_values([turns], EvaluationConfig(discount=0.5))
+    assert values["final", "return"] == 0.75 and values["final", "return/main"] == 1.0
+    assert (
+        values["turn_1", "reward/aux"] == 0.0
+        and values["turn_2", "reward/aux"] == values["final", "reward/aux"] == 1.0
+    )
 
 
 def test_the_team_of_a_run_without_its_own(runs, tmp_path):

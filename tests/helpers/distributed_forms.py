@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import torch
+from accelerate.utils import gather_object
 from pairs import pair_config, pairs
 from peft import LoraConfig
 from transformers import TrainerCallback
@@ -26,10 +27,10 @@ from trl_multiagent import (
     MAGRPOConfig,
     MAGRPOTrainer,
 )
-from trl_multiagent.rollout.tree import Samples
+from trl_multiagent.rollout.tree import Samples, acting
 
 from process_group import end_process_group
-from tiny import byte_tokenizer, tiny_config, tiny_environment, tiny_items
+from tiny import Workflow, byte_tokenizer, tiny_config, tiny_environment, tiny_items
 
 
 CASES = {
@@ -49,6 +50,12 @@ CASES = {
     "adapters as critics": ("lora", {"critic_form": "adapter", "gradient_checkpointing": True}),
     "value heads": ("shared", {"critic_form": "head", "critic_value_head_hidden_dim": 8}),
     "central critic on a frozen copy": ("full", {"critic_form": "adapter", "num_iterations": 2}),
+    "workflow": ("full", {"beta": 0.1, "num_iterations": 2, "num_generations": 2, "credit": "sibling"}),
+    "workflow in episodes": (
+        "lora",
+        {"branching": "episodes", "advantage_normalization": "role", "gradient_checkpointing": True},
+    ),
+    "workflow with critics": ("shared", {"critic_form": "head", "num_generations": 2, "gae_lambda": 0.95}),
 }
 
 
@@ -57,6 +64,7 @@ ALGORITHMS = {  # of the cases with critics
     "adapters as critics": (IACTrainer, IACConfig),
     "value heads": (IACTrainer, IACConfig),
     "central critic on a frozen copy": (MAACTrainer, MAACConfig),
+    "workflow with critics": (IACTrainer, IACConfig),
 }
 
 # Where a step of each of two processes has several micro-batches. In one process, which has all items, every case has
@@ -82,12 +90,12 @@ class Deterministic:
     def _sample(self, nodes, num_generations):
         if self.args.gradient_checkpointing:
             super()._sample(nodes, num_generations)  # the collective work of generating, for its side effects
-        return {role: self._sample_agent(role, nodes, num_generations) for role in self.team.roles}
+        return {role: self._sample_agent(role, acting(role, nodes), num_generations) for role in self.team.roles}
 
     def _sample_agent(self, role, nodes, num_generations):
         samples = []
-        for ids in (prompt.ids for prompt in self.sampler.prompts(role, nodes)):
-            generator = torch.Generator().manual_seed(zlib.crc32(bytes(ids)))
+        for node, ids in zip(nodes, (prompt.ids for prompt in self.sampler.prompts(role, nodes)), strict=True):
+            generator = torch.Generator().manual_seed(zlib.crc32(bytes(ids)) + (node.episode or 0))
             lengths = torch.randint(2, 9, (4,), generator=generator).tolist()[:num_generations]
             completions = [torch.randint(33, 122, (length,), generator=generator).tolist() for length in lengths]
             samples.append(Samples(ids, completions, self.team.tokenizers[role].batch_decode(completions)))
@@ -99,7 +107,12 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     trainer_class, config_class = ALGORITHMS.get(case, (MAGRPOTrainer, MAGRPOConfig))
     if case in ALGORITHMS:
         settings = {"num_generations": 4, "discount": 0.7, "critic_learning_rate": 0.1, **settings}
-    common = {"num_turns": 2, "early_termination_threshold": 0.12, "max_steps": 2, "optim": "sgd"}
+    common = {
+        "num_turns": 3 if case.startswith("workflow") else 2,
+        "early_termination_threshold": 0.12,
+        "max_steps": 2,
+        "optim": "sgd",
+    }
     common |= {"learning_rate": 0.3, "max_grad_norm": 1.0, "per_device_eval_batch_size": 2, "logging_first_step": True}
     common["per_device_train_batch_size"] = 20 if case in ACCUMULATED else 40
     common["logging_steps"] = 1 if case != "full" else 5  # not the last step
@@ -113,7 +126,10 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     else:
         team = AgentTeam.from_pretrained(str(teams / form))
     trainer_class = type("DeterministicTrainer", (Deterministic, trainer_class), {})
-    trainer = trainer_class(team, tiny_environment(team.roles), args, tiny_items(12))
+    environment = (
+        Workflow(shared="credit" in settings) if case.startswith("workflow") else tiny_environment(team.roles)
+    )
+    trainer = trainer_class(team, environment, args, tiny_items(12))
     if case in ALGORITHMS:
         torch.manual_seed(5)
         for head in team.critics.heads.values():  # or the critics' models would have no gradient in the first step
@@ -124,7 +140,9 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         results.append(trainer.evaluate(tiny_items(3))["eval_reward"])
     results += [trainer.train().training_loss for _ in range(2 if case == "full" else 1)]
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
-    return {**save(trainer, output / case), "early_terminated": shares, "results": results}
+    acting_roles = gather_object([[role for role in team.roles if any(acting(role, x) for x in trainer._levels)]])
+    report = {"early_terminated": shares, "results": results, "acting": acting_roles}
+    return {**save(trainer, output / case), **report}
 
 
 def update_in_bfloat16(teams: Path, output: Path, items_per_device: int, case: str) -> dict:

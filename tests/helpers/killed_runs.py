@@ -16,7 +16,7 @@ from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
 from process_group import end_process_group
-from tiny import count_reward, feedback, team_of, tiny_items, tiny_trainer
+from tiny import Workflow, count_reward, feedback, team_of, tiny_items, tiny_trainer
 
 
 class MoodyEnvironment(FunctionEnvironment):
@@ -57,6 +57,11 @@ SETTINGS = {
         **{"load_best_model_at_end": True, "metric_for_best_model": "reward", "save_total_limit": 2},
     },
     "lora": {"team": "lora", "beta": 0.05, "gradient_checkpointing": True, "logging_steps": 3, "save_steps": 2},
+    "workflow": {
+        **{"environment": Workflow(), "num_turns": 3, "branching": "episodes", "num_iterations": 2, "save_steps": 3},
+        **{"num_generations": 2, "advantage_normalization": "role", "logging_steps": 2, "eval_dataset": tiny_items(3)},
+        **{"eval_strategy": "steps", "eval_steps": 4, "log_completions": True, "num_completions_to_print": 1},
+    },
     "two_processes": {
         **{"max_steps": 5, "train_dataset": tiny_items(12), "beta": 0.05, "sync_ref_model": True},
         **{"ref_model_sync_steps": 1, "logging_steps": 3, "save_steps": 2, "save_total_limit": 1},

@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent.environments.base import Environment
 
 
 def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
@@ -146,6 +147,32 @@ def feedback(item, history):
 def tiny_environment(roles=("aux", "main"), reward=count_reward) -> FunctionEnvironment:
     prompts = {role: "Task {x}, part " + role + ":" for role in roles}
     return FunctionEnvironment(prompts, reward, transition=feedback)
+
+
+class Workflow(Environment):
+    """
+    Three turns. Who acts depends on the item: aux, main and again aux; both and then main; or aux alone. An episode whose second turn earns
+    little ends after it. Each role has a reward of its own, unless they are `shared`.
+    """
+
+    roles = ("aux", "main")
+    plans = ((("aux",), ("main",), ("aux",)), (("aux", "main"), ("main",), ("main",)), (("aux",),) * 3)
+
+    def __init__(self, shared: bool = False):
+        self.shared = shared
+
+    def prompts(self, item, history):
+        if len(history) == 2 and history[-1].outcome.reward < 0.05:
+            return {}
+        last = f"{history[-1].outcome.reward:.2f}, " if history else ""
+        acting = self.plans[len(item["x"]) // 2 % 3][len(history)]
+        return {role: f"Task {item['x']}, {last}part {role}:" for role in acting}
+
+    def score(self, items, joint_actions, histories):
+        rewards = count_reward(joint_actions)
+        if self.shared:
+            return rewards
+        return [{"aux": x, "main": 2 * x - len(texts) / 10} for x, texts in zip(rewards, joint_actions, strict=True)]
 
 
 def tiny_items(number: int = 12) -> Dataset:

@@ -19,7 +19,7 @@ from trl_multiagent.preferences import PreferenceConfig, collect_preferences, lo
 from trl_multiagent.preferences.collection import seeded
 from trl_multiagent.preferences.rows import check_preferences
 
-from tiny import FORMS, count_reward, team_of, tiny_environment, tiny_items, tiny_team
+from tiny import FORMS, Workflow, count_reward, team_of, tiny_environment, tiny_items, tiny_team
 
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -354,3 +354,15 @@ def test_arguments_that_do_not_fit(tmp_path):
         collect(tmp_path, items=tiny_items().select([]))
     with pytest.raises(TypeError, match=r"must be a `datasets\.Dataset`, got `list`"):
         collect(tmp_path, items=[{"x": "1"}])
+
+
+def test_roles_that_do_not_act_and_rewards_of_their_own(tmp_path, monkeypatch):
+    """The first is refused before anything is sampled."""
+    own = tiny_environment(
+        reward=named(lambda completions, **_: [{"aux": 1.0, "main": float(k)} for k in range(len(completions))])
+    )
+    with pytest.raises(ValueError, match="one reward, but the environment gives each role its own"):
+        collect(tmp_path / "own", environment=own)
+    monkeypatch.setattr("trl_multiagent.rollout.sampler.TeamSampler.sample", None)
+    with pytest.raises(ValueError, match="the answers of all roles at the first turn, but main does not act there"):
+        collect(tmp_path / "idle", environment=Workflow())

@@ -20,6 +20,7 @@ from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
 from tiny import (
+    Workflow,
     byte_tokenizer,
     count_reward,
     other_model,
@@ -30,6 +31,12 @@ from tiny import (
     tiny_team,
     tiny_trainer,
 )
+
+
+def ordered(order):
+    """Rewards of the last turn alone; the prompts of a turn show the other agent's last answer."""
+    prompts = {"aux": "Task {x}, {main}, part aux:", "main": "Task {x}, {aux}, part main:"}
+    return FunctionEnvironment(prompts, count_reward, order=order)
 
 
 TRAINERS = {"iac": (IACTrainer, IACConfig), "maac": (MAACTrainer, MAACConfig)}
@@ -69,12 +76,12 @@ def update_by_hand(trainer, before, num_generations):
     def read(critic, node, j):
         """V(h), or Q of joint action j."""
         if central:
-            prompts = {role: tokenizers[role].decode(prompt_ids(role, node)) for role in roles}
+            prompts = {role: tokenizers[role].decode(prompt_ids(role, node)) for role in roles if role in node.prompts}
             ids = tokenizers[roles[0]](team_text(prompts, node.joint_actions[j] if j is not None else {}))["input_ids"]
         else:
             ids = list(prompt_ids(critic, node))
             if j is not None:
-                ids += node.samples[critic].completion_ids[node.indices[j][roles.index(critic)]]
+                ids += node.samples[critic].completion_ids[node.indices[j][[*node.prompts].index(critic)]]
         critics = before.critics
         with before._computing(critics.backbones[critic].role, critic):
             model = critics.model(critic, before)
@@ -90,7 +97,8 @@ def update_by_hand(trainer, before, num_generations):
         return [read(critic, node, None)] * max(1, len(node.indices))
 
     critic_names = before.critics.names
-    value_of = {(c, id(node)): values(c, node) for c in critic_names for _, node in nodes}
+    read_nodes = {c: [node for _, node in nodes if central or c in node.prompts] for c in critic_names}
+    value_of = {(c, id(node)): values(c, node) for c in critic_names for node in read_nodes[c]}
     for c in critic_names:
         for _, node in nodes:
             for child in node.unvisited.values():
@@ -100,41 +108,46 @@ def update_by_hand(trainer, before, num_generations):
         return sum(numbers) / len(numbers)
 
     def target(c, node, j):
+        outcome = node.outcomes[j]
+        reward = outcome.role_rewards.get(c, outcome.reward)
         if j not in node.next_nodes:
-            return node.rewards[j]
+            return reward
         child = node.next_nodes[j]
+        later = mean([target(c, child, k) for k in range(len(child.indices))]) if j in node.children else None
+        if (c, id(child)) not in value_of:  # its agent does not act there
+            return reward + args.discount * later
         future = mean([v.item() for v in value_of[c, id(child)]])
-        if j in node.children:
-            later = mean([target(c, child, k) for k in range(len(child.indices))])
+        if later is not None:
             future = (1 - args.gae_lambda) * future + args.gae_lambda * later
-        return node.rewards[j] + args.discount * future
+        return reward + args.discount * future
 
     total = 0.0
-    num_actions = sum(len(node.indices) for _, node in nodes)
     for c in critic_names:
-        for _, node in nodes:
+        num_actions = sum(len(node.indices) for node in read_nodes[c])
+        for node in read_nodes[c]:
             for j in range(len(node.indices)):
                 error = (target(c, node, j) - value_of[c, id(node)][j]) ** 2
                 total = total + args.value_loss_coef * error / num_actions
-    for i, role in enumerate(roles):
+    for role in roles:
         c = "central" if central else role
-        by_turn = {}
-        for turn, node in nodes:
+        by_turn, own_nodes = {}, [(turn, node) for turn, node in nodes if role in node.prompts]
+        for turn, node in own_nodes:
+            i = [*node.prompts].index(role)
             for g in range(num_generations):
                 own = [j for j, index in enumerate(node.indices) if index[i] == g]
                 y = mean([target(c, node, j) for j in own])
                 others = [j for j in range(len(node.indices)) if j not in own] or own
                 used = others if args.critic_type == "q" else own
                 by_turn.setdefault(turn, {})[id(node), g] = y - mean([value_of[c, id(node)][j].item() for j in used])
-        for turn, node in nodes:
+        for turn, node in own_nodes:
             numbers = torch.tensor(list(by_turn[turn].values()), dtype=torch.float64)
             for g, ids in enumerate(node.samples[role].completion_ids):
                 advantage = by_turn[turn][id(node), g]
-                if args.advantage_normalization:
+                if args.advantage_normalization and len(numbers) > 1:
                     advantage = (advantage - numbers.mean().item()) / numbers.std(correction=0).item()
                 with before.activate(role) as agent:
                     log_p = log_probability(agent, node.samples[role].prompt_ids, ids)
-                total = total - advantage * log_p.sum() / (len(nodes) * num_generations)
+                total = total - advantage * log_p.sum() / (len(own_nodes) * num_generations)
     total.backward()
     return {name: x.grad for name, x in before.named_parameters() if x.requires_grad}
 
@@ -227,6 +240,49 @@ def test_episodes_that_end_early(tmp_path):
     assert True in ended and False in ended
 
 
+ORDER = [["aux"], ["aux", "main"]]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "environment", "settings"),
+    [
+        ("iac", Workflow(), TREE),
+        ("iac", Workflow(), {"branching": "episodes", "critic_type": "q", "num_generations": 2, "gae_lambda": 0.5}),
+        ("maac", Workflow(shared=True), {**TREE, "critic_type": "q"}),
+        # In a chain, main's critic judges what would follow the joint actions of turns in which main does not act
+        ("iac", ordered(ORDER), {"num_turns": 2, "handoff": "random", "num_generations": 2, "gae_lambda": 0.5}),
+    ],
+)
+def test_roles_that_do_not_act(tmp_path, algorithm, environment, settings):
+    settings = {
+        "items_per_device": 3,
+        "per_device_train_batch_size": 5,
+        **settings,
+        "num_turns": 3 - ("handoff" in settings),
+    }
+    trainer = critic_trainer(tmp_path, algorithm, environment=environment, **settings)
+    check_by_hand(trainer, trainer.args.completions_per_node)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "environment", "message"),
+    [
+        (
+            "iac",
+            ordered(ORDER[::-1]),
+            "the critic 'main' has to judge what follows .* its agent does not act at every turn",
+        ),
+        ("maac", Workflow(), "the environment gives each role a reward of its own: use IAC"),
+    ],
+)
+def test_critics_that_workflows_do_not_allow(tmp_path, algorithm, environment, message):
+    trainer = critic_trainer(
+        tmp_path, algorithm, environment=environment, num_turns=2, handoff="best", num_generations=2
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
 def test_one_agent_is_the_plain_actor_critic(tmp_path):
     team = tiny_team(("solo",))
     gradients = check_by_hand(critic_trainer(tmp_path, team=team, items_per_device=4), 1)
@@ -309,8 +365,9 @@ def test_notes(tmp_path, caplog):
         assert not caplog.records
         critic_trainer(tmp_path, value_loss_coef=2.0)
         critic_trainer(tmp_path, critic_type="q")
-    first, second = [record.message for record in caplog.records]
-    assert "`value_loss_coef` has nearly no effect" in first and "vanishes" in second
+        critic_trainer(tmp_path, critic_type="q", branching="episodes", num_generations=4)
+    first, second, third = [record.message for record in caplog.records]
+    assert "`value_loss_coef` has nearly no effect" in first and "vanishes" in second and third == second
 
 
 def test_learning_rates(tmp_path):

@@ -125,6 +125,7 @@ def names(paths):
         ("tree", ("score", 15)),  # from the end of an epoch; the numbers count the evaluations' calls too
         ("chain", ("score", 14)),
         ("lora", ("score", 4)),
+        ("workflow", ("score", 11)),
     ],
 )
 def test_a_killed_run_resumes_exactly(run, whole, tmp_path, settings, kill):
@@ -135,7 +136,7 @@ def test_a_killed_run_resumes_exactly(run, whole, tmp_path, settings, kill):
     resume_and_compare(run, uninterrupted, folder, settings)
     assert read_checkpoint(get_last_checkpoint(folder))["changes"] == []
     tables = [sorted(path.glob("completions/*.parquet")) for path in (uninterrupted, folder)]
-    assert len(tables[0]) == (7 if settings == "tree" else 0)  # of training and evaluation
+    assert len(tables[0]) == {"tree": 7, "workflow": 6}.get(settings, 0)  # of training and evaluation
     for left, right in zip(*tables, strict=True):
         pandas.testing.assert_frame_equal(pandas.read_parquet(left), pandas.read_parquet(right))
     if settings == "tree":

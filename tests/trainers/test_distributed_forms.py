@@ -32,7 +32,7 @@ LAUNCHES = {
 # Offloading moves the shards of ZeRO-3 and nothing else, so what runs with it need not run without; ZeRO-2 does what ZeRO-1 does
 OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts", "adapters as critics"]
 # ZeRO-2 shards gradients alone. What these have, others have too: a base of their own, recomputation, a frozen agent
-NOT_ZERO_2 = ["full, recomputed", "lora, recomputed", "lora on two bases", "frozen adapter"]
+NOT_ZERO_2 = ["full, recomputed", "lora, recomputed", "lora on two bases", "frozen adapter", "workflow in episodes"]
 CASES_OF = {
     "DDP": CASES,
     "ZeRO-1": ["full", "shared", "lora", "value heads", "preferences"],
@@ -124,7 +124,9 @@ def test_the_update_is_that_of_one_process(name, case, single, distributed):
     assert report[case]["distributed_type"] == ("MULTI_CPU" if zero is None else "DEEPSPEED")
     assert report[case]["zero_stage"] == (zero["stage"] if zero else None)
     assert report[case]["offload"] == bool(zero and "offload_optimizer" in zero)
-    if not case.startswith("preferences"):
+    if case == "workflow":
+        assert report[case]["acting"] == [["aux", "main"], ["aux"]]  # nobody is main on the second process
+    elif not case.startswith(("preferences", "workflow")):
         assert all(0 < share < 1 for share in report[case]["early_terminated"])  # ranks with different trees
 
 

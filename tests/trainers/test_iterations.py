@@ -10,7 +10,16 @@ from trl import GRPOConfig
 from trl_multiagent import FunctionEnvironment, IACConfig, IACTrainer
 
 from by_hand import FixedGRPO, distance, log_probability, trl_trainer
-from tiny import count_reward, team_of, tiny_environment, tiny_experts, tiny_items, tiny_team, tiny_trainer
+from tiny import (
+    Workflow,
+    count_reward,
+    team_of,
+    tiny_environment,
+    tiny_experts,
+    tiny_items,
+    tiny_team,
+    tiny_trainer,
+)
 
 
 class Steps(TrainerCallback):
@@ -71,6 +80,15 @@ def test_the_second_step_is_that_of_plain_pytorch(tmp_path, form, importance_rat
     first, second = trainer.state.log_history[:2]
     assert first["agents/aux/clip_ratio/region_mean"] == 0.0 < second["agents/aux/clip_ratio/region_mean"]
     assert "reward" in first and "reward" not in second
+
+
+def test_agents_that_do_not_act_together_have_no_joint_ratio(tmp_path):
+    """Their rows are not those of the same joint actions."""
+    settings = {"num_turns": 3, "num_iterations": 2, "importance_ratio": "joint"}
+    with pytest.raises(
+        ValueError, match="multiplies the ratios of all agents, but some do not act at every turn: set it"
+    ):
+        tiny_trainer(tmp_path, environment=Workflow(), **settings).train()
 
 
 def test_one_agent_equals_trl(tmp_path):

@@ -187,21 +187,30 @@ def test_other_losses_with_weighted_turns_by_hand(tmp_path, loss_type):
     assert distance(gradients, expected) < 1e-5
 
 
-def test_truncated_completions_can_be_masked(tmp_path):
-    gradients, trainer, before = one_update(tmp_path, mask_truncated_completions=True, items_per_device=12)
+@pytest.mark.parametrize("strings", [[], [*"aeiounrst "]])
+def test_truncated_completions_can_be_masked(tmp_path, strings):
+    """One that ends with a stop string of its role is not truncated."""
+    settings = {"mask_truncated_completions": True, "stop_strings": {"main": strings}}
+    gradients, trainer, before = one_update(tmp_path, items_per_device=12, **settings)
     rows = [(node, g) for node in trainer._levels[0] for g in range(len(node.rewards))]
-    kept = 0
+    kept = stopped = 0
     for role, agent in before.agents.items():
-        loss = 0.0
+        loss, clipped = 0.0, 0
         for node, g in rows:
-            completion_ids = node.samples[role].completion_ids[g]
-            if completion_ids[-1] == 256:
+            completion_ids, text = node.samples[role].completion_ids[g], node.samples[role].texts[g]
+            assert role == "aux" or not set(text[:-1]) & set(strings)
+            stops = role == "main" and text[-1:] in strings
+            clipped += not stops and completion_ids[-1] != 256
+            stopped += stops and len(completion_ids) < 8
+            if stops or completion_ids[-1] == 256:
                 kept += 1
                 advantage = node.rewards[g] - sum(node.rewards) / len(node.rewards)
                 log_p = log_probability(agent, node.samples[role].prompt_ids, completion_ids)
                 loss = loss - advantage * log_p.sum() / len(rows)
         loss.backward()
-    assert 0 < kept < 2 * len(rows)
+        logged = trainer.state.log_history[0][f"agents/{role}/completions/clipped_ratio"]
+        assert logged == pytest.approx(clipped / len(rows))
+    assert 0 < kept < 2 * len(rows) and (stopped > 3) == bool(strings)
     expected = {name: parameter.grad for name, parameter in before.named_parameters()}
     assert distance(gradients, expected) < 1e-5
 

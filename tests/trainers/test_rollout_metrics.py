@@ -4,8 +4,9 @@ import statistics
 
 import pytest
 
+from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments import Outcome, TaskError
-from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.rollout.tree import Node, Samples, acting, grow_trees, judge_nodes
 from trl_multiagent.trainers.base.rollout_metrics import rollout_totals, sum_totals
 
 
@@ -75,3 +76,33 @@ def test_the_most_common_text_is_counted_over_all_processes():
     there[0][0].samples["solo"].texts = ["b", "b"]
     assert totals(here).most_common_ratios() == {}  # a single item may well have one answer
     assert sum_totals([totals(here), totals(there)]).most_common_ratios() == {"solo": 0.75}
+
+
+def test_roles_that_do_not_act_and_rewards_at_the_end_alone():
+    """Two episodes of an item, of which one ends before main acts: nothing is known of how main's answers differ between items."""
+
+    def reward(completions, **columns):
+        return [{"aux": float(len(x["aux"])), "main": 2.0} for x in completions]
+
+    class Ending(FunctionEnvironment):
+        def prompts(self, item, history):
+            return {} if history and history[-1].joint_action["aux"] == "" else super().prompts(item, history)
+
+    def sample(nodes, number):
+        samples = {role: Samples([1, 2], [[5, 9]], ["a" if role == "aux" else "b"]) for role in ("aux", "main")}
+        short = Samples([1, 2], [[9]], [""])
+        return {role: [x if node.episode else short for node in acting(role, nodes)] for role, x in samples.items()}
+
+    environment = Ending({"aux": "A", "main": "{aux}"}, reward, order=[["aux"], ["main"]])
+    settings = {"num_turns": 2, "num_generations": 1, "num_episodes": 2}
+    levels = grow_trees([{}], environment, sample, lambda x: judge_nodes(environment, x), **settings)
+    found = rollout_totals(levels, {"aux": [9], "main": [9]}, {}, training=True)
+    metrics = found.metrics()
+    assert [metrics[f"agents/{role}/return"] for role in ("aux", "main")] == [0.5, 1.0]
+    assert [metrics[f"agents/{role}/reward"] for role in ("aux", "main")] == [1.0, 2.0]
+    assert (
+        metrics["final_turn/reward"] == 0.75 and metrics["return"] == 0.75 and metrics["frac_reward_zero_std"] == 0.5
+    )
+    assert metrics["agents/aux/completions/mean_length"] == 1.5 and found.num_tokens == 3 * 2 + 5
+    assert found.most_common_ratios() == {}
+    assert sum_totals([found, found]).most_common_ratios() == {"aux": 0.5, "main": 1.0}

@@ -4,13 +4,24 @@ import copy
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from trl import GRPOConfig
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
 
 from by_hand import CHECKPOINTING, FixedGRPO, distance, one_update, reference_gradients, router_loss, trl_update
-from tiny import EXPERTS, byte_tokenizer, count_reward, tiny_environment, tiny_experts, tiny_items, tiny_llama
+from tiny import (
+    EXPERTS,
+    Workflow,
+    byte_tokenizer,
+    count_reward,
+    tiny_environment,
+    tiny_experts,
+    tiny_items,
+    tiny_llama,
+    tiny_trainer,
+)
 
 
 def team_of(models):
@@ -148,3 +159,15 @@ def test_one_agent_equals_trl(tmp_path, architecture):
 def test_refusals(tmp_path, models, settings, message):
     with pytest.raises(ValueError, match=message):
         one_update(tmp_path, team_of({role: build() for role, build in models.items()}), **settings)
+
+
+def test_an_agent_that_does_not_act_in_a_batch_does_not_learn(tmp_path):
+    team = team_of({role: tiny_experts("qwen3_moe") for role in ("aux", "main")})
+    before = {name: x.clone() for name, x in team.named_parameters()}
+    items = Dataset.from_dict({"x": ["1234", "4321"]})  # for which main never acts
+    trainer = tiny_trainer(tmp_path, team, Workflow(), num_turns=3, num_generations=2, train_dataset=items)
+    trainer.train()
+    changed = {name.split(".")[1] for name, x in team.named_parameters() if not torch.equal(x, before[name])}
+    assert changed == {"aux"}
+    log = trainer.state.log_history[0]
+    assert log["agents/main/aux_loss"] == 0.0 < log["agents/aux/aux_loss"]

@@ -255,6 +255,13 @@ def test_a_zero_sum_game_trains(tmp_path):
         ({"branching": "episodes", "credit": "sibling"}, "use `credit: nothing`"),
         ({"branching": "forest"}, "branching"),
         ({"advantage_normalization": "team"}, "advantage_normalization"),
+        ({"stop_strings": {"x": ["."]}}, "must have lists of texts for aux, main"),
+        ({"stop_strings": {"aux": "."}}, "`stop_strings` is '.' for 'aux', it must be a valid list"),
+        ({"stop_strings": {"aux": ["."]}, "use_vllm": True}, "`stop_strings` do not go with vLLM"),
+        (
+            {"generation_kwargs": {"stop_strings": ["."]}},
+            "`generation_kwargs` must not set 'stop_strings': use the argument",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other(tmp_path, settings, message):

@@ -269,6 +269,13 @@ def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
         check_prompt(f"{name}, for {role!r},", prompt)
 
 
+def check_all_act(subject: str, prompts: Mapping[str, Prompt], roles: Sequence[str]) -> None:
+    """Raises [`TaskError`] if one of the `roles` has no prompt. `subject` needs the answers of all of them."""
+    idle = [role for role in roles if role not in prompts]
+    if idle:
+        raise TaskError(f"{subject} needs the answers of all roles in every turn, but {', '.join(idle)} does not act.")
+
+
 def check_prompt(name: str, prompt: Any) -> None:
     """Refuses a value of the function `name` that is neither text nor chat messages."""
 

@@ -12,6 +12,7 @@ from trl_multiagent.environments.base import (
     Outcome,
     Prompt,
     ask,
+    check_all_act,
     judge,
     resume_settings,
 )
@@ -42,6 +43,7 @@ def central_prompt(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
 
 def assignments(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
     """Returns the assignments of all roles in one text."""
+    check_all_act("One model for all roles", prompts, roles)
     texts = [f"<assignment of {role}>\n{plain(prompts[role]).strip()}\n</assignment of {role}>\n\n" for role in roles]
     return f"You answer for the roles {', '.join(roles)}, who solve one task together.\n\n{''.join(texts)}"
 

@@ -35,11 +35,11 @@ class FunctionEnvironment(Environment):
             filled with the item's columns, or a function from the item to a prompt.
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see [`~trl.GRPOTrainer`]. Each is called with
             keyword arguments, and returns one float per joint action, or `None` where it does not apply, or a dict of floats by role, which
-            only those roles get. It gets the arguments that it
-            names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions` (list of `{role: text}`), every
-            column of the items, and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`,
-            `log_metric` and `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role,
-            unless [`JointRewardTrainer`] trained it on these roles.
+            only those roles get. It gets the arguments that it names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`),
+            `completions` (list of `{role: text}`), `episodes` (list of the joint actions of all turns), every column of the items, and from a
+            trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and `log_extra`.
+            [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role, unless
+            [`JointRewardTrainer`] trained it on these roles.
         reward_weights (`list[float]`, *optional*): Weight of each reward function, all 1.0 by default.
         transition (`Callable[[dict, History], dict[str, Prompt]]`, *optional*): Function `(item, history) -> {role: prompt}` that
             builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
@@ -195,6 +195,10 @@ class FunctionEnvironment(Environment):
         else:  # the environment was called directly
             arguments["prompts"] = [self.prompts(*branch) for branch in zip(items, histories, strict=True)]
         arguments |= {"completions": joint_actions, "trainer_state": context.trainer_state}
+        arguments["episodes"] = [
+            [*(x.joint_action for x in past), {role: now[role] for role in (self.order[-1] if self.order else now)}]
+            for past, now in zip(histories, joint_actions, strict=True)
+        ]
         names = [f"The reward function `{name}`" for name in self.reward_names]
         of_functions = []
         for name, function in zip(names, self.reward_funcs, strict=True):

@@ -5,7 +5,17 @@ from collections.abc import Callable, Sequence
 from statistics import StatisticsError, correlation
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, judge, resume_settings
+from trl_multiagent.environments.base import (
+    Environment,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    ask,
+    check_all_act,
+    judge,
+    resume_settings,
+)
 from trl_multiagent.environments.scoring import scoring_context
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
@@ -41,6 +51,12 @@ class ModelRewardEnvironment(EnvironmentWrapper):
 
     def __repr__(self) -> str:
         return f"ModelRewardEnvironment({self.task!r}, version={self.version!r})"
+
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+        prompts = ask(self.task, items, histories)
+        for of_item in filter(None, prompts):
+            check_all_act("A joint reward model", of_item, self.roles)
+        return prompts
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         scores = self._scores(items, joint_actions, histories)

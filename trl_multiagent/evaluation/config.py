@@ -1,6 +1,7 @@
 """The settings of an evaluation."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from trl_multiagent.environments.base import PASSED
 from trl_multiagent.limits import check_arguments, setting
@@ -12,7 +13,7 @@ BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
 SAMPLING_FIELDS = (
     *"num_episodes num_turns max_completion_length temperature top_p top_k min_p repetition_penalty".split(),
     *"use_chat_template memory_mode original_prompt previous_prompts previous_response max_history_length".split(),
-    "seed",
+    *("seed", "stop_strings"),
 )
 
 
@@ -36,6 +37,7 @@ class EvaluationConfig:
     top_k: int | None = setting("Most likely tokens to sample from, 0 for all.", ge=0)
     min_p: float | None = setting("Least relative probability of a token.", ge=0, le=1)
     repetition_penalty: float | None = setting("Penalty of repeated tokens.", gt=0, le=1000)
+    stop_strings: dict[str, list[Any]] | None = setting("Strings that end a completion, a list per role.")
     use_chat_template: bool | None = setting("Whether prompts are chat messages.")
     memory_mode: str | None = setting(
         "The past turns that agents see, 'full' or 'last'.", choices=("full", "memoryful", "last")

@@ -78,7 +78,7 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts. If the roles have
     rewards of their own, `reward/<role>` and `return/<role>` are these.
     """
-    roles = list(episodes[0][0].get("role_rewards", {}))
+    roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
     values = {}
     for name in ("return", *(f"return/{role}" for role in roles)):
         rewards = [[role_reward(turn, name.partition("/")[2]) for turn in turns] for turns in episodes]

@@ -92,7 +92,7 @@ class EpisodeGenerator(TransformersGenerator):
         if config.temperature != 0:
             arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
         given = {name: value for name, value in arguments.items() if value is not None}
-        super().__init__(team, sampling_arguments(given), config.generation_token_budget)
+        super().__init__(team, sampling_arguments(given), config.generation_token_budget, config.stop_strings)
         self.seed = config.seed
         self.silent_role = policy.replaced.role if policy.replaced and policy.replaced.by == NOTHING else None
         self.items: Sequence[int] = ()  # those of the batch
@@ -124,8 +124,9 @@ class EpisodeGenerator(TransformersGenerator):
         if len({len(row) for row in rows}) > 1:
             rows = [[k] for k in range(len(nodes))]
         prompts, row_seeds = [prompt_ids[row[0]] for row in rows], [[seeds[k] for k in row] for row in rows]
+        stops = self.team.tokenizers[role], self.stop_strings.get(role, ())
         start = time.perf_counter()
-        groups = generate_groups(agent, prompts, len(rows[0]), config, self.token_budget, row_seeds)
+        groups = generate_groups(agent, prompts, len(rows[0]), config, self.token_budget, row_seeds, stops)
         self.generation_seconds[-1][role] = time.perf_counter() - start
         of_nodes = {k: ids for row, group in zip(rows, groups, strict=True) for k, ids in zip(row, group, strict=True)}
         return [[of_nodes[k]] for k in range(len(nodes))]
@@ -266,5 +267,5 @@ def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
         "metrics": {name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
         "prompt_tokens": {role: len(ids) for role, ids in prompts.items()},
         "tokens": {role: len(ids) for role, ids in answers.items()},
-        "finished": {role: bool(ids) and ids[-1] in sampler.team.end_tokens(role) for role, ids in answers.items()},
+        "finished": {role: x.is_finished(0, sampler.team.end_tokens(role)) for role, x in node.samples.items()},
     }

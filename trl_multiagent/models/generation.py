@@ -1,11 +1,12 @@
 """Samples completions with transformers, in one `generate` call for a whole level of the rollout trees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
 from transformers import Cache, GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from trl.trainer.utils import pad
 
 from trl_multiagent.models.router_loss import without_router_logits
@@ -20,6 +21,7 @@ def generate_groups(
     generation_config: GenerationConfig,
     token_budget: int | None = None,
     seeds: list[list[int]] | None = None,
+    stops: tuple[Tokenizer, Sequence[str]] | None = None,
 ) -> list[list[list[int]]]:
     """
     Samples `num_generations` completions for each prompt.
@@ -37,16 +39,17 @@ def generate_groups(
             included. If the completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
         seeds (`list[list[int]]`, *optional*): A seed for each completion of each prompt. A completion then depends on its prompt and its
             seed alone, up to rounding. By default, torch's global generator decides.
+        stops (`tuple`, *optional*): The agent's tokenizer, and strings that end a completion, too.
 
     Returns:
-        `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the first end-of-sequence token.
+        `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the one that ends it.
     """
     completions: list[list[list[int]]] = [[] for _ in prompt_ids]
     for chunk, number in plan_calls(prompt_ids, num_generations, generation_config.max_new_tokens, token_budget):
         chunk_seeds = None
         if seeds is not None:
             chunk_seeds = [seed for k in chunk for seed in seeds[k][len(completions[k]) :][:number]]
-        groups = _generate_chunk(model, [prompt_ids[k] for k in chunk], number, generation_config, chunk_seeds)
+        groups = _generate_chunk(model, [prompt_ids[k] for k in chunk], number, generation_config, chunk_seeds, stops)
         for k, group in zip(chunk, groups, strict=True):
             completions[k] += group
     return completions
@@ -81,6 +84,7 @@ def _generate_chunk(
     num_generations: int,
     generation_config: GenerationConfig,
     seeds: list[int] | None,
+    stops: tuple[Tokenizer, Sequence[str]] | None,
 ) -> list[list[list[int]]]:
     """Samples the completions of all given prompts in one call; see [`generate_groups`]. `seeds`: one per completion."""
     device = model.device
@@ -88,7 +92,8 @@ def _generate_chunk(
     input_ids = pad(tensors, padding_value=generation_config.pad_token_id, padding_side="left").to(device)
     attention_mask = pad([torch.ones_like(ids) for ids in tensors], padding_value=0, padding_side="left").to(device)
     cache: dict[str, Cache] = {}
-    decoding: dict[str, Any] = {}
+    ending = StopStrings(*stops, input_ids.size(1)) if stops and stops[1] else None
+    decoding: dict[str, Any] = {"stopping_criteria": None if ending is None else [ending]}
     if seeds is not None and generation_config.do_sample:
         decoding["custom_generate"] = seeded_decoding(seeds, input_ids.size(1), generation_config.max_new_tokens)
     if can_sample_from_shared_prompts(model, generation_config):
@@ -108,8 +113,26 @@ def _generate_chunk(
     is_eos = torch.isin(completion_ids, torch.tensor(generation_config.eos_token_id))
     # A token is kept if no end-of-sequence token precedes it
     kept = (is_eos.cumsum(dim=1) - is_eos.long()) == 0
+    if ending is not None:  # padding follows, which may be an end-of-sequence token
+        kept &= torch.arange(kept.size(1)) < ending.lengths[:, None]
     sequences = [ids[mask].tolist() for ids, mask in zip(completion_ids, kept, strict=True)]
     return [sequences[k : k + num_generations] for k in range(0, len(sequences), num_generations)]
+
+
+class StopStrings:
+    """Ends a completion with the token that completes a string, not reading the prompt. Keeps the lengths of completions that ended."""
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt_length: int):
+        self.tokenizer, self.strings, self.prompt_length = tokenizer, strings, prompt_length
+        self.num_tokens = 4 + max(len(x.encode()) for x in strings)  # a token of the text has at least one byte
+        self.lengths = torch.tensor(torch.inf)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        completions = input_ids[:, self.prompt_length :]
+        texts = self.tokenizer.batch_decode(completions[:, -self.num_tokens :], skip_special_tokens=True)
+        ended = torch.tensor([any(string in text for string in self.strings) for text in texts])
+        self.lengths = torch.where(ended, completions.size(1), torch.inf).minimum(self.lengths)
+        return ended.to(input_ids.device)
 
 
 def seeded_decoding(seeds: list[int], prompt_length: int, max_new_tokens: int) -> Callable[..., torch.Tensor]:

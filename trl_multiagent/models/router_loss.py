@@ -104,7 +104,7 @@ def expert_sums(
 def expert_load(sent: torch.Tensor, experts_per_token: int) -> torch.Tensor:
     """
     Computes the factors of the experts' summed probabilities in the loss of a batch, from the total weight of the tokens that the whole
-    batch sent to each expert, of shape `(num_experts,)`.
+    batch sent to each expert, of shape `(num_experts,)`. Without any tokens, because the agent did not act, they are 0.
     """
     total = sent.sum() / experts_per_token
-    return len(sent) * sent / total**2
+    return len(sent) * sent / torch.where(total > 0, total, 1.0) ** 2

@@ -187,6 +187,12 @@ class _Collection:
 
         def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
             for item, node in zip(chunk, nodes, strict=True):
+                idle = [role for role in self.team.roles if role not in node.prompts]
+                if idle:
+                    raise ValueError(
+                        f"Preferences compare the answers of all roles at the first turn, but {', '.join(idle)} does not act there. Use "
+                        "an algorithm that learns from rollouts, such as MAGRPO."
+                    )
                 for role, prompt in self._prompts(node).items():
                     check_prompt(prompt, f"The prompt of {role!r} for item {item}")
             return sampler(nodes, num_candidates)
@@ -222,6 +228,10 @@ class _Collection:
                 num_turns=1,
                 num_generations=num_candidates,
                 process_reward=self.config.process_reward,
+            )
+        if any(node.role_rewards for node in nodes):
+            raise ValueError(
+                "Preferences compare joint answers by one reward, but the environment gives each role its own."
             )
         return nodes
 

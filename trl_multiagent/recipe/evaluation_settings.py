@@ -102,13 +102,13 @@ def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
         if name not in arguments:
             continue
         texts: list[str] = getattr(arguments, name) or ["true"]  # a flag without a value means true
-        if "list" in hint:
+        if hint.startswith("list"):
             parts = [part.strip() for text in texts for part in text.strip("[]").split(",")]
             values[name] = [parse_value(part) for part in parts if part]
         elif len(texts) > 1:
             raise ConfigError(f"--{name} takes one value, not {len(texts)}: {' '.join(texts)}.")
         else:
-            is_text = "str" in hint and texts[0].lower() not in ("none", "null")
+            is_text = "str" in hint and "dict" not in hint and texts[0].lower() not in ("none", "null")
             values[name] = texts[0] if is_text else parse_value(texts[0])
     return values
 

@@ -22,6 +22,7 @@ from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
 from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.recipe.recipe import first_rows
 from trl_multiagent.recipe.seats import Run, seated
+from trl_multiagent.rollout.sampler import check_stop_strings
 from trl_multiagent.settings.derive import check_names, task_settings
 from trl_multiagent.settings.read import ConfigError
 
@@ -47,6 +48,7 @@ def make_environment(evaluation: Evaluation) -> Environment:
             )
     assert evaluation.config.num_turns is not None
     try:
+        check_stop_strings(evaluation.config.stop_strings, environment.roles)
         environment.check_turns(evaluation.config.num_turns)
     except ValueError as error:
         raise ConfigError(error) from error

@@ -12,6 +12,8 @@ from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
 
+# Markers that an agent sees in its own responses, because they begin no turn
+OWN_MARKERS = re.compile(r"(</?tool_call>)")
 EARLIER_ANSWER = "Your earlier answer:\n"  # precedes a response whose prompt is not shown
 
 
@@ -58,7 +60,7 @@ def whole_prompt(
         options ([`HistoryOptions`], *optional*): What the agent sees of the past turns. By default, everything.
         dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out.
         markers (`re.Pattern`, *optional*): What texts that models may have written must not spell, see [`~chat_markers.marker_pattern`]:
-            the responses, and all prompts after the first.
+            the responses, except for tool calls, and all prompts after the first.
 
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
@@ -70,7 +72,10 @@ def whole_prompt(
         prompts = [
             x if turn is history[0] else without_markers(x, markers) for turn, x in zip(own, prompts, strict=True)
         ]
-        responses = [without_markers(x, markers) for x in responses]
+        responses = [
+            "".join(x if k % 2 else without_markers(x, markers) for k, x in enumerate(OWN_MARKERS.split(text)))
+            for text in responses
+        ]
         prompt = without_markers(prompt, markers)
     parts = [
         (past if shows_prompt else None, response if shows_response else None)

@@ -9,7 +9,7 @@ completions of all agents in one call.
 import contextlib
 import copy
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +62,7 @@ class Generator(Protocol):
     """Samples the completions of all agents of a level."""
 
     max_new_tokens: int  # of a completion
+    stop_strings: Mapping[str, Sequence[str]]  # that end a completion, by role
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
         """Returns the completions of each agent in `level.prompt_ids`, one entry per prompt."""
@@ -71,13 +72,20 @@ class Generator(Protocol):
 class TransformersGenerator:
     """
     Samples with transformers, one agent after the other. `arguments`: fields of [`~transformers.GenerationConfig`], complete, see
-    [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call.
+    [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: see [`Generator`].
     """
 
-    def __init__(self, team: SamplingTeam, arguments: dict[str, Any], token_budget: int | None = None):
+    def __init__(
+        self,
+        team: SamplingTeam,
+        arguments: dict[str, Any],
+        token_budget: int | None = None,
+        stop_strings: Mapping[str, Sequence[str]] | None = None,
+    ):
         self.team = team
         self.arguments = arguments
         self.token_budget = token_budget
+        self.stop_strings = stop_strings or {}
         self.max_new_tokens: int = arguments["max_new_tokens"]
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
@@ -100,7 +108,8 @@ class TransformersGenerator:
         self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
     ) -> list[list[list[int]]]:
         """Samples the completions of one agent; see [`~models.generation.generate_groups`]."""
-        return generate_groups(agent, prompt_ids, level.num_generations, config, self.token_budget)
+        stops = self.team.tokenizers[role], self.stop_strings.get(role, ())
+        return generate_groups(agent, prompt_ids, level.num_generations, config, self.token_budget, stops=stops)
 
 
 class TeamSampler:
@@ -154,7 +163,7 @@ class TeamSampler:
         for role in roles:
             for prompt, of_node in zip(prompts[role], completions[role], strict=True):
                 texts = self.team.tokenizers[role].batch_decode(of_node.ids, skip_special_tokens=True)
-                seen = (prompt.prompt, prompt.dropped_turns)
+                seen = (prompt.prompt, prompt.dropped_turns, self.generator.stop_strings.get(role, ()))
                 samples[role].append(Samples(prompt.ids, of_node.ids, texts, of_node.logps, *seen))
         return samples
 
@@ -226,7 +235,7 @@ def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **k
 REFUSED = {
     "num_return_sequences": "pass an item several times for several episodes",
     "return_dict_in_generate": "episodes contain texts only",
-    "stop_strings": "completions end at the agents' own end-of-sequence tokens",
+    "stop_strings": "they are an argument of their own, by role",
 }
 RANGES = {"temperature": (0, 1e6), "top_p": (0, 1), "top_k": (0, 1e9)}
 # Without a value, `generate` would use that of the model's own generation configuration
@@ -234,6 +243,13 @@ DEFAULTS = {"max_new_tokens": 256, "repetition_penalty": 1.0}
 SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 OTHER_NAMES = {"max_completion_length": "max_new_tokens", "max_tokens": "max_new_tokens", "n": "num_return_sequences"}
+
+
+def check_stop_strings(stop_strings: Mapping[str, Sequence[str]] | None, roles: Sequence[str]) -> None:
+    """Raises `ValueError` if stop strings are not lists of texts, by role."""
+    for role, strings in (stop_strings or {}).items():
+        if role not in roles or isinstance(strings, str) or not all(isinstance(x, str) and x for x in strings):
+            raise ValueError(f"`stop_strings` is {stop_strings}, it must have lists of texts for {', '.join(roles)}.")
 
 
 def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:

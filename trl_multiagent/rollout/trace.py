@@ -5,7 +5,7 @@ Rollout trees as a table: one row per joint action. Everything that shows or sto
 | --- | --- |
 | `step` | The optimizer step that the tree is for; in an evaluation, the number of steps before it. |
 | `split` | `"train"`, `"eval"`, or `"eval_<name>"` for one of several evaluation sets. |
-| `process`, `tree` | The process, and the number of the tree in its batch. An episode counts as a tree. |
+| `process`, `tree` | The process, and the number of the tree, or of the group of episodes, in its batch. |
 | `episode` | With groups of episodes, the number of the episode among those of its item. |
 | `item` | The item's column `id`, `task_id` or `item_id`; without one, a hash of its columns. |
 | `node`, `parent` | The node's path in the tree, and its parent's: the root is `"/"`, the node after joint action 2 is `"/2"`. |
@@ -51,12 +51,12 @@ def trace_rows(
     `process` are columns of all rows.
     """
     rows = []
-    places = {id(root): (tree, "/", "") for tree, root in enumerate(levels[0])}
+    places = {id(root): ("/", "") for root in levels[0]}
     for turn, nodes in enumerate(levels):
         for k, node in enumerate(nodes):
-            tree, path, parent = places[id(node)]
+            path, parent = places[id(node)]
             for action, child in node.children.items():
-                places[id(child)] = (tree, f"{path.rstrip('/')}/{action}", path)
+                places[id(child)] = (f"{path.rstrip('/')}/{action}", path)
             of_node = {} if advantages is None else advantages[turn][k]
             values = {role: x.tolist() for role, x in of_node.items()}
             prompts = {f"prompt/{role}": None for role in roles}
@@ -65,7 +65,7 @@ def trace_rows(
                 "step": step,
                 "split": split,
                 "process": process,
-                "tree": tree,
+                "tree": node.tree,
                 "item": _plain(item_id(node.item)),
             }
             common |= {"node": path, "parent": parent, "turn": turn + 1}

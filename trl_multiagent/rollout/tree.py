@@ -29,6 +29,12 @@ class Samples:
     logps: list[list[float]] | None = None  # of each token, in nats, if an inference engine and not the policy sampled
     prompt: Prompt | None = None  # the whole prompt, including the history, as text or chat messages
     dropped_turns: int | None = None  # past turns that the limit of the prompt's length left out; `None` without one
+    stop_strings: Sequence[str] = ()  # that end a completion, besides end-of-sequence tokens
+
+    def is_finished(self, g: int, end_tokens: Sequence[int]) -> bool:
+        """Returns whether completion g ends by itself, and not because of the limit of its length."""
+        ended = any(token in end_tokens for token in self.completion_ids[g][-1:])
+        return ended or any(string in self.texts[g] for string in self.stop_strings)
 
 
 @dataclass

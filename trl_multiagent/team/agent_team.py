@@ -21,7 +21,7 @@ from trl_multiagent.models.pretrained import gathered, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
@@ -305,6 +305,7 @@ class AgentTeam(SingleModel):
         use_chat_template: bool | None = None,
         generation_token_budget: int | None = 262144,
         history_options: HistoryOptions = FULL_HISTORY,
+        stop_strings: Mapping[str, Sequence[str]] | None = None,
         **generation_kwargs: Any,
     ) -> list[Turn] | list[list[Turn]]:
         """
@@ -321,6 +322,7 @@ class AgentTeam(SingleModel):
                 call. More are generated in several calls. With `None`, all items share one call.
             history_options ([`~rollout.history.HistoryOptions`], *optional*): What the agents see of their past turns. By default, each
                 sees all of its own prompts and responses.
+            stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
 
         Returns:
@@ -341,7 +343,9 @@ class AgentTeam(SingleModel):
         """
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
-        generator = TransformersGenerator(self, sampling_arguments(generation_kwargs), generation_token_budget)
+        check_stop_strings(stop_strings, self.roles)
+        arguments = sampling_arguments(generation_kwargs)
+        generator = TransformersGenerator(self, arguments, generation_token_budget, stop_strings)
         sampler = TeamSampler(self, generator, use_chat_template, history_options)
         rows, are_texts = rows_of(item)
         if are_texts and num_turns != 1:

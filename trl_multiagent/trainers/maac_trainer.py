@@ -1,3 +1,4 @@
+from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
 from trl_multiagent.trainers.maac_config import CENTRAL, MAACConfig
@@ -28,10 +29,11 @@ class MAACTrainer(ActorCriticTrainer):
         return CENTRAL
 
     def _judge(self, levels: list[list[Node]]) -> None:
-        if any(node.role_rewards for nodes in levels for node in nodes):
-            raise ValueError(
-                "The central critic estimates one return, but the environment gives each role a reward of its own: use IAC."
-            )
+        with fail_together(self.accelerator):
+            if any(node.role_rewards for nodes in levels for node in nodes):
+                raise ValueError(
+                    "The central critic estimates one return, but the environment gives each role a reward of its own: use IAC."
+                )
         super()._judge(levels)
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:

@@ -172,14 +172,12 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, the shortest first, so that a micro-batch needs little padding."""
-        rows = []
-        for node in (node for nodes in levels for node in nodes if self.reads(critic, node)):
-            if self.args.critic_type == "q":
-                groups = self.actions_by_text(critic, node)
-                rows += [CriticRow(node, group, self.critic_text(critic, node, group[0])) for group in groups]
-            else:
-                everything = list(range(len(node.indices)))
-                rows.append(CriticRow(node, everything, self.critic_text(critic, node, None)))
+        rows, is_q = [], self.args.critic_type == "q"
+        for node in (node for nodes in levels for node in nodes):
+            if self.reads(critic, node):
+                groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
+                texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
+                rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
             if not all(self.reads(critic, x) for x in node.unvisited.values()):
                 raise ValueError(
                     f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its agent does not "
@@ -356,8 +354,8 @@ def notes_on_critics(args: ActorCriticConfig) -> None:
             "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam divides "
             "gradients by their size. Set `critic_learning_rate` instead."
         )
-    if args.critic_type == "q" and args.num_generations == 1:
+    if args.critic_type == "q" and args.completions_per_node == 1:
         logger.warning(
-            "`critic_type='q'` with `num_generations=1`: the advantage is the error of the critic about the completion "
-            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more, or `critic_type` to 'v'."
+            "`critic_type='q'` with one completion per prompt: the advantage is the error of the critic about the completion "
+            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or `critic_type` to 'v'."
         )

@@ -171,8 +171,8 @@ def agent_tensors(
     sampling_logps: bool = False,
 ) -> AgentTensors:
     """
-    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. With `mask_truncated`, completions that do not end
-    with one of `eos_token_ids` are masked. With `sampling_logps`, the tensors have the log-probabilities that the generation engine reported.
+    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. With `mask_truncated`, completions are masked that end
+    neither with one of `eos_token_ids` nor with a stop string. With `sampling_logps`, the tensors have the log-probabilities of the engine.
     """
     padding_rows = num_rows - len(rows)
     padding = torch.tensor([pad_token_id] * PADDING_LENGTH)
@@ -180,7 +180,8 @@ def agent_tensors(
     completions = [torch.tensor(row.samples[role].completion_ids[row.sibling]) for row in rows]
     masks = [torch.ones_like(ids) for ids in completions]
     if mask_truncated:
-        masks = [mask if ids[-1] in eos_token_ids else 0 * mask for mask, ids in zip(masks, completions, strict=True)]
+        finished = [row.samples[role].is_finished(row.sibling, eos_token_ids) for row in rows]
+        masks = [mask * is_finished for mask, is_finished in zip(masks, finished, strict=True)]
     prompts += [padding] * padding_rows
     completions += [padding] * padding_rows
     masks += [torch.zeros_like(padding)] * padding_rows

@@ -87,7 +87,13 @@ def root_return(tree: list[TraceRow]) -> float:
 
 
 def branch_of(tree: list[TraceRow], name: str) -> list[TraceRow]:
-    """Returns one row per turn: the joint actions with the highest return, with the lowest one, or random ones."""
+    """Returns one row per turn: the joint actions with the highest return, with the lowest one, or random ones. An episode is a branch."""
+    if "episode" in tree[0]:
+        roots = {row["episode"]: row["return"] for row in tree if row["turn"] == 1}
+        chosen = random.Random(tree[0]["step"]).choice([*roots])
+        if name != "random":
+            chosen = (max if name == "best" else min)(roots, key=lambda episode: roots[episode])
+        return [row for row in tree if row["episode"] == chosen]
     nodes: defaultdict[str, list[TraceRow]] = defaultdict(list)
     for row in tree:
         nodes[row["node"]].append(row)
@@ -124,6 +130,7 @@ def tree_table(name: str, branch: list[TraceRow], tree: list[TraceRow], console_
     for last, row in zip([None, *branch[:-1]], branch, strict=True):
         rewards = [other["reward"] for other in tree if other["node"] == row["node"]]
         label = f"turn {row['turn']}\nreward {row['reward']:.2f}\nreturn {row['return']:.2f}"
+        label += "".join(f"\n{role} {row[f'reward/{role}']:.2f}" for role in roles if f"reward/{role}" in row)
         if len(rewards) > 1:
             label += f"\nsiblings {min(rewards):.2f}\n      to {max(rewards):.2f}"
         table.add_row(Text(label), *(completion_cell(row, last, role, width) for role in roles))
@@ -136,10 +143,11 @@ def completion_cell(row: TraceRow, last: TraceRow | None, role: str, width: int)
     if row[f"completion/{role}"] is None:
         return Text("(does not act)", "dim")
     lines = lines_of(row[f"completion/{role}"])
-    if last is not None and last[f"completion/{role}"] is not None:
+    if last is not None:
         prompt = lines_of(row[f"prompt/{role}"])
         cell.append_text(cut([(line, "dim") for line, _ in prompt], width, LATER_PROMPT_LINES)).append("\n")
-        lines = changes(last[f"completion/{role}"], row[f"completion/{role}"])
+        if last[f"completion/{role}"] is not None:
+            lines = changes(last[f"completion/{role}"], row[f"completion/{role}"])
     cell.append_text(cut(lines, width, COMPLETION_LINES))
     advantage = row[f"advantage/{role}"]
     if advantage is not None:

@@ -1,7 +1,7 @@
 """Samples with the team that a trainer trains."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -26,9 +26,10 @@ class TrainerGenerator(TransformersGenerator):
         trainer: TeamTrainerMixin,
         arguments: dict[str, Any],
         token_budget: int | None = None,
+        stop_strings: Mapping[str, Sequence[str]] | None = None,
         gathers: bool = True,
     ):
-        super().__init__(trainer.team, arguments, token_budget)
+        super().__init__(trainer.team, arguments, token_budget, stop_strings)
         self.trainer = trainer
         self.gathers = gathers
 
@@ -63,6 +64,7 @@ class VLLMGenerator:
         self.trainer = trainer
         self.agents = make_generations(team.policies, end_tokens, trainer.accelerator, trainer.args)
         self.max_new_tokens: int = trainer.args.max_completion_length
+        self.stop_strings: Mapping[str, Sequence[str]] = {}
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
         completions = {}

@@ -1,6 +1,6 @@
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -31,9 +31,9 @@ RESERVED = {
     "max_length": "use `max_completion_length`",
     "num_return_sequences": "use `num_generations`",
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), OWN_ARGUMENT),
-    **dict.fromkeys(("repetition_penalty", "cache_implementation"), OWN_ARGUMENT),
+    **dict.fromkeys(("repetition_penalty", "cache_implementation", "stop_strings"), OWN_ARGUMENT),
     **dict.fromkeys(("do_sample", "num_beams"), SAMPLES),
-    **dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id", "stop_strings"), ENDS),
+    **dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id"), ENDS),
     **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), TOKENS_ONLY),
     **dict.fromkeys(("output_attentions", "output_hidden_states"), TOKENS_ONLY),
 }
@@ -91,6 +91,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         generation_token_budget (`int`, *optional*, defaults to `262144`):
             Upper bound of prompt and completion tokens in one `generate` call. A level of the tree that needs more is generated in several
             calls. With `None`, a level is never split. Has no effect with vLLM.
+        stop_strings (`dict[str, list[str]]`, *optional*):
+            Strings that end a completion of a role, such as `{"agent": ["</tool_call>"]}`. The completion keeps the string.
         vllm_server_base_urls (`dict[str, str]`, *optional*):
             With `vllm_mode="server"`, the URL of each role's vLLM server. If the agents share one model or one base, TRL's
             `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The weights are
@@ -170,6 +172,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     num_agents: int | None = setting(ge=1, le=1000)
     max_joint_actions: int = setting(default=10000, ge=1, le=1000000)
     generation_token_budget: int | None = setting(default=262144, ge=1)
+    stop_strings: dict[str, list[Any]] | None = setting()
     vllm_server_base_urls: dict[str, str] | None = setting()
     vllm_adapter_dir: str | None = setting()
     trace_steps: int | None = setting(ge=1)
@@ -319,6 +322,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             try_generation(self)
 
     def _check_vllm(self) -> None:
+        if self.stop_strings:
+            raise ValueError("`stop_strings` do not go with vLLM: leave them out, or set `use_vllm` to False.")
         if not is_vllm_available():
             raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:

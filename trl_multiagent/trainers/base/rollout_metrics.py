@@ -14,7 +14,7 @@ import torch
 
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.contributions import contributions
-from trl_multiagent.rollout.tree import Node, sibling_sets
+from trl_multiagent.rollout.tree import Node, acting, sibling_sets
 
 
 # Metrics of an evaluation, without those whose names contain a turn, a role, or a name that the environment chooses
@@ -61,7 +61,7 @@ class RolloutTotals:
     num_tokens: int  # of the prompts and completions of all agents
     generated_tokens: int  # of the completions alone
     scoring: dict[str, float]  # the environment's metrics of scoring, which are summed over processes
-    num_trees: int
+    num_items: Counter[str]  # for each role, those at which it acted
     texts: dict[str, Counter[bytes]]  # for each role, how often each completion occurs, by a digest of its text
 
     def metrics(self) -> dict[str, float]:
@@ -72,10 +72,10 @@ class RolloutTotals:
         return {**values, "reward_std": self.totals["reward"].std}
 
     def most_common_ratios(self) -> dict[str, float]:
-        """Returns the share of each role's completions that are the most common text. Empty for a single tree."""
-        if self.num_trees < 2:  # only different items need different answers
-            return {}
-        return {role: max(texts.values()) / texts.total() for role, texts in self.texts.items() if texts}
+        """Returns the share of each role's completions that are the most common text, for roles that acted at several items."""
+        # Only different items need different answers
+        several = [role for role in self.texts if self.num_items[role] > 1]
+        return {role: max(self.texts[role].values()) / self.texts[role].total() for role in several}
 
 
 def rollout_totals(
@@ -104,8 +104,9 @@ def rollout_totals(
             values["final_turn/reward"] += [node.rewards[j] for j in node.ended] if node.children else node.rewards
             for role, rewards in node.role_rewards.items():
                 values[f"agents/{role}/reward"] += rewards
-                if turn == 1:
-                    values[f"agents/{role}/return"] += node.role_returns[role]
+            if turn == 1:
+                for role, returns in node.role_returns.items():
+                    values[f"agents/{role}/return"] += returns
             for role, others in node.counterfactuals.items():
                 values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
             if training:
@@ -123,7 +124,7 @@ def rollout_totals(
             continue
         samples = node.samples[role]
         lengths = [len(ids) for ids in samples.completion_ids]
-        clipped = [float(ids[-1] not in end_tokens[role]) for ids in samples.completion_ids]
+        clipped = [float(not samples.is_finished(g, end_tokens[role])) for g in range(len(lengths))]
         values[f"agents/{role}/completions/mean_length"] += lengths
         values[f"agents/{role}/completions/clipped_ratio"] += clipped
         if samples.dropped_turns is not None and node.history:
@@ -138,7 +139,8 @@ def rollout_totals(
             )
         values[name] += numbers
     totals = {name: Total.of(x) for name, x in values.items()}
-    return RolloutTotals(totals, num_tokens, generated_tokens, scoring, len(levels[0]), texts)
+    num_items = {role: len({node.tree for nodes in levels for node in acting(role, nodes)}) for role in end_tokens}
+    return RolloutTotals(totals, num_tokens, generated_tokens, scoring, Counter(num_items), texts)
 
 
 def are_equal(siblings: Sequence[Node]) -> bool:
@@ -176,7 +178,7 @@ def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
 
 def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
     """Adds up the metrics of several processes, whose trees may have different turns, nodes and metrics."""
-    whole = RolloutTotals({}, 0, 0, {}, 0, {})
+    whole = RolloutTotals({}, 0, 0, {}, Counter(), {})
     for part in parts:
         for name, total in part.totals.items():
             whole.totals[name] = whole.totals.get(name, Total()) + total
@@ -184,7 +186,7 @@ def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
             whole.scoring[name] = whole.scoring.get(name, 0.0) + value
         whole.num_tokens += part.num_tokens
         whole.generated_tokens += part.generated_tokens
-        whole.num_trees += part.num_trees
+        whole.num_items += part.num_items
         for role, texts in part.texts.items():
             whole.texts[role] = whole.texts.get(role, Counter()) + texts
     return whole

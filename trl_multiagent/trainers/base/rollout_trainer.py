@@ -17,7 +17,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.identity import describe_environment
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.rollout.episodes import play_episodes
-from trl_multiagent.rollout.sampler import TeamSampler
+from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
@@ -128,7 +128,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         special = ("pad_token_id", "bos_token_id", "eos_token_id")  # those of the first agent
         arguments = {name: value for name, value in self.generation_kwargs.items() if name not in special}
         arguments["disable_compile"] = True
-        return TrainerGenerator(self, arguments, args.generation_token_budget, args.ds3_gather_for_generation)
+        return TrainerGenerator(
+            self, arguments, args.generation_token_budget, args.stop_strings, args.ds3_gather_for_generation
+        )
 
     # What an algorithm defines
 
@@ -296,12 +298,17 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         args, roles, device = self.args, self.team.trained_roles, self.accelerator.device
         with fail_together(self.accelerator):
             all_rows = collect_rows(levels, advantages)
+            acting = [len(row.samples.keys() & set(roles)) for row in all_rows]
+            if args.importance_ratio == "joint" and any(0 < number < len(roles) for number in acting):
+                raise ValueError(
+                    "`importance_ratio: joint` multiplies the ratios of all agents, but some do not act at every turn: set it to 'agent'."
+                )
             rows = self.rows_to_train(all_rows)
 
         # The loss of an agent is a mean over its rows of all processes, and all of its micro-batches have the same number of rows
         batch, micro_batches, processes = Batch({}), args.gradient_accumulation_steps, self.accelerator.num_processes
         if not self._has_compared_frozen:
-            self._compare_frozen(rows)
+            self._compare_frozen(all_rows)
         for role in roles:
             tree_rows = [row for row in all_rows if role in row.samples]
             own_rows = [row for row in rows if role in row.samples]
@@ -514,6 +521,7 @@ def check_inputs(
         ValueError: The arguments do not fit the team, the environment or the dataset.
     """
     check_team(team, environment, args.num_agents)
+    check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
     check_reference_sync(team, args)
     if args.use_vllm:

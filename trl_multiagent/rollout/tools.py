@@ -1,0 +1,125 @@
+"""
+Tools: an environment of TRL's `environment_factory` plays a role, such as `tools`, after an agent that calls its methods.
+
+Such an environment holds the state of one episode, but here many branches are played at once. So its state is made anew whenever it is needed:
+`reset` gets the columns of the item, and the calls of the branch so far are made again. Results must depend on these alone, which is checked.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers.utils import get_json_schema
+
+from trl_multiagent.environments.base import JointAction
+from trl_multiagent.environments.reward_functions import event_loop
+from trl_multiagent.environments.task_errors import TaskError, show, task_code
+from trl_multiagent.rollout.seats import Branch, Seat
+
+
+TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # the form of Hermes and Qwen
+# The text of the chat templates of Hermes and Qwen
+INSTRUCTIONS = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within "
+    "<tools></tools> XML tags:\n<tools>\n{}\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+)
+
+
+class ToolSeat(Seat):
+    """
+    Plays a role with the tools of an environment for [`~trl.GRPOTrainer`]: a class with a method `reset`, whose other public methods are tools,
+    except for `get_reward`. The seat makes the calls in what other roles have written since its last answer, and answers with the results, each on
+    a line of its own. An error of a tool is its result, as in TRL. Without calls, the answer is empty.
+
+    Args:
+        environment_factory (`Callable[[], Any]`): Makes the environment. As TRL does, the seat uses it again after `reset`.
+        calls (`Callable[[str], list]`, *optional*): Returns the tool calls in an answer, each with `name` and `arguments`, as a dict or as JSON.
+            By default, they are between `<tool_call>` and `</tool_call>`.
+    """
+
+    def __init__(self, environment_factory: Callable[[], Any], calls: Callable[[str], list[Any]] = TOOL_CALL.findall):
+        self.environment, self.calls = environment_factory(), calls
+        self.name = type(self.environment).__name__
+        self.methods = [name for name, _ in inspect.getmembers(type(self.environment), inspect.isfunction)]
+        if "reset" not in self.methods:
+            raise ValueError(f"`environment_factory` made {show(self.environment)}, which needs a method `reset`.")
+        self.tools = [x for x in self.methods if x not in ("reset", "get_reward") and not x.startswith("_")]
+
+    @property
+    def instructions(self) -> str:
+        """A text for prompts that describes the tools and the form of a call. As in TRL, tools need type hints and docstrings."""
+        methods = [getattr(self.environment, name) for name in self.tools]
+        return INSTRUCTIONS.format("\n".join(json.dumps(get_json_schema(method)) for method in methods))
+
+    def observation(self, item: dict) -> str:
+        """Returns what `reset` returns for an item, which TRL appends to the prompt; empty if that is nothing."""
+        with task_code(f"`{self.name}.reset`"):
+            return self.environment.reset(**item) or ""
+
+    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
+        pasts = [[turn.joint_action for turn in branch.history] for branch in branches]
+        return [self._call(self._replay(role, x.item, past)) for x, past in zip(branches, pasts, strict=True)]
+
+    def reward(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> float:
+        """Returns `get_reward` after those calls in the joint actions of an episode that the role has answered."""
+        self._replay(role, item, joint_actions)
+        return finished(self.environment.get_reward())
+
+    def describe(self) -> dict[str, Any]:
+        return {"tools": self.name}
+
+    def _replay(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> list[str]:
+        """Resets the environment and makes the calls that the role has answered. Returns the texts that came after its last answer."""
+        self.observation(item)
+        texts: list[str] = []
+        for joint_action in joint_actions:
+            if role in joint_action:
+                answer = self._call(texts)
+                if answer != joint_action[role]:
+                    raise TaskError(
+                        f"The tools of `{self.name}` returned {show(joint_action[role])}, and {show(answer)} when the same calls "
+                        "were made again: after `reset`, results must depend on the item and the calls alone."
+                    )
+                texts = []
+            texts += [text for other, text in joint_action.items() if other != role]
+        return texts
+
+    def _call(self, texts: Sequence[str]) -> str:
+        """Makes the calls in some texts, and returns their results."""
+        with task_code(f"The tools of `{self.name}`"):
+            return "\n".join(self._result(call) for text in texts for call in self.calls(text))
+
+    def _result(self, call: Any) -> str:
+        try:
+            call = json.loads(call) if isinstance(call, str) else call
+            if call["name"] not in self.tools:
+                raise ValueError(f"Tool {call['name']} not found.")
+            return str(finished(getattr(self.environment, call["name"])(**call["arguments"])))
+        except Exception as error:  # the agent reads it, in TRL's form
+            return str({"error": str(error)})
+
+
+def finished(value: Any) -> Any:
+    """Returns what a plain or an `async` method returned."""
+    if not inspect.iscoroutine(value):
+        return value
+    return asyncio.run_coroutine_threadsafe(value, event_loop(os.getpid())).result()
+
+
+def tool_reward(tools: ToolSeat, role: str = "tools") -> Callable[..., list[float]]:
+    """Makes a reward function for [`FunctionEnvironment`] from the `get_reward` of an environment whose tools play a role."""
+    if "get_reward" not in tools.methods:
+        raise ValueError(f"`{tools.name}` has no method `get_reward`: write a reward function.")
+
+    def get_reward(episodes: Sequence[Sequence[JointAction]], **arguments: Any) -> list[float]:
+        others = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
+        items = [{name: x[k] for name, x in arguments.items() if name not in others} for k in range(len(episodes))]
+        return [tools.reward(role, *episode) for episode in zip(items, episodes, strict=True)]
+
+    get_reward.__name__ = tools.name  # as TRL names this reward
+    return get_reward
