@@ -12,8 +12,9 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from trl import GRPOConfig
 
 import trl_multiagent.environments.function_environment
-from trl_multiagent import Task
+from trl_multiagent import MAGRPOConfig, Task, cli
 from trl_multiagent.demo.task import TASK
+from trl_multiagent.environments.base import judge
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.training import parse_recipe
 
@@ -83,12 +84,13 @@ def test_migration_example(run_example, tmp_path):
     assert wrapped.__name__ == "lengths"
 
 
-def test_the_picture_of_the_tree_is_drawn_by_its_script(tmp_path):
-    script = ROOT / "docs" / "images" / "make_rollout_tree.py"
+@pytest.mark.parametrize("name", ["rollout_tree", "workflows"])
+def test_a_picture_is_drawn_by_its_script(tmp_path, name):
+    script = ROOT / "docs" / "images" / f"make_{name}.py"
     names = {"__name__": "script", "__file__": str(script)}
     exec(script.read_text(), names)
-    names["draw"](tmp_path / "tree.png")
-    assert imread(tmp_path / "tree.png").shape == imread(script.with_name("rollout_tree.png")).shape
+    names["draw"](tmp_path / "picture.png")
+    assert imread(tmp_path / "picture.png").shape == imread(script.with_name(f"{name}.png")).shape
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,53 @@ def test_environment_examples(tmp_path):
     (reading,) = python_blocks(ROOT / "docs" / "output.md")
     exec(reading.replace("outputs/job_7", str(tmp_path)), names)
     assert len(names["trace"]) == trainer.env_step and len(names["best"]) == len(set(names["trace"]["item"]))
+
+
+def test_workflow_examples(run_example, tmp_path, capsys):
+    functions, bargain = python_blocks(ROOT / "docs" / "workflows.md")
+    names = run_example(functions)
+    drafts, texts = names["trainer"]._levels
+    assert {node.roles for node in drafts} == {("writer",)} and {node.roles for node in texts} == {("editor",)}
+    good = {"writer": "x", "editor": "The moon pulls the tides"}
+    last = trl_multiagent.Turn({"writer": "?"}, {"writer": "x"}, trl_multiagent.Outcome(0.0))
+    rewards = [names["environment"].score([{"words": "tides moon"}], [good], [h])[0].reward for h in ([], [last])]
+    assert rewards == [0.0, 1.0]
+
+    (settings,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "editor.yaml").write_text(settings.replace("rewards.", "rewards_of_words."))
+    (tmp_path / "rewards_of_words.py").write_text(
+        "def short_and_complete(completions, words, **columns):\n    return [0.0]\n"
+    )
+    (tmp_path / "words.jsonl").write_text('{"words": "rain roof night"}\n' * 8)
+    cli.main(["run", "magrpo", "--config", "editor.yaml", "--dry_run"])
+    out = capsys.readouterr().out
+    assert "writer: Qwen/Qwen2.5-0.5B-Instruct, editor: Qwen/Qwen2.5-0.5B-Instruct" in out
+
+    run_example(bargain, names)
+    environment, item = names["Bargain"](), {"worth": 9, "cost": 4}
+    history = []
+    for role, said in (("buyer", "5"), ("seller", "8"), ("buyer", "7"), ("seller", "deal")):
+        prompts = environment.prompts(item, history)
+        assert list(prompts) == [role]
+        (outcome,) = judge(environment, [item], [{role: said}], [history])
+        history.append(trl_multiagent.Turn(prompts, {role: said}, outcome))
+    assert [turn.outcome.reward for turn in history] == [0.0, 0.0, 0.0, 2.5]
+    assert outcome.role_rewards == {"buyer": 2, "seller": 3} and environment.prompts(item, history) == {}
+    items = Dataset.from_list([item] * 4)
+    settings = {"num_turns": 4, "branching": "episodes", "max_steps": 1}
+    trainer = tiny_trainer(tmp_path, tiny_team(environment.roles), environment, train_dataset=items, **settings)
+    trainer.train()
+    assert [node.roles for node in (nodes[0] for nodes in trainer._levels)] == [("buyer",), ("seller",)] * 2
+
+
+def test_the_numbers_of_joint_actions_on_the_page_of_workflows():
+    text = (ROOT / "docs" / "workflows.md").read_text()
+    turns = (2, 3, 5)
+    sizes = {
+        name: ", ".join(str(MAGRPOConfig("x", num_turns=T, **settings).rows_per_item) for T in turns)
+        for name, settings in (("tree", {}), ("episodes", {"branching": "episodes"}))
+    }
+    assert f"| G = 4: T = 2, T = 3, T = 5 | {sizes['tree']} | {sizes['episodes']} |" in text
 
 
 def test_team_examples(run_example, tmp_path):

@@ -116,6 +116,19 @@ def test_histories_are_the_branch_s_own():
     assert last.prompts["main"] == "0/main/2"
 
 
+def test_an_environment_ends_some_branches_of_a_node():
+    environment = Letters({"a0+m0": 4.0, "a1+m1": 1.0, "a1+m1 a0+m0": 2.0, "a1+m1 a1+m1": 4.0})
+    asked = environment.prompts
+    environment.prompts = lambda item, history: (
+        {} if history and history[0].joint_action["aux"] == "a0" else asked(item, history)
+    )
+    levels = grow(environment, num_turns=2)
+    root = levels[0][0]
+    assert root.ended == [0] and list(root.children) == [1] and len(levels[1]) == 1 and levels[1][0].ended == []
+    assert root.returns == [4.0, 1.0 + 3.0]
+    assert grow(environment, num_turns=2, handoff="best")[1] == []  # the best joint action is the one that ends
+
+
 def test_best_handoff_is_a_chain_of_first_maxima():
     rewards = {"a0+m0": 1.0, "a1+m1": 3.0, "a2+m2": 3.0, "a1+m1 a0+m0": 7.0}
     levels = grow(Letters(rewards), num_generations=3, num_turns=2, handoff="best", discount=0.9)

@@ -39,18 +39,32 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
     for pattern in (ACCELERATE, RECIPES):
         files = {path.name for path in CONFIGS.glob(pattern)}
         assert files and {path.name for path in (installed / "configs").glob(pattern)} == files
-    assert (installed / "py.typed").is_file() and not list((installed / "configs").rglob("*.py"))
+    assert (installed / "py.typed").is_file()
+    assert {path.parent.name for path in (installed / "configs").rglob("*.py")} == {
+        "workflows"
+    }  # which configurations name
     targets = re.findall(r"\]\(([^)\s]+)", metadata)
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
     assert "Project-URL: Repository, https://" in metadata
 
-    command = [sys.executable, "-c", COMMAND, "train", "magrpo", "--config", "magrpo_demo"]
-    done = subprocess.run(
-        [*command, "--accelerate_config", "single", "--dry_run"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0 and "aux: demo, main: demo" in done.stdout, done.stderr
+    for config, agents in (("magrpo_demo", "aux: demo, main: demo"), ("writer_editor", "writer: demo, editor: demo")):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                COMMAND,
+                "train",
+                "magrpo",
+                "--config",
+                config,
+                "--accelerate_config",
+                "single",
+                "--dry_run",
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0 and agents in done.stdout, done.stderr

@@ -73,13 +73,26 @@ for sys.argv in json.loads(sys.argv[1]):
 """
 
 
+def is_script(path):
+    return "__main__" in path.read_text()
+
+
+# Their configurations name a task in a module of their own
+WORKFLOWS = [path.stem for path in sorted((ROOT / "recipes" / "workflows").glob("*.py")) if not is_script(path)]
+
+
 def test_help_and_commands_answer_without_the_libraries(tmp_path):
     calls = [
         (COMMAND, ["train", "maremax", "--help"], 0, "usage: trl-multiagent train maremax"),
         (COMMAND, ["collect", "--help"], 0, "usage: trl-multiagent collect"),
         (COMMAND, ["push", "nowhere", "user/team"], 2, "nowhere holds no team.json"),
         (SCRIPT, ["--help"], 0, "  poem:\n    letters: Letters that earn a reward.\n"),
-        *((script, ["--help"], 0, "usage: ") for script in sorted((ROOT / "recipes").glob("*/*.py"))),
+        *(
+            (script, ["--help"], 0, "usage: ")
+            for script in sorted((ROOT / "recipes").glob("*/*.py"))
+            if is_script(script)
+        ),
+        *((COMMAND, ["train", "magrpo", "--config", name, "--help"], 0, "usage: ") for name in WORKFLOWS),
     ]
     programs = json.dumps([[str(script), *argv] for script, argv, *_ in calls])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}

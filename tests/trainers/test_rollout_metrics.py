@@ -48,6 +48,11 @@ def test_totals_of_processes_with_different_trees_add_up():
     assert whole.scoring == {"seconds": 3.0}
 
 
+def test_a_branch_that_the_environment_ends_counts_as_its_last_turn(monkeypatch):
+    monkeypatch.setattr(HERE[0][0], "ended", [1])
+    assert totals(HERE).totals["final_turn/reward"].mean == pytest.approx((3.0 + 0.5 + 0.5) / 3)
+
+
 def test_an_evaluation_has_no_metrics_of_sibling_sets():
     names = totals(HERE, training=False).totals
     assert "reward" in names and not {"frac_reward_zero_std", "turn_1/early_terminated"} & names.keys()

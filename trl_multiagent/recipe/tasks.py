@@ -9,8 +9,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task
-from trl_multiagent.recipe.seats import Run, seated
-from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.algorithms import ALGORITHMS, PREFERENCE_ALGORITHMS
 from trl_multiagent.settings.comlrl import UNAVAILABLE
 from trl_multiagent.settings.derive import Settings, task_settings
 from trl_multiagent.settings.read import ConfigError
@@ -52,9 +51,20 @@ def checked(task: Task) -> Task:
 
 
 def make_environment(settings: Settings, run_folder: Path) -> Environment:
-    """Makes the environment of a run in a folder. Raises `ConfigError` if the number of the task's roles is not `num_agents`."""
+    """
+    Makes the environment of a run in a folder. Raises `ConfigError` if the number of the task's roles is not `num_agents`, or the algorithm cannot
+    learn from the order in which they act.
+    """
+    from trl_multiagent.recipe.seats import Run, seated  # imports transformers
+
     environment = settings.task.environment(task_settings(settings, run_folder))
     environment = seated(settings, environment, run_folder, Run(run_folder, settings.model_names))
+    order = environment.order or (environment.roles,)
+    if settings.algorithm in PREFERENCE_ALGORITHMS and order != (environment.roles,):
+        raise ConfigError(
+            f"`{settings.algorithm}` learns from one turn in which all roles answer, but in this task they act one after the "
+            "other: train it with an algorithm such as magrpo."
+        )
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
         problem = f"but the task has {len(roles)} roles: {', '.join(roles)}. Set it to {len(roles)}."

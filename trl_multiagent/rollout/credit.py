@@ -7,7 +7,8 @@ With them, the return of agent i for the joint action a is
 
 where R is the joint return and r the reward of this turn. The second term does not depend on a_i, so subtracting it does not change the expected
 gradient. It removes what the others earn without agent i, as the difference rewards of
-[Wolpert and Tumer](https://doi.org/10.1142/S0219525901000188) do.
+[Wolpert and Tumer](https://doi.org/10.1142/S0219525901000188) do. If a sibling's answer replaces a_i, then a_i replaces that of another sibling, which
+is in the baseline: this turn's part of the expected update is G / (G - 1) times as large, but has the same direction.
 """
 
 import dataclasses

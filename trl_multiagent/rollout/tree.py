@@ -60,6 +60,7 @@ class Node:
     tree: int = 0  # the number of the item in its batch
     episode: int | None = None  # the number of the episode among those of its item; `None` in a tree
     ended_early: bool = False  # whether early termination made this node a leaf
+    ended: list[int] = field(default_factory=list)  # the joint actions after which the environment ended the episode
     # In a chain whose trainer has critics: the nodes that would follow the joint actions that are not continued. They have no samples
     unvisited: dict[int, "Node"] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `rollout.values`
@@ -283,7 +284,9 @@ def _grow_children(
     prompts = ask(environment, [node.item for node, *_ in asked], [*histories])
     children = []
     for (node, action, is_continued), history, child_prompts in zip(asked, histories, prompts, strict=True):
-        if not child_prompts:  # the environment ends the episode
+        if not child_prompts:
+            if is_continued:
+                node.ended.append(action)
             continue
         before = {role: (x, g) for (role, x), g in zip(node.samples.items(), node.indices[action], strict=True)}
         child = Node(node.item, history, child_prompts, tree=node.tree, episode=node.episode)

@@ -25,8 +25,8 @@ class MAGRPOConfig(RolloutConfig):
             each agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its rewards.
         credit (`str`, *optional*):
             `"nothing"` or `"sibling"` subtract a counterfactual reward from an agent's return: that of the same joint action with its
-            answer replaced by an empty one, or by the agent's next completion at the node. It does not depend on the answer itself, so the
-            gradient stays unbiased. The environment scores N times as many joint actions more. By default, nothing is subtracted.
+            answer replaced by an empty one, or by the agent's next completion at the node, see [`~rollout.credit`]. The environment scores
+            N times as many joint actions more. By default, nothing is subtracted.
     """
 
     turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)

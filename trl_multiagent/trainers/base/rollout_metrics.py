@@ -138,8 +138,7 @@ def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
     values[f"turn_{turn}/expected_return"] += node.returns
     if turn == 1:
         values["return"] += node.returns
-    if not node.children:  # the last turn of a branch
-        values["final_turn/reward"] += node.rewards
+    values["final_turn/reward"] += [node.rewards[j] for j in node.ended] if node.children else node.rewards
     for role, rewards in node.role_rewards.items():
         values[f"agents/{role}/reward"] += rewards
     if turn == 1:
