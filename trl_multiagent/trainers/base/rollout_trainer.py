@@ -83,7 +83,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
         self._expert_loads = {}
-        reference = None if args.beta == 0.0 else self._make_reference()
+        reference = self._make_reference() if self._needs_reference(args) else None
         watched = environment.unwrapped.watched_metrics
         alarms = Alarms(
             team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop, args.handoff is not None
@@ -131,6 +131,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return TrainerGenerator(
             self, arguments, args.generation_token_budget, args.stop_strings, args.ds3_gather_for_generation
         )
+
+    def _needs_reference(self, args: RolloutConfig) -> bool:
+        """Returns whether the initial policies are kept."""
+        return args.beta != 0.0
 
     # What an algorithm defines
 
