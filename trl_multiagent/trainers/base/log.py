@@ -32,7 +32,8 @@ class Observer:
         args = trainer.args
         self.totals = StepTotals()  # of the current optimizer step
         self.reported: dict[str, list[float]] = {}  # by the reward functions, on the current batch
-        self.shown_rows: list[TraceRow] = []  # of the latest batch of all processes, if completions are logged
+        # Of this process's latest batch, if completions are logged; None if the latest batch was shown
+        self.shown_rows: list[TraceRow] | None = None
         self.trace: TraceFiles | None = None
         if args.trace_steps is not None:
             folder = Path(args.output_dir) / "trace"
@@ -75,7 +76,7 @@ class Observer:
         if self.trace is not None:
             self.trace.add(rows)
         if trainer.log_completions:
-            self.shown_rows = gather_object(rows)
+            self.shown_rows = rows
 
     # Optimizer steps
 
@@ -143,12 +144,15 @@ class Observer:
             )
 
     def show_completions(self) -> None:
-        """Shows the completions of the latest batch in the terminal and in the tables of trackers."""
+        """Shows the completions of the latest batch of all processes, which all call this, in the terminal and in the tables of trackers."""
         trainer = self.trainer
-        if self.shown_rows and trainer.accelerator.is_main_process:
-            print_trees(self.shown_rows, trainer.num_completions_to_print)
-            log_completion_tables(self.shown_rows, trainer.args, trainer.log_unique_prompts)
-        self.shown_rows = []
+        if self.shown_rows is None:
+            return
+        rows = gather_object(self.shown_rows)
+        self.shown_rows = None
+        if rows and trainer.accelerator.is_main_process:
+            print_trees(rows, trainer.num_completions_to_print)
+            log_completion_tables(rows, trainer.args, trainer.log_unique_prompts)
 
     def flush(self) -> None:
         """Writes the rows of the trace that are not written yet."""
