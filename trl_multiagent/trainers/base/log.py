@@ -1,9 +1,12 @@
 """Reports what a trainer does: metrics, the trace, completions in the terminal and in the tables of trackers, and the cost."""
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from transformers.utils import logging
 
@@ -80,32 +83,37 @@ class Observer:
 
     # Optimizer steps
 
-    def end_step(self) -> None:
-        """Adds the metrics of one optimizer step of all processes to those that are logged next."""
+    def end_step(self) -> dict[str, torch.Tensor]:
+        """
+        Adds the metrics of one optimizer step of all processes to those that are logged next. Returns the losses of agents and critics, summed
+        over processes.
+        """
         trainer, step = self.trainer, self.totals
-        metrics, accelerator, roles = trainer._metrics["train"], trainer.accelerator, trainer.team.trained_roles
+        metrics, num_processes = trainer._metrics["train"], trainer.accelerator.num_processes
+        losses, router_losses, tokens, token_sums, ratios = sum_over_processes(
+            trainer.accelerator, [step.losses, step.router_losses, step.tokens, step.token_sums, step.ratios]
+        )
         means = {}
-        for (role, name), total in step.token_sums.items():
-            total, tokens = accelerator.reduce(torch.stack([total, step.tokens[role].float()]), "sum")
-            means[role, name] = (total / tokens.clamp(min=1.0)).item()
-        for role, ratios in step.ratios.items():
-            outside, number, difference, compared, tokens = accelerator.reduce(ratios, "sum").tolist()
+        for (role, name), total in token_sums.items():
+            means[role, name] = (total / tokens[role].clamp(min=1.0)).item()
+        for role, numbers in ratios.items():
+            outside, number, difference, compared, sampled = numbers.tolist()
             means[role, "sampling_logp_difference"] = difference / max(1, compared)
-            missing = (tokens - compared) / max(1, tokens)
+            missing = (sampled - compared) / max(1, sampled)
             self.check_engine(role, difference / max(1, compared), outside / max(1, number), missing)
         step.seconds["update"] = step.seconds.pop("step") - step.seconds["generate"] - step.seconds["reward"]
         for phase, seconds in step.seconds.items():
             metrics[f"time/{phase}"].append(seconds)
-        losses = accelerator.reduce(torch.stack([step.losses[role] for role in roles]), "mean")
-        for role, value in zip(roles, losses, strict=True):
-            metrics[f"agents/{role}/loss"].append(value.item())
+        for role in trainer.team.trained_roles:
+            metrics[f"agents/{role}/loss"].append((losses[role] / num_processes).item())
         for (role, name), mean in means.items():
             metrics[f"agents/{role}/{name}"].append(mean)
-        for role, value in step.router_losses.items():
-            metrics[f"agents/{role}/aux_loss"].append(accelerator.reduce(value, "sum").item())
+        for role, value in router_losses.items():
+            metrics[f"agents/{role}/aux_loss"].append(value.item())
         self.totals = StepTotals()
         if self.trace is not None:
             self.trace.end_step(trainer.state.global_step + 1)
+        return losses
 
     def check_engine(self, role: str, difference: float, share: float, missing: float) -> None:
         """
@@ -170,6 +178,19 @@ class Observer:
         folder = Path(trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / COST_FILE, cost)
+
+
+def sum_over_processes(
+    accelerator: Accelerator, groups: Sequence[Mapping[Any, torch.Tensor]]
+) -> list[dict[Any, torch.Tensor]]:
+    """
+    Returns groups of tensors, each a number or a vector, as vectors on the CPU, summed over processes in one reduction. All processes have the
+    same names.
+    """
+    tensors = [tensor.flatten().float() for group in groups for tensor in group.values()]
+    total = accelerator.reduce(torch.cat(tensors), "sum").cpu()
+    parts = iter(total.split([len(tensor) for tensor in tensors]))
+    return [{name: next(parts) for name in group} for group in groups]
 
 
 def add_task_metrics(
