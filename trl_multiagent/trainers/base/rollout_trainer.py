@@ -437,9 +437,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             self._end_step()
         return loss
 
-    def _end_step(self) -> None:
-        """Logs the metrics of an optimizer step, after its last micro-batch."""
-        self.observer.end_step()
+    def _end_step(self) -> dict[str, torch.Tensor]:
+        """Logs the metrics of an optimizer step, after its last micro-batch. Returns the losses, summed over processes."""
+        return self.observer.end_step()
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -472,7 +472,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.env_step = state["env_step"]
         # Checkpoints of earlier releases lack the following ones
         self.generated_tokens = state.get("generated_tokens", 0)
-        self.observer.shown_rows = state.get("shown_rows", [])
+        rows, process = state.get("shown_rows"), self.args.process_index
+        if rows is not None:  # earlier releases saved those of all processes
+            self.observer.shown_rows = [row for row in rows if row["process"] == process]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
