@@ -211,8 +211,9 @@ def test_a_mixture_of_experts(tmp_path, algorithm, form, settings):
     check_by_hand(critic_trainer(tmp_path, algorithm, form, team, router_aux_loss_coef=0.0, **settings), 2)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("algorithm", "form"), [("iac", "adapter"), ("maac", "adapter"), ("iac", "head")])
+@pytest.mark.parametrize(
+    ("algorithm", "form", "bits"), [("iac", "adapter", 4), ("maac", "adapter", 8), ("iac", "head", 4)]
+)
 def test_a_quantized_base(tmp_path, bits, algorithm, form):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
