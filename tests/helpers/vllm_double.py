@@ -99,7 +99,7 @@ def sample(model, prompts: list[list[int]], params: dict, generator: torch.Gener
 
 
 def done(tokens: list[int], stop: set[int], most: int) -> bool:
-    return len(tokens) == most or bool(tokens) and tokens[-1] in stop
+    return len(tokens) == most or (bool(tokens) and tokens[-1] in stop)
 
 
 # The engine in this process
