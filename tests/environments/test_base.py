@@ -48,10 +48,7 @@ def test_the_docstring_example_runs():
 def test_roles_and_prompts_come_from_templates_and_functions():
     env = environment()
     assert env.roles == ("poet", "critic")
-    assert env.prompts(ITEMS[0], []) == {
-        "poet": "Write about rain.",
-        "critic": [{"role": "user", "content": "rain"}],
-    }
+    assert env.prompts(ITEMS[0], []) == {"poet": "Write about rain.", "critic": [{"role": "user", "content": "rain"}]}
 
 
 def test_a_template_that_needs_a_missing_column_says_which():

@@ -138,12 +138,7 @@ def test_command_lines(config, argv, parts, capsys):
 
 @pytest.mark.parametrize(
     ("algorithm", "config"),
-    [
-        ("magrpo", "mt_magrpo_che"),
-        ("magrpo", "magrpo_mbpp"),
-        ("grpo", "grpo_che"),
-        ("maremax", "maremax_he"),
-    ],
+    [("magrpo", "mt_magrpo_che"), ("magrpo", "magrpo_mbpp"), ("grpo", "grpo_che"), ("maremax", "maremax_he")],
 )
 def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_ID", "7")

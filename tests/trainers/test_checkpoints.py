@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -405,7 +404,7 @@ def test_steps_are_counted_like_the_trainer_counts_them(tmp_path, epochs):
 # What the rows of a dataset hold
 
 
-def test_the_digest_depends_only_on_values_and_their_order(tmp_path):
+def test_the_digest_depends_only_on_values_and_their_order(forked, tmp_path):
     columns = {
         "text": ["a", "", None, "\u00e9\U0001f600", "bc"] * 3,
         "number": [1, None, 3, -(2**40), 5] * 3,
@@ -437,13 +436,10 @@ def test_the_digest_depends_only_on_values_and_their_order(tmp_path):
             values[row] = values[1] if row == 0 else values[4]
             changed.add(digest_of_rows(Dataset.from_dict({**columns, name: values})))
     assert len(changed) == 3 + 2 * 5
-    code = f"""
-from datasets import load_from_disk
-from trl_multiagent.jobs.identity import digest_of_rows
-print(digest_of_rows(load_from_disk({str(tmp_path / "saved")!r})))
-"""
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    script = tmp_path / "digest.py"  # for a process with other hashes of text
+    imports = "from datasets import load_from_disk\nfrom trl_multiagent.jobs.identity import digest_of_rows\n"
+    script.write_text(f"{imports}print(digest_of_rows(load_from_disk({str(tmp_path / 'saved')!r})))")
+    done = forked.run(script)
     assert done.stdout.split()[-1:] == [digest], done.stderr
 
 

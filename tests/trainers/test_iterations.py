@@ -10,16 +10,7 @@ from trl import GRPOConfig
 from trl_multiagent import FunctionEnvironment, IACConfig, IACTrainer
 
 from by_hand import FixedGRPO, distance, log_probability, trl_trainer
-from tiny import (
-    Workflow,
-    count_reward,
-    team_of,
-    tiny_environment,
-    tiny_experts,
-    tiny_items,
-    tiny_team,
-    tiny_trainer,
-)
+from tiny import Workflow, count_reward, team_of, tiny_environment, tiny_experts, tiny_items, tiny_team, tiny_trainer
 
 
 class Steps(TrainerCallback):

@@ -47,7 +47,7 @@ def test_a_frozen_agent_samples_but_does_not_change(tmp_path, form):
 @pytest.mark.parametrize("form", ["shared", "lora", "lora on two bases", "dora"])
 def test_reference_penalty(tmp_path, form):
     """The reference policy is each agent's initial policy, here with adapters that change the output."""
-    team = team_of(form)
+    team = team_of(form, num_hidden_layers=1)
     initial = copy.deepcopy(team)
     seen = {}
 
@@ -62,7 +62,7 @@ def test_reference_penalty(tmp_path, form):
     trainer.train()
     (log,) = (entry for entry in trainer.state.log_history if entry.get("step") == 3 and "reward" in entry)
     assert log["agents/aux/kl"] > 1e-3
-    policy = team_of(form)
+    policy = team_of(form, num_hidden_layers=1)
     if team.has_adapters:
         policy.keep_reference()
     policy.load_state_dict(seen["before"])
@@ -93,10 +93,10 @@ def test_refusals(tmp_path, form, settings, message):
 
 @pytest.mark.parametrize("form", ["full", "shared", "lora on two bases", "lora and whole modules", "dora"])
 def test_resume_is_exact(tmp_path, form):
-    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
-    whole = tiny_trainer(tmp_path / "run", team_of(form), **settings)
+    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
+    whole = tiny_trainer(tmp_path / "run", team_of(form, num_hidden_layers=1), **settings)
     whole.train()
-    other = team_of(form)
+    other = team_of(form, num_hidden_layers=1)
     with torch.no_grad():  # the weights must come from the checkpoint, not from the team that the trainer gets
         for parameter in other.parameters():
             parameter.mul_(1.5 if parameter.requires_grad else 1.0)

@@ -54,11 +54,6 @@ def feedback(outcome, mode, sandbox_slice="all", num_agents=2):
 # First prompts
 
 
-def test_a_function_without_parameters():
-    item = {**ITEM, "prompt": 'def now():\n    """Time."""\n', "entry_point": "now"}
-    assert "\ndef now():\n    ..." in environment().prompts(item, [])["main"]
-
-
 def test_other_first_prompts_replace_the_default_ones():
     def first_prompts(item):
         return {"aux": f"A {item['task_id']}", "main": "M"}
