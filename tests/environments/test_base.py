@@ -3,7 +3,6 @@ import doctest
 from functools import partial
 
 import numpy
-import pandas
 import pytest
 import torch
 
@@ -130,11 +129,9 @@ RETURNED = {
     "None": (lambda: None, "returned None; it must return a list of 2 numbers"),
     "too few": (lambda: [1.0], "returned 1 rewards for 2 joint actions"),
     "a generator": (lambda: (x for x in [1.0, 2.0]), "(generator); it must return a list"),
-    "a tensor of no dimension": (lambda: torch.tensor(1.0), "(Tensor); it must return a list"),
     "a matrix": (lambda: numpy.zeros((2, 3)), "(ndarray) for joint action 1 of 2"),
     "texts": (lambda: [1.0, "2.0"], "returned '2.0' (str) for joint action 2 of 2"),
     "nan": (lambda: [1.0, float("nan")], "returned nan for joint action 2 of 2"),
-    "infinity": (lambda: numpy.array([-numpy.inf, 0.0]), "returned -inf for joint action 1 of 2"),
 }
 RAISED = {
     "sys.exit()": (SystemExit(), "called sys.exit()."),
@@ -185,13 +182,11 @@ def test_an_interrupt_stays_one(is_async):
 @pytest.mark.parametrize(
     "rewards",
     [
-        (1, 2),
         [True, 2],
         numpy.array([1.0, 2.0], dtype="float16"),
         torch.tensor([1.0, 2.0]),
         torch.tensor([[1.0], [2.0]]),
         [torch.tensor(1), numpy.float32(2)],
-        pandas.Series([1.0, 2.0]),
     ],
     ids=repr,
 )
