@@ -576,7 +576,7 @@ def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
 
 
 def test_pairs_that_know_the_first_test_of_a_benchmark_earn_no_more_than_one_agent(sandbox, shared_data):
-    numbers = (3, 14, 19, 79, 84, 87, 105, 113, 119, 123, 125, 235, 801)
+    numbers = (3, 19, 84, 87, 119, 235, 801)
     items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "mbpp_sanitized.jsonl")).to_list()}
     for item in (items[f"MBPP/{number}"] for number in numbers):
         test, *others = (node.test for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert))
