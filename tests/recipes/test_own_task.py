@@ -225,7 +225,6 @@ def test_forms_of_the_functions(config, module, capsys):
     [
         ({"reward_funcs": ["{module}.shrt"]}, ["`functions.reward_funcs`", "has no 'shrt'"]),
         ({"reward_funcs": ["short"]}, ["`functions.reward_funcs` names 'short'", "package.module:name"]),
-        ({"reward_funcs": ["{module}.number"]},),
         ({"reward_funcs": None}, ["`functions.reward_funcs` is missing"]),
         ({"reward_weights": [1]}, ["`reward_weights` has 1 entries for 2 reward functions"]),
         ({"prompts": None}, ["`functions.prompts` is missing"]),
