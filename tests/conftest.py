@@ -24,20 +24,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files that take longest, in this order. When workers share the tests, these start first, so that all workers end together
 SLOW = """
-test_distributed_forms test_demo_run test_checkpoints test_benchmarks test_hub test_together test_hostile test_stopping test_code_generation
-test_endpoints test_preference_run test_marlhf test_preference_processes test_limits test_actor_critic test_team_forms test_madpo_update
-test_madpo_trainer test_evaluate test_control test_collection test_vllm_generation test_magrpo_update test_recipe test_two_processes test_precision
-test_earned_attacks test_failures test_experiments test_iterations test_joint_reward_trainer test_own_family test_docs test_own_task test_commands
-test_wrong_settings test_rewards test_bad_endings test_code_reward test_router_loss test_two_hosts test_wheel test_dropout test_cli
+test_distributed_forms test_demo_run test_checkpoints test_benchmarks test_hub test_vllm_generation test_actor_critic test_wrong_settings
+test_together test_hostile test_stopping test_code_generation test_team_forms test_evaluate test_two_processes
+test_endpoints test_preference_run test_marlhf test_preference_processes test_limits test_madpo_update
+test_madpo_trainer test_control test_collection test_magrpo_update test_recipe test_code_reward test_commands test_precision
+test_earned_attacks test_failures test_experiments test_wheel test_joint_reward_trainer test_own_family test_docs test_own_task
+test_iterations test_rewards test_bad_endings test_router_loss test_two_hosts test_dropout test_cli
 test_verdicts test_answers test_client test_positions test_quantized_base test_report test_earned_reward
+""".split()
+# The longest of the others, which `make check` runs too
+NEXT = """
+test_magrpo_trainer test_team test_workflows test_class_completion test_writing test_needed test_generation test_bug_fixing test_trace
+test_code_data test_seats test_code_extraction test_comparators test_package test_bug_demo
 """.split()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    rank = {name: k for k, name in enumerate(SLOW)}
+    rank = {name: k for k, name in enumerate([*SLOW, *NEXT])}
     for item in items:
-        if item.path.stem in rank:
+        if item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

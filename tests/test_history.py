@@ -41,11 +41,9 @@ HISTORY = past(("P1 ", "R1"), ("P2 ", "R2"), ("P3 ", "R3"))
     ("options", "shown"),
     [
         ({}, "P1 R1 P2 R2 P3 R3"),
-        ({"memory_mode": "memoryful"}, "P1 R1 P2 R2 P3 R3"),
         ({"memory_mode": "last"}, "P3 R3"),
         ({"memory_mode": "last", "original_prompt": True}, "P1 P3 R3"),
         ({"memory_mode": "last", "previous_prompts": False}, "R3"),
-        ({"memory_mode": "last", "previous_response": False}, "P3"),
         ({"memory_mode": "full", "previous_prompts": False}, "R1 R2 R3"),
         ({"memory_mode": "full", "previous_prompts": False, "original_prompt": True}, "P1 R1 R2 R3"),
         ({"memory_mode": "full", "previous_response": False}, "P1 P2 P3"),
@@ -53,10 +51,8 @@ HISTORY = past(("P1 ", "R1"), ("P2 ", "R2"), ("P3 ", "R3"))
         # CoMLRL's first flags are about the first prompt and the last response
         ({"original_prompt": True, "previous_response": True}, "P1 R3"),
         ({"original_prompt": False, "previous_response": False}, ""),
-        ({"original_prompt": False}, "R3"),
         ({"previous_response": False}, "P1"),
         ({"previous_prompts": False}, "R3"),
-        ({"previous_prompts": True}, "P1 P3 R3"),
     ],
 )
 def test_options_select_parts_of_the_past(options, shown):

@@ -137,12 +137,10 @@ def test_invalid_teams_are_refused(build, message, tiny_model):
 
 WRONG_ROLES = {
     "main": r"must be a list with one name per agent, such as \['aux', 'main'\], not 'main'",
-    ("a", "a"): r"\['a', 'a'\] has one twice",
     ("Aux", "aux"): r"\['Aux', 'aux'\] has one twice \(case does not count\)",
     (): "at least one agent",
     ("",): "'' must be a Python identifier",
     ("class",): "'class' must be a Python identifier and no keyword",
-    ("default",): "'default' is a name that the files of a team need",
 }
 
 
@@ -173,7 +171,6 @@ def test_roles_that_cannot_name_agents_are_refused(tmp_path, roles):
     ("roles", "message"),
     [
         ({"aux", "main"}, "must be a list with one name per agent"),
-        (iter(["aux", "main"]), "must be a list with one name per agent"),
         (["train", "test"], "'train' is a method or an attribute of torch modules"),
         (["a", "a_reference"], "'a_reference' names the reference policy of 'a'"),
     ],
@@ -231,7 +228,6 @@ def adapter(team, role):
     "config",
     [
         {},
-        {"init_lora_weights": "gaussian"},
         {"use_dora": True},
         {"init_lora_weights": False},
         {"modules_to_save": ["norm", "mlp"]},

@@ -384,13 +384,6 @@ def test_an_engine_has_no_critics(tmp_path, models, form):
     assert [len(engine.adapters) for engine in LLM.instances] == ([4] if form == "adapter" else [0, 0])
 
 
-def test_training_adapters_with_one_server(tmp_path, models):
-    with VLLMServer(models["aux"], weight_transfer=False, lora=True) as server:
-        train(tmp_path, lora_team(models), vllm_mode="server", vllm_server_base_url=server.url, num_turns=1)
-    assert [body["model"] for body in server.completions] == ["aux", "main"] * 2
-    assert len(server.adapter_paths) == 4
-
-
 def test_training_shared_weights_with_one_server(tmp_path, models):
     team = AgentTeam.from_pretrained(models["aux"], ["aux", "main"], share_weights=True, dtype=torch.float32)
     with VLLMServer(models["aux"]) as server:

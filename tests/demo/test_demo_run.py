@@ -1,13 +1,11 @@
 import re
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.demo.model import demo_model
-from trl_multiagent.demo.problems import demo_dataset, demo_prompts
-from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
+from trl_multiagent.models.imitation import ImitationModel
 
 
 def test_the_guard_refuses_and_records_the_network(run_without_network):
@@ -45,21 +43,8 @@ def test_the_demo_shows_progress_result_and_paths(demo_run):
 
 
 def test_the_base_model_is_mediocre_as_it_should_be(demo_run, demo_cache, monkeypatch):
-    assert demo_run[0].returncode == 0
+    rewards = re.search(r"^joint reward \(0 to 4\) +(\S+) +(\S+)$", demo_run[0].stdout, flags=re.MULTILINE)
+    assert 1.4 < float(rewards[1]) < 2.1
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(demo_cache))
-    monkeypatch.setattr(
-        "trl_multiagent.models.imitation.ImitationModel.build", lambda *args, **kwargs: pytest.fail("not cached")
-    )
-    path = demo_model()
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
-    torch.manual_seed(0)
-    items = [item for item in demo_dataset("test") for _ in range(3)]
-    answers = {}
-    for role in ("aux", "main"):
-        prompts = tokenizer([demo_prompts(item)[role] for item in items], return_tensors="pt", padding=True)
-        output = model.generate(**prompts, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=40)
-        answers[role] = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
-    joint_actions = [{"aux": aux, "main": main} for aux, main in zip(answers["aux"], answers["main"], strict=True)]
-    environment = CodeGenerationEnvironment(num_agents=2, first_prompts=demo_prompts)
-    outcomes = environment.score(items, joint_actions, [[] for _ in items])
-    assert 1.4 < sum(outcome.reward for outcome in outcomes) / len(outcomes) < 2.1
+    monkeypatch.setattr(ImitationModel, "build", lambda *args, **kwargs: pytest.fail("not cached"))
+    assert AutoModelForCausalLM.from_pretrained(demo_model()).config.hidden_size == 128

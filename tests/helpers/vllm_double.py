@@ -76,20 +76,30 @@ def install(patch) -> None:
 
 
 @torch.no_grad()
-def sample(model, prompt_ids: list[int], params: dict, generator: torch.Generator) -> tuple[list[int], list[float]]:
-    """One completion and the log-probabilities of its tokens at the temperature."""
-    ids, logps = list(prompt_ids), []
+def sample(model, prompts: list[list[int]], params: dict, generator: torch.Generator):
+    """For every prompt, the tokens of one completion and their log-probabilities at the temperature."""
     stop = set(params["stop_token_ids"])
     if not params["ignore_eos"]:
         stop.add(model.config.eos_token_id)
-    while len(logps) < params["max_tokens"]:
-        logits = model(input_ids=torch.tensor([ids])).logits[0, -1].float() / params["temperature"]
-        logp = logits.log_softmax(-1)
-        ids.append(torch.multinomial(logp.exp(), 1, generator=generator).item())
-        logps.append(logp[ids[-1]].item())
-        if ids[-1] in stop:
-            break
-    return ids[len(prompt_ids) :], logps
+    width = max(map(len, prompts), default=0)
+    ids = torch.tensor([[0] * (width - len(x)) + list(x) for x in prompts])
+    mask = torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x in prompts])
+    completions = [([], []) for _ in prompts]
+    while any(not done(tokens, stop, params["max_tokens"]) for tokens, _ in completions):
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()
+        logps = (logits / params["temperature"]).log_softmax(-1)
+        drawn = torch.multinomial(logps.exp(), 1, generator=generator)
+        ids, mask = torch.cat([ids, drawn], 1), torch.cat([mask, torch.ones_like(drawn)], 1)
+        for (tokens, own), token, logp in zip(completions, drawn[:, 0].tolist(), logps, strict=True):
+            if not done(tokens, stop, params["max_tokens"]):
+                tokens.append(token)
+                own.append(logp[token].item())
+    return completions
+
+
+def done(tokens: list[int], stop: set[int], most: int) -> bool:
+    return len(tokens) == most or (bool(tokens) and tokens[-1] in stop)
 
 
 # The engine in this process
@@ -144,8 +154,8 @@ class LLM:
             model = self.adapters[lora_request.lora_int_id]
         self.calls.append((lora_request and lora_request.lora_name, len(prompts), params))
         outputs = []
-        for prompt in prompts:
-            ids, logps = sample(model, prompt["prompt_token_ids"], params, self.generator)
+        completions = sample(model, [prompt["prompt_token_ids"] for prompt in prompts], params, self.generator)
+        for prompt, (ids, logps) in zip(prompts, completions, strict=True):
             logprobs = [{i: SimpleNamespace(logprob=p, rank=1)} for i, p in zip(ids, logps, strict=True)]
             completion = SimpleNamespace(token_ids=tuple(ids), logprobs=logprobs)
             outputs.append(SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[completion]))
@@ -325,14 +335,13 @@ class VLLMServer:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         model = self.adapters.get(body["model"], self.model)
         choices = []
-        for prompt_ids in body["prompt"]:
-            for _ in range(body["n"]):
-                ids, logps = sample(model, prompt_ids, body, self.generator)
-                logps = [logp + self.shift for logp in logps]
-                tokens = [f"token_id:{k}" for k in ids]
-                top = [{token: logp} for token, logp in zip(tokens, logps, strict=True)]
-                logprobs = {"tokens": tokens, "token_logprobs": logps, "top_logprobs": top}
-                choices.append({"token_ids": ids, "prompt_token_ids": prompt_ids, "logprobs": logprobs})
+        prompts = [prompt_ids for prompt_ids in body["prompt"] for _ in range(body["n"])]
+        for prompt_ids, (ids, logps) in zip(prompts, sample(model, prompts, body, self.generator), strict=True):
+            logps = [logp + self.shift for logp in logps]
+            tokens = [f"token_id:{k}" for k in ids]
+            top = [{token: logp} for token, logp in zip(tokens, logps, strict=True)]
+            logprobs = {"tokens": tokens, "token_logprobs": logps, "top_logprobs": top}
+            choices.append({"token_ids": ids, "prompt_token_ids": prompt_ids, "logprobs": logprobs})
         return 200, {"choices": choices}
 
 

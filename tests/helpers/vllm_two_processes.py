@@ -25,7 +25,7 @@ class Patch:
 
 def greedy(model, prompt_ids: list[int]) -> list[int]:
     params = {"temperature": 1e-4, "max_tokens": 8, "stop_token_ids": [256], "ignore_eos": True}
-    return vllm_double.sample(model, prompt_ids, params, torch.Generator())[0]
+    return vllm_double.sample(model, [prompt_ids], params, torch.Generator())[0][0]
 
 
 def play(mode: str, folder: str, output: str, where: dict) -> dict:

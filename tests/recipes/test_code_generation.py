@@ -107,32 +107,14 @@ def test_splits_select_the_published_rows_of_local_files(config, items, shared_d
         ("mt_magrpo_che", "--override magrpo.num_turns=2 magrpo.turn_gradient_weights=[1.5,0.5]", ["handoff random"]),
         ("magrpo_he", "--model_name Qwen/Qwen2.5-Coder-7B", ["main: Qwen/Qwen2.5-Coder-7B"]),
         ("mt_magrpo_he", "--num_epochs 10 --num_turns 2 --turn_gradient_weights 1.2 0.8", ["10 epochs", "random"]),
-        (
-            "mt_magrpo_he",
-            "--override magrpo.external_original_prompt=True magrpo.external_previous_response=True",
-            ["2 turns"],
-        ),
         ("mt_magrpo_che", "--override external.mode='level_feedback' external.sandbox_slice=-2", ["2 turns"]),
-        ("mt_magrpo_he", "--override external.mode='plain' magrpo.handoff='best'", ["handoff best"]),
         ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
-        ("iac_he", "--override critics=[a/b,c/d]", ["from a/b, c/d"]),
         ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["_form adapter\n"]),
-        (
-            "iac_he",
-            "--override iac.critic_models=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter",
-            ["_form adapter\n"],
-        ),
-        (
-            "iac_he",
-            "--override iac.num_iterations=2 iac.value_clip_range=0.2 iac.importance_ratio=joint",
-            ["2 steps on each batch"],
-        ),
         (
             "maac_he",
             "--override maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross",
             ["critic_type q", "4 joint"],
         ),
-        ("maac_he", "--override maac.critic_form=head maac.critic_trains_trunk=false", ["critic_form head"]),
         (
             "iac_he",
             "--override iac.num_iterations=3 iac.max_steps=9",
@@ -156,14 +138,7 @@ def test_command_lines(config, argv, parts, capsys):
 
 @pytest.mark.parametrize(
     ("algorithm", "config"),
-    [
-        ("magrpo", "mt_magrpo_che"),
-        ("magrpo", "magrpo_mbpp"),
-        ("grpo", "grpo_che"),
-        ("marloo", "marloo_he"),
-        ("maremax", "maremax_he"),
-        ("mareinforce", "mareinforce_he"),
-    ],
+    [("magrpo", "mt_magrpo_che"), ("magrpo", "magrpo_mbpp"), ("grpo", "grpo_che"), ("maremax", "maremax_he")],
 )
 def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_ID", "7")
@@ -240,13 +215,11 @@ def error_line(capsys):
     ("changes", "differences"),
     [
         ("external.mode=plain", ["environment mode: 'level_feedback' in the checkpoint, 'plain' in this run"]),
-        ("reward.collaboration=static", ["environment collaboration: 'executed' in the checkpoint, 'static' in"]),
         ("sandbox.check_timeout=2", ["environment check_timeout: 10.0 in the checkpoint, 2.0 in this run"]),
         ("reward_processor.shift=-4", ["reward_shift: 0.0 in the checkpoint, -4.0 in this run"]),
         ("magrpo.learning_rate=0.5 seed=3", ["learning_rate: ", "seed: 42 in the checkpoint, 3 in this run"]),
         ("peft.r=8", ["adapter aux r: 4 in the checkpoint, 8 in this run", "agent main: "]),
         ("peft=null", ["agent aux: 'llama, 37600 parameters, 8704 trained' in the checkpoint, 'llama, 28896"]),
-        ("agent_model.name={folder}/other_model", ["agent aux: ", "agent main: "]),
         ("magrpo.frozen_agents=aux", ["frozen_agents: None in the checkpoint, ['aux'] in this run"]),
         ("dataset.train_split=test[:2]", ["train_dataset: '3 items with", "'2 items with"]),
     ],

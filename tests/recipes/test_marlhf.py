@@ -367,9 +367,7 @@ REAL = "--preference_num_candidates 3 --preference_pairs_per_sample 2 --max_comp
 REAL += "--eval_strategy no --report_to none --save_strategy no"
 
 
-@pytest.mark.parametrize(
-    "config", ["madpo_he", "madpo_che", "madpo_iter_che", "marlhf_he", "marlhf_che", "marlhf_iter_che"]
-)
+@pytest.mark.parametrize("config", ["madpo_he", "madpo_iter_che", "marlhf_he", "marlhf_iter_che"])
 def test_recipes_run_on_real_problems(config, tiny_model, shared_data, tmp_path, monkeypatch):
     """A tiny random model writes no code, so all its answers earn nothing. A small number that depends on the text makes pairs."""
     score = CodeGenerationEnvironment.score

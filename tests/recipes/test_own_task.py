@@ -117,7 +117,6 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
         ("code_generatoin", ["none of code_generation, bug_fixing, block_building, class_completion", "module:NAME"]),
         (":TASK", ["package.module:name"]),
         ("clash:OUTPUT", ["section `output`", "choose another one"]),
-        ("clash:MAGRPO", ["section `magrpo`", "choose another one"]),
         ("clash:PLAIN", ["section `mine`", "must be a dataclass"]),
     ],
 )
@@ -133,8 +132,7 @@ def test_wrong_tasks_are_one_line(module, tmp_path, capsys, task, parts):
     assert all(part in message for part in parts), message
 
 
-@pytest.mark.parametrize("function", ["make_environment", "load_datasets"])
-@pytest.mark.parametrize("algorithm", ["magrpo", "madpo"])
+@pytest.mark.parametrize(("algorithm", "function"), [("magrpo", "make_environment"), ("madpo", "load_datasets")])
 def test_a_bug_in_a_task_keeps_its_traceback(module, algorithm, function):
     Path(f"{module}.py").write_text(
         f"{Path(f'{module}.py').read_text()}\ndef broken(settings):\n    raise RuntimeError('a bug')\n"
@@ -169,11 +167,9 @@ def test_another_process_failed(capsys):
     [
         (ConfigError("wrong"), True),
         (ValueError("wrong"), True),
-        (FileNotFoundError("wrong"), True),
         (UnavailableError("wrong"), True),
         (TaskError("wrong"), False),
         (RuntimeError("wrong"), False),
-        (TypeError("wrong"), False),
     ],
 )
 def test_wrong_input_ends_with_one_line_and_a_bug_with_its_traceback(capsys, error, is_one_line):
@@ -229,10 +225,6 @@ def test_forms_of_the_functions(config, module, capsys):
     [
         ({"reward_funcs": ["{module}.shrt"]}, ["`functions.reward_funcs`", "has no 'shrt'"]),
         ({"reward_funcs": ["short"]}, ["`functions.reward_funcs` names 'short'", "package.module:name"]),
-        (
-            {"reward_funcs": ["{module}.number"]},
-            ["`functions.reward_funcs` names '{module}.number', which is 3 (int), not a function"],
-        ),
         ({"reward_funcs": None}, ["`functions.reward_funcs` is missing"]),
         ({"reward_weights": [1]}, ["`reward_weights` has 1 entries for 2 reward functions"]),
         ({"prompts": None}, ["`functions.prompts` is missing"]),
@@ -438,7 +430,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     cli.main(["run", *argv, "whole"])
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
         patch.setattr("trl_multiagent.recipe.training.save_results", interrupted)
         cli.main(["run", *argv, "killed"])
     assert not Path("killed/team.json").exists()

@@ -211,8 +211,9 @@ def test_a_mixture_of_experts(tmp_path, algorithm, form, settings):
     check_by_hand(critic_trainer(tmp_path, algorithm, form, team, router_aux_loss_coef=0.0, **settings), 2)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize(("algorithm", "form"), [("iac", "adapter"), ("maac", "adapter"), ("iac", "head")])
+@pytest.mark.parametrize(
+    ("algorithm", "form", "bits"), [("iac", "adapter", 4), ("maac", "adapter", 8), ("iac", "head", 4)]
+)
 def test_a_quantized_base(tmp_path, bits, algorithm, form):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
@@ -402,9 +403,10 @@ def test_value_clipping(tmp_path):
 )
 def test_a_run_resumes_bit_for_bit(tmp_path, algorithm, form, team):
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_turns": 2, "beta": 0.1}
-    whole = critic_trainer(tmp_path / "whole", algorithm, form, team_of(team), **settings)
+    teams = [team_of(team, num_hidden_layers=1) for _ in range(2)]
+    whole = critic_trainer(tmp_path / "whole", algorithm, form, teams[0], **settings)
     whole.train()
-    resumed = critic_trainer(tmp_path / "resumed", algorithm, form, team_of(team), **settings)
+    resumed = critic_trainer(tmp_path / "resumed", algorithm, form, teams[1], **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     expected, found = whole.team.state_dict(), resumed.team.state_dict()
     assert all(torch.equal(x, found[name]) for name, x in expected.items())
@@ -478,8 +480,6 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
     ("settings", "message"),
     [
         ({"critic_form": "tail"}, "`critic_form` is 'tail', it must be 'model', 'adapter' or 'head'"),
-        ({"critic_lora_r": 0}, "`critic_lora_r` is 0"),
-        ({"critic_type": "a"}, "`critic_type` is 'a'"),
         ({"value_clip_range": 0.0}, "`value_clip_range` is 0.0"),
         ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
         ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),

@@ -29,15 +29,17 @@ LAUNCHES = {
     OFFLOAD: {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
 }
 
-# Offloading moves the shards of ZeRO-3 and nothing else, so what runs with it need not run without; ZeRO-2 does what ZeRO-1 does
+# Offloading moves the shards of ZeRO-3 and nothing else, so what runs with it need not run without
 OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts", "adapters as critics"]
-# ZeRO-2 shards gradients alone. What these have, others have too: a base of their own, recomputation, a frozen agent
-NOT_ZERO_2 = ["full, recomputed", "lora, recomputed", "lora on two bases", "frozen adapter", "workflow in episodes"]
+# ZeRO-2 does what ZeRO-1 does, and shards gradients besides
+PARTITIONED = ["full", "shared", "lora", "lora and whole modules", "frozen partner", "experts", "critics"]
+PARTITIONED += ["adapters as critics", "value heads", "workflow", "preferences", REWARD_MODEL]
 CASES_OF = {
     "DDP": CASES,
-    "ZeRO-1": ["full", "shared", "lora", "value heads", "preferences"],
-    "ZeRO-2": [case for case in CASES if case not in NOT_ZERO_2],
-    "ZeRO-3": [case for case in CASES if case == "full" or case not in OFFLOADED],
+    "ZeRO-1": ["full", "lora"],
+    "ZeRO-2": PARTITIONED,
+    # The preferences have a frozen adapter
+    "ZeRO-3": [case for case in CASES if case == "full" or case not in [*OFFLOADED, "frozen adapter"]],
     OFFLOAD: OFFLOADED,
 }
 

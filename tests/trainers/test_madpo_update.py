@@ -68,7 +68,7 @@ def test_each_agent_gets_its_own_factor_of_the_joint_gradient(tmp_path, form, re
     assert distance(found, expected) < 1e-6
 
 
-@pytest.mark.parametrize("case", CHECKPOINTING)
+@pytest.mark.parametrize("case", [x for x in CHECKPOINTING if x != "kept activations"])
 @pytest.mark.parametrize("form", ["full", "lora"])
 def test_checkpointing_does_not_change_the_gradients(tmp_path, form, case):
     plain, _ = one_update(tmp_path, team_of(form), [Shift()], beta=0.3)

@@ -30,7 +30,7 @@ class FixedIAC(Deterministic, IACTrainer):
     """IAC on such completions."""
 
 
-SETTINGS = {"learning_rate": 5e-6, "max_steps": 4, "weight_decay": 0.0}
+SETTINGS = {"learning_rate": 5e-6, "max_steps": 2, "weight_decay": 0.0}
 
 
 def lora_team(base_dtype):

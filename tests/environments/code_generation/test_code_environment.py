@@ -54,11 +54,6 @@ def feedback(outcome, mode, sandbox_slice="all", num_agents=2):
 # First prompts
 
 
-def test_a_function_without_parameters():
-    item = {**ITEM, "prompt": 'def now():\n    """Time."""\n', "entry_point": "now"}
-    assert "\ndef now():\n    ..." in environment().prompts(item, [])["main"]
-
-
 def test_other_first_prompts_replace_the_default_ones():
     def first_prompts(item):
         return {"aux": f"A {item['task_id']}", "main": "M"}
@@ -98,7 +93,6 @@ def test_other_names_of_modes(name, other):
     [
         (result(PASSED, PASSED), "all", True),
         (result(PASSED, FAILED), "all", False),
-        (result(PASSED, FAILED), 1, True),
         (result(PASSED, FAILED), -1, False),
         (result(aux="def aux(x):\n    return x x"), "all", False),
     ],
@@ -242,7 +236,6 @@ def test_a_second_turn_is_built_from_the_run_that_scored_the_first():
         ({"mode": "expert_edits"}, "The mode 'expert_edits' needs `expert`"),
         ({"mode": "bandit"}, "Unknown mode 'bandit': choose level_feedback, level_passed, passed, plain"),
         ({"sandbox_slice": "some"}, "`sandbox_slice` must be a whole number, 'all' or None, not 'some'"),
-        ({"sandbox_slice": True}, "not True"),
         ({"hidden_tests": -1}, "`hidden_tests` is -1, it must be a whole number of at least 0"),
     ],
 )
@@ -255,8 +248,8 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 
 @pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback"])
-@pytest.mark.parametrize("sandbox_slice", [0, None, "all", 1, 2, 9, -1, -2, -9])
-@pytest.mark.parametrize("hidden_tests", range(6))
+@pytest.mark.parametrize("sandbox_slice", ["all", 1, 9, -2])
+@pytest.mark.parametrize("hidden_tests", [0, 2, 4, 5])
 def test_feedback_depends_on_no_hidden_test(mode, sandbox_slice, hidden_tests):
     def prompts(statuses):
         checks = [Check(status, f"assert candidate([{k}]) == {k}", "E") for k, status in enumerate(statuses)]
@@ -386,11 +379,9 @@ def test_the_texts_of_templates_are_saved(tmp_path, text):
         ("aux", "{latin}", "cannot be read as UTF-8 text"),
         ("aux", "{empty}", "is empty"),
         ("aux", "{{problem}}", "has the field {problem}, which is not known. Fields are {prompt}, {entry_point},"),
-        ("main", "{{feedback}}", "has the field {feedback}"),
         ("main", "{{prompt.upper}}", "has the field {prompt.upper}"),
         ("main", "{{prompt", "is not a template"),
         ("aux", "no_such_module:f", "importing no_such_module"),
-        ("aux", "{module}:nothing", "has no 'nothing'"),
         ("aux", "{module}:own_feedback", "must be a function of item"),
         ("aux", "{module}:slow_aux", "which is `async`"),
         ("feedback", "{module}:own_aux", "must be a function of item, feedback, history"),

@@ -78,21 +78,15 @@ BROKEN = "def {}(xs):\n    return xs xs\n"
         (AUX, "import nowhere_to_be_found\ndef f(xs):\n    return nowhere_to_be_found.f(xs)\n", 1.5),
         # aux used: 0.5, with a test passed; more than a wrapper: 1.0
         (AUX, "def f(xs):\n    return aux(xs) + 1\n", 1.5),
-        (AUX, "def f(xs):\n    return scale(2) if xs else aux(xs)\n", 1.5 + 0.25 + 1.5),
         ("def aux(xs):\n    return scale(sum(xs))\n", "def f(xs):\n    return aux(xs)\n", 3.0),
-        ("def aux(xs):\n    return scale(sum(xs))\n", "def f(xs):\n    y = aux(xs)\n    return y\n", 3.0),
-        (AUX, "def f(xs):\n    # aux(xs)\n    return scale(sum(xs))\n", 2.5),
         (AUX, AUX + "def f(xs):\n    return scale(aux(xs))\n", 2.5),
         # a value thrown away: -0.5
         (AUX, "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5),
-        (AUX, "def f(xs):\n    y = aux(xs)\n    return scale(sum(xs))\n", 3.5),
         # an aux that works in place is defined and used; that its value does not matter costs as much as ever
         ("def aux(xs):\n    xs.append(0)\n", "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5),
-        ("aux = lambda xs: sum(xs)\n", "def f(xs):\n    return scale(sum(xs))\n", 2.5),
         # aux is called by other functions: what runs decides
         (AUX, "def f(xs):\n    return scale(list(map(aux, [xs]))[0])\n", 4.0),
         (AUX, "def f(xs):\n    return scale([*map(aux, xs), sum(xs)][-1]) if not xs else scale(sum(xs))\n", 2.5),
-        (AUX, "def f(xs):\n    return list(map(aux, [xs]))[0]\n", 1.5 + 0.25 + 0.5),
         (AUX, "def f(xs):\n    tools = {'sum': aux}\n    return scale(tools['sum'](xs))\n", 4.0),
     ],
 )
@@ -121,7 +115,6 @@ def test_a_single_agent_reaches_2_1(sandbox, main, expected):
     [
         "def scale(x):\n    return 0\n",
         "sum = scale = lambda x: 0\ndef g(xs):\n    return sum, scale\n",
-        "def check(candidate):\n    pass\n",
         "class Equal:\n    def __eq__(self, other):\n        return True\nEQUAL = Equal()\ndef g():\n    return EQUAL\n",
         "import builtins\nbuiltins.range = lambda n: []\ndef g():\n    return builtins\n",
     ],
@@ -142,13 +135,11 @@ def test_module_level_code_does_not_change_what_the_checks_expect(sandbox, hijac
         ("def f(xs):\n    return 0 if xs == [] else aux(xs)\n", 2.0 + 1.25, 1.75),
         # the value is used in form only: as good as thrown away
         ("def f(xs):\n    total = aux(xs)\n    return scale(sum(xs)) if total is not None else 0\n", 4.0, 3.5),
-        ("def f(xs):\n    total = aux(xs)\n    return scale(sum(xs)) if type(total) is int else 0\n", 4.0, 3.5),
         ("def f(xs):\n    return scale(sum(xs)) + 0 * aux(xs)\n", 4.0, 3.5),
         # an altered value makes it loop: that is a difference too
         ("def f(xs):\n    n = aux(xs)\n    while n != sum(xs):\n        pass\n    return scale(n)\n", 4.0, 4.0),
         # values that are only compared with each other
         ("def f(xs):\n    return scale(sum(xs)) if aux(xs) == aux(xs[::-1]) != aux([*xs, 1]) else 0\n", 4.0, 4.0),
-        ("def f(xs):\n    return scale(sum(xs)) if len({aux([x]) for x in [1, 2, 1]}) == 2 else 0\n", 4.0, 4.0),
         ("MEMO = {}\ndef f(xs):\n    return MEMO.setdefault(aux(xs), scale(sum(xs)))\n", 4.0, 4.0),
         # thrown away, by its text and in effect: taken off once
         ("def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5, 3.5),
@@ -219,12 +210,13 @@ def test_nothing_runs_when_nothing_can():
     assert fake.batches == []
 
 
-@pytest.mark.parametrize(("name", "at_least"), [("humaneval.jsonl", 164), ("mbpp_sanitized.jsonl", 425)])
-def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_data, name, at_least):
-    items = load_code_dataset(str(shared_data / name)).to_list()
+@pytest.mark.parametrize("name", ["humaneval.jsonl", "mbpp_sanitized.jsonl"])
+def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_data, name):
+    """Every fourth one."""
+    items = load_code_dataset(str(shared_data / name)).to_list()[::4]
     actions = [{"main": item["prompt"] + item["canonical_solution"]} for item in items]
     environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
     outcomes = environment.score(items, actions, [[]] * len(items))
     rewards = {item["task_id"]: outcome.reward for item, outcome in zip(items, outcomes, strict=True)}
     below = {task_id: reward for task_id, reward in rewards.items() if abs(reward - 2.1) > 1e-9}
-    assert len(rewards) - len(below) >= at_least, below
+    assert len(rewards) > 40 and below == {}
