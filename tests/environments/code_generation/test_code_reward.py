@@ -210,13 +210,12 @@ def test_nothing_runs_when_nothing_can():
     assert fake.batches == []
 
 
-@pytest.mark.parametrize("name", ["humaneval.jsonl", "mbpp_sanitized.jsonl"])
-def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_data, name):
-    """Every fourth one."""
-    items = load_code_dataset(str(shared_data / name)).to_list()[::4]
+@pytest.mark.parametrize(("name", "at_least"), [("humaneval.jsonl", 164), ("mbpp_sanitized.jsonl", 425)])
+def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_data, name, at_least):
+    items = load_code_dataset(str(shared_data / name)).to_list()
     actions = [{"main": item["prompt"] + item["canonical_solution"]} for item in items]
     environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
     outcomes = environment.score(items, actions, [[]] * len(items))
     rewards = {item["task_id"]: outcome.reward for item, outcome in zip(items, outcomes, strict=True)}
     below = {task_id: reward for task_id, reward in rewards.items() if abs(reward - 2.1) > 1e-9}
-    assert len(rewards) > 40 and below == {}
+    assert len(rewards) - len(below) >= at_least, below
