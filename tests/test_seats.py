@@ -127,6 +127,11 @@ def test_roles_that_do_not_fit(seats):
         SeatedEnvironment(Dialogue(), seats)
 
 
+def test_a_function_is_no_seat():
+    with pytest.raises(TypeError, match=r"The seat of 'user' is .* must be a `Seat`, such as `FunctionSeat`"):
+        SeatedEnvironment(Dialogue(), {"user": lambda item, prompt, history: "x"})
+
+
 def sampler_of(team, **arguments):
     return TeamSampler(team, TransformersGenerator(team, sampling_arguments({"max_new_tokens": 4, **arguments})))
 

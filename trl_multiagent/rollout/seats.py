@@ -183,6 +183,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         seats (`dict[str, Seat]`): What plays the roles that are not trained.
 
     Raises:
+        TypeError: A seat is not a [`Seat`].
         ValueError: A seat is for no role of the task, or no role is left to train.
 
     Example:
@@ -212,6 +213,9 @@ class SeatedEnvironment(EnvironmentWrapper):
             raise ValueError(
                 f"`seats` has {', '.join(seats)}. The task has the roles {', '.join(task.roles)}: {problem}."
             )
+        for role, seat in seats.items():
+            if not isinstance(seat, Seat):
+                raise TypeError(f"The seat of {role!r} is {show(seat)}; it must be a `Seat`, such as `FunctionSeat`.")
         self.seats = {role: seats[role] for role in task.roles if role in seats}
         self.roles = tuple(role for role in task.roles if role not in seats)
         if task.order is not None:
