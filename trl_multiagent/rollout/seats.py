@@ -248,7 +248,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         """Returns the turns of the whole task. After a turn of trained agents, they are the `info` of its outcome."""
         if history:
             return history[-1].outcome.info
-        key = (training_step(), item_id(item))
+        key = (training_step(), json.dumps(item, sort_keys=True, default=repr))  # ids may occur twice
         if key not in self._openings:
             self._openings = {other: turns for other, turns in self._openings.items() if other[0] == key[0]}
             (prompts,) = ask(self.task, [item], [()])
