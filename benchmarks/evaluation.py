@@ -4,6 +4,7 @@ What a team of the demo is worth: beside a trained control, in cross-play, with 
     python benchmarks/evaluation.py             # three seeds: about an hour on two cores
     python benchmarks/evaluation.py --seeds 1   # one seed, without cross-play
     python benchmarks/evaluation.py --smoke     # seconds: whether it runs; its numbers mean nothing
+    python benchmarks/evaluation.py --speed     # two minutes: CPU time by the items of a batch, of the demo's base model
 
 Four kinds of runs, each with every seed:
 - `team`: the demo, `magrpo_demo.yaml`.
@@ -20,16 +21,23 @@ With `--folder`, runs and transcripts that are there already are not made again.
 import argparse
 import dataclasses
 import json
+import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import Accelerator
 from team_run import save_model
 from vs_comlrl import machine
 
-from trl_multiagent import Environment, Outcome
-from trl_multiagent.demo.problems import demo_prompts
+from trl_multiagent import AgentTeam, Environment, Outcome
+from trl_multiagent.demo.model import demo_model
+from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.demo.task import TASK
+from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.play import LoadedTeam, Policy, play_policy
 from trl_multiagent.recipe.evaluation import run_evaluation
 from trl_multiagent.recipe.run import run_recipe
 
@@ -71,7 +79,11 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=[*RUNS], help="what to run (default: all)")
     parser.add_argument("--folder", type=Path, help="where runs and transcripts go; by default they are removed")
     parser.add_argument("--output", type=Path, default=Path("evaluation.json"), help="where the JSON goes")
+    parser.add_argument("--speed", action="store_true", help="measure only the CPU time by `items_per_batch`")
     options = parser.parse_args()
+    if options.speed:
+        print_speed()
+        return
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         numbers = measure(folder, options)
@@ -124,6 +136,29 @@ def evaluate(
         argv += ["--num_bootstraps", "100", "--override", "dataset.eval_size=2"]
     run_evaluation(task, argv, "benchmark", cross_play)
     return json.loads((folder / ("cross_play.json" if cross_play else "evaluation.json")).read_text())
+
+
+def print_speed() -> None:
+    """Prints the median CPU seconds of 64 items on one thread, for several sizes of a batch in turn. Answers are scored by their length."""
+    torch.set_num_threads(1)
+    roles, dataset = ["aux", "main"], demo_dataset("test").select(range(64))
+    team, accelerator = AgentTeam.from_pretrained(demo_model(), roles=roles), Accelerator(cpu=True)
+    policy = Policy("team", "team", Lengths(2), lambda: LoadedTeam(team, {}), max_completion_length=40)
+    settings: dict[str, Any] = {"num_turns": 1, "temperature": 1.0, "disable_tqdm": True, "k": [1]}
+    for episodes in (1, 10):
+        seconds: dict[int, list[float]] = {1: [], 8: [], 16: [], 64: []}
+        for repetition in range(4):
+            for size, measured in seconds.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    own = {"num_episodes": episodes, "items_per_batch": size, "output_dir": folder}
+                    start = time.process_time()
+                    play_policy(policy, dataset, EvaluationConfig(**settings, **own), accelerator)
+                if repetition > 0:  # the first is a warm-up
+                    measured.append(time.process_time() - start)
+        medians = {size: statistics.median(measured) for size, measured in seconds.items()}
+        for size, median in medians.items():
+            ratio = median / medians[64]
+            print(f"{episodes:2} episodes, {size:2} items per batch: {median:6.2f} s, {ratio:4.1f} x that of 64")
 
 
 def print_tables(numbers: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ def test_environment_examples(tmp_path):
 
 
 def test_workflow_examples(run_example, tmp_path, capsys):
-    functions, bargain = python_blocks(ROOT / "docs" / "workflows.md")
+    functions, bargain, *_ = python_blocks(ROOT / "docs" / "workflows.md")
     names = run_example(functions)
     drafts, texts = names["trainer"]._levels
     assert {node.roles for node in drafts} == {("writer",)} and {node.roles for node in texts} == {("editor",)}
@@ -152,7 +152,7 @@ def test_workflow_examples(run_example, tmp_path, capsys):
     rewards = [names["environment"].score([{"words": "tides moon"}], [good], [h])[0].reward for h in ([], [last])]
     assert rewards == [0.0, 1.0]
 
-    (settings,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL)
+    settings, *_ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL)
     (tmp_path / "editor.yaml").write_text(settings.replace("rewards.", "rewards_of_words."))
     (tmp_path / "rewards_of_words.py").write_text(
         "def short_and_complete(completions, words, **columns):\n    return [0.0]\n"
@@ -177,6 +177,21 @@ def test_workflow_examples(run_example, tmp_path, capsys):
     trainer = tiny_trainer(tmp_path, tiny_team(environment.roles), environment, train_dataset=items, **settings)
     trainer.train()
     assert [node.roles for node in (nodes[0] for nodes in trainer._levels)] == [("buyer",), ("seller",)] * 2
+
+
+def test_examples_of_seats_and_tools(run_example):
+    _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
+    names: dict = {}
+    exec(seat, names)
+    (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])
+    assert outcome.extra == {"answer/reader": "Missing: roof"}
+    names = run_example(tools)
+    assert {node.roles for nodes in names["trainer"]._levels for node in nodes} == {("agent",)}
+    exec(play, names)
+    played = trl_multiagent.SeatedEnvironment(names["Play"](), {"tools": names["tools"]})
+    call = '<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>'
+    (outcome,) = judge(played, [{"secret": 7}], [{"agent": call}], [()])
+    assert (outcome.reward, outcome.extra) == (1.0, {"answer/tools": "right"})
 
 
 def test_the_numbers_of_joint_actions_on_the_page_of_workflows():

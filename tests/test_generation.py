@@ -87,7 +87,9 @@ def test_no_prompts_need_no_call():
 def test_seeded_completions_do_not_depend_on_their_batch():
     model = tiny_llama()
     seeds = [[10 * k + g for g in range(4)] for k in range(len(PROMPTS))]
+    state = torch.get_rng_state()
     whole = generate_groups(model, PROMPTS, 4, config(), seeds=seeds)
+    assert torch.get_rng_state().equal(state)  # nothing is drawn from the global generator
     assert whole == generate_groups(model, PROMPTS, 4, config(), seeds=seeds)
     assert whole == generate_groups(model, PROMPTS, 4, config(), token_budget=32, seeds=seeds)  # in several calls
     alone = [generate_groups(model, [PROMPTS[1]], 1, config(), seeds=[[seed]])[0][0] for seed in seeds[1]]

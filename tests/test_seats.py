@@ -18,7 +18,7 @@ from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.tree import Samples
 
-from by_hand import one_update
+from by_hand import distance, one_update, reference_gradients
 from tiny import tiny_team, tiny_trainer
 
 
@@ -161,7 +161,8 @@ def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
     other = tiny_team(("x", "y"))
     before = [x.clone() for x in other.parameters()]
     environment = SeatedEnvironment(Ascii(), {"b": TeamSeat(lambda: sampler_of(other), "other", "y")})
-    found, trainer, _ = one_update(tmp_path, tiny_team(("a",)), environment=environment, num_generations=4)
+    found, trainer, start = one_update(tmp_path, tiny_team(("a",)), environment=environment, num_generations=4)
+    assert distance(found, reference_gradients(trainer._levels, start)) < 1e-5
     assert all(torch.equal(x, y) for x, y in zip(before, other.parameters(), strict=True))
     assert {name.split(".")[1] for name in found} == {"a"} and trainer.environment.roles == ("a",)
     shown = [outcome.extra["answer/b"] for node in trainer._levels[0] for outcome in node.outcomes]

@@ -100,7 +100,7 @@ def test_prompts_describe_the_tools():
     schemas = [json.loads(line) for line in text.partition("<tools>\n")[2].partition("\n</tools>\n")[0].splitlines()]
     assert [schema["function"]["name"] for schema in schemas] == ["ask", "guess"]
     assert schemas[1]["function"]["parameters"]["properties"]["number"]["type"] == "integer"
-    assert text.endswith('<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>')
+    assert text.endswith('<tool_call>\n{"name": <name>, "arguments": <JSON object>}\n</tool_call>')
     assert seat.observation({"secret": 5, "limit": 9}) == "It is at most 9."
 
 

@@ -24,6 +24,7 @@ from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
+from trl.models.utils import add_hooks, remove_hooks
 from trl.trainer.utils import RepeatSampler, add_fused_lm_head, create_model_from_path, get_config_model_id, pad
 
 from trl_multiagent import JointRewardTrainer, MADPOTrainer, MAGRPOTrainer
@@ -64,6 +65,8 @@ CALLED = {
     DistributedBackend.gather_params: "self params",
     RepeatSampler: "data_source mini_repeat_count batch_size repeat_count shuffle seed",
     unwrap_model_for_generation: "model accelerator gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs",
+    add_hooks: "model",
+    remove_hooks: "model",
     apply_chat_template: "example processing_class tools template_kwargs",
     add_fused_lm_head: "model temperature cast_lm_head_to_fp32 outputs",
     create_model_from_path: "model_id architecture kwargs",

@@ -8,6 +8,7 @@ import json
 import sys
 import zlib
 from pathlib import Path
+from unittest import mock
 
 import torch
 from accelerate.utils import gather_object
@@ -27,7 +28,8 @@ from trl_multiagent import (
     MAGRPOConfig,
     MAGRPOTrainer,
 )
-from trl_multiagent.rollout.tree import Samples, acting
+from trl_multiagent.rollout.tree import Samples, acting, root_nodes
+from trl_multiagent.trainers.base.generation import sampling_parameters
 
 from process_group import end_process_group
 from tiny import Workflow, byte_tokenizer, tiny_config, tiny_environment, tiny_items
@@ -142,7 +144,21 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
     acting_roles = gather_object([[role for role in team.roles if any(acting(role, x) for x in trainer._levels)]])
     report = {"early_terminated": shares, "results": results, "acting": acting_roles}
-    return {**save(trainer, output / case), **report}
+    return {**save(trainer, output / case), **report, **sampled(trainer)}
+
+
+def sampled(trainer) -> dict:
+    """What the agents answer without randomness, and the agents that are whole in this process while each does."""
+    team, generator, held = trainer.team, trainer.generator, {}
+
+    def watch(agent, role, *rest):
+        held[role] = [x for x in team.roles if all(p.numel() for p in sampling_parameters(team, x))]
+        return sample(agent, role, *rest)
+
+    sample = generator.sample
+    with mock.patch.object(generator, "sample", watch), mock.patch.dict(generator.arguments, do_sample=False):
+        samples = trainer.sampler(root_nodes(tiny_items(2), trainer.environment), 1)
+    return {"answers": {role: [x.completion_ids for x in nodes] for role, nodes in samples.items()}, "held": held}
 
 
 def update_in_bfloat16(teams: Path, output: Path, items_per_device: int, case: str) -> dict:

@@ -5,18 +5,28 @@ under a launcher.
 
 import sys
 import zlib
+from unittest import mock
 
 import torch
 from pairs import pair_config, pair_trainer, pairs
 
 from trl_multiagent import JointRewardConfig, JointRewardTrainer, MAGRPOTrainer
 from trl_multiagent.rollout.tree import Samples
+from trl_multiagent.trainers.base import log as base_log
 
 from process_group import end_process_group
 from tiny import byte_tokenizer, tiny_classifier, tiny_items, tiny_trainer
 
 
 class Deterministic(MAGRPOTrainer):
+    reductions = 0  # for the metrics of optimizer steps
+
+    def _end_step(self):
+        with mock.patch.object(self.accelerator, "reduce", wraps=self.accelerator.reduce) as reduce:
+            losses = super()._end_step()
+        self.reductions += reduce.call_count
+        return losses
+
     def _sample(self, nodes, num_generations):
         return {role: self._sample_agent(role, nodes) for role in self.team.roles}
 
@@ -34,12 +44,15 @@ def update(output: str, items_per_device: int, micro_batch: int, beta: float):
     settings = {"items_per_device": items_per_device, "per_device_train_batch_size": micro_batch, "beta": beta}
     settings |= {"num_turns": 2, "early_termination_threshold": 0.12, "max_steps": 3, "optim": "sgd"}
     settings |= {"learning_rate": 0.5, "log_completions": True, "num_completions_to_print": 1}
+    settings |= {"logging_steps": 2 if beta else 1}
     trainer = tiny_trainer(f"{output}/{beta}", trainer=Deterministic, train_dataset=tiny_items(12), **settings)
-    trainer.train()
+    with mock.patch.object(base_log, "gather_object", wraps=base_log.gather_object) as gather:
+        trainer.train()
     if trainer.accelerator.is_main_process:
         assert trainer.accelerator.num_processes == 1 or not trainer.model_wrapped.find_unused_parameters
         log = [entry for entry in trainer.state.log_history if "reward" in entry]
         result = {"weights": trainer.team.state_dict(), "log": log, "processes": trainer.accelerator.num_processes}
+        result |= {"reductions": trainer.reductions, "gathers": gather.call_count}
         torch.save(result, f"{output}/{beta}.pt")
 
 

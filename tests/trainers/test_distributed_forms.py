@@ -25,7 +25,7 @@ LAUNCHES = {
     "DDP": None,
     "ZeRO-1": {"stage": 1},
     "ZeRO-2": {"stage": 2},
-    "ZeRO-3": {"stage": 3},
+    "ZeRO-3": {"stage": 3, "stage3_param_persistence_threshold": 0},  # or small weights would stay whole
     OFFLOAD: {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
 }
 
@@ -128,6 +128,15 @@ def test_the_update_is_that_of_one_process(name, case, single, distributed):
         assert report[case]["acting"] == [["aux", "main"], ["aux"]]  # nobody is main on the second process
     elif not case.startswith(("preferences", "workflow")):
         assert all(0 < share < 1 for share in report[case]["early_terminated"])  # ranks with different trees
+
+
+@pytest.mark.parametrize("case", ["full", "lora on two bases", "lora", "shared"])
+def test_zero_3_gathers_the_weights_of_the_agent_that_samples(case, single, distributed):
+    expected = json.loads((single / "report.json").read_text())[case]
+    found = distributed("ZeRO-3")[1][case]
+    assert found["answers"] == expected["answers"]
+    roles = ["aux", "main"]
+    assert found["held"] == {role: roles if case == "shared" else [role] for role in roles}
 
 
 @pytest.mark.parametrize("case", BFLOAT16)

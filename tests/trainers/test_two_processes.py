@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -28,12 +29,29 @@ def test_two_processes_make_the_same_update(results, beta):
     for name, x in one["weights"].items():
         assert torch.allclose(x, two["weights"][name], rtol=1e-4, atol=1e-6), name
     for left, right in zip(one["log"], two["log"], strict=True):
-        timed = ("time/", "step_time", "learning_rate", "epoch")
+        timed = ("time/", "step_time", "learning_rate", "epoch", "train_runtime", "train_s")
         names = [name for name in left if not name.startswith(timed)]
         assert {name: left[name] for name in names} == pytest.approx(
             {name: right[name] for name in names}, rel=1e-3, abs=1e-5
         )
         assert 0 < left["turn_1/early_terminated"] < 1
+
+
+@pytest.mark.parametrize(("beta", "logged"), [(0.0, [1, 2, 3]), (0.1, [2, 3])])
+def test_what_is_logged_is_exchanged_once(results, beta, logged):
+    """One reduction per step for its metrics. The rows of the tables are gathered at a log, those of the last step at the end."""
+    result = torch.load(results / "2" / f"{beta}.pt", weights_only=False)
+    assert result["reductions"] == 3
+    assert result["gathers"] == 3 + len(logged)  # the totals of each batch, and the rows of each table
+    names = [f"completions_{step:05d}.parquet" for step in logged]
+    folders = [results / number / str(beta) / "completions" for number in ("1", "2")]
+    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [names, names]
+    for name in names:
+        one, two = (pd.read_parquet(folder / name) for folder in folders)
+        assert set(two["process"]) == {0, 1}
+        columns = ["prompt/aux", "completion/aux", "completion/main"]
+        one, two = (sorted(map(tuple, x[columns].to_numpy())) for x in (one, two))
+        assert one == two
 
 
 @pytest.mark.parametrize("number", [9, 11])

@@ -47,7 +47,7 @@ class EvaluationConfig:
     previous_response: bool | None = setting("Whether agents see their responses in these turns.")
     max_history_length: int | None = setting("Most tokens that past turns may add to a prompt.", ge=0)
     discount: float | None = setting("Discount of the return.", ge=0, le=1)
-    items_per_batch: int = setting("Items that are played and written together.", 16, ge=1)
+    items_per_batch: int = setting("Items that are played and written together.", 64, ge=1)
     generation_token_budget: int | None = setting("Most prompt and answer tokens of a generate call.", 262144, ge=1)
     seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0, le=4294967295)
     pass_metric: str = setting("The metric that decides whether an answer passes: it must be at least 1.", PASSED)

@@ -1,5 +1,6 @@
 """Samples completions with transformers, in one `generate` call for a whole level of the rollout trees."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -144,10 +145,17 @@ def seeded_decoding(seeds: list[int], prompt_length: int, max_new_tokens: int) -
     choice = SeededChoice(torch.from_numpy(np.stack(numbers)), prompt_length)
 
     def decode(
-        model: PreTrainedModel, input_ids: torch.Tensor, logits_processor: LogitsProcessorList, **kwargs: Any
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        generation_config: GenerationConfig,
+        **kwargs: Any,
     ) -> torch.Tensor:
+        greedy = copy.copy(generation_config)
+        greedy.do_sample = False  # one token is left, which is slower to draw than to find
+        processors = LogitsProcessorList([*logits_processor, choice])
         sample = cast(Any, type(model))._sample
-        return sample(model, input_ids, logits_processor=LogitsProcessorList([*logits_processor, choice]), **kwargs)
+        return sample(model, input_ids, logits_processor=processors, generation_config=greedy, **kwargs)
 
     return decode
 

@@ -15,15 +15,15 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import EndpointError, describe_endpoint
-from trl_multiagent.endpoints.files import Answer, Question
+from trl_multiagent.endpoints.endpoint import describe_endpoint
+from trl_multiagent.endpoints.files import Question
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.centralized import assignments, central_prompt, split_blocks
-from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.identity import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.seats import ask_endpoint
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import load_player, one_line
@@ -157,14 +157,7 @@ class EndpointSampler:
                 for _ in range(num_candidates):
                     asked[text] += 1  # so that two items with the same prompt have different candidates, too
                     questions.append(Question(messages, f"{self.seed}/{asked[text]}"))
-        answers = self.client.ask(questions, stop_at_failure=True)
-        failures = [answer for answer in answers if isinstance(answer, EndpointError)]
-        if failures:
-            raise UnavailableError(
-                f"The comparator gave no answer to {len(failures)} of {len(answers)} requests: {failures[0]}. Start again to continue: "
-                "received answers are kept."
-            )
-        texts = iter(answer.text for answer in answers if isinstance(answer, Answer))
+        texts = iter(ask_endpoint(self.client, questions, "The comparator"))
         samples: dict[str, list[Samples]] = {}
         for node in nodes:
             for role in node.prompts:

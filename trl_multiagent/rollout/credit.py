@@ -12,7 +12,7 @@ is in the baseline: this turn's part of the expected update is G / (G - 1) times
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trl_multiagent.environments.base import Environment
@@ -26,6 +26,7 @@ def add_counterfactuals(
     roles: Sequence[str],
     replacement: str,
     process_reward: Callable[[float], float],
+    untrained: Mapping[str, Sequence[Samples]] | None = None,
     **context: Any,
 ) -> None:
     """
@@ -35,8 +36,10 @@ def add_counterfactuals(
         nodes (`Sequence[Node]`): Nodes of a turn, whose joint actions are scored.
         environment ([`Environment`]): Scores the joint actions in which an answer is replaced, in one call and each of them once.
         roles (`Sequence[str]`): They get counterfactual rewards at the nodes where they act.
-        replacement (`str`): `"nothing"` replaces an answer by an empty text, `"sibling"` by the agent's next completion at the node.
+        replacement (`str`): `"nothing"` replaces an answer by an empty text, `"sibling"` by the agent's next completion at the node,
+            `"untrained"` by one of the initial agent.
         process_reward (`Callable[[float], float]`): Applied to each reward.
+        untrained (`dict[str, list[Samples]]`, *optional*): As many completions of each initial agent, one entry per node at which it acts.
         context: See [`~rollout.tree.judge_nodes`].
 
     Raises:
@@ -45,12 +48,15 @@ def add_counterfactuals(
     if any(node.role_rewards for node in nodes):
         raise TaskError("`credit` divides a reward that all roles share, but the environment gives each role its own.")
     wanted: list[tuple[Node, str, list[tuple[int, ...]], Node]] = []
+    initial = {role: iter((untrained or {}).get(role, ())) for role in roles}
     for node in nodes:
         for role in (role for role in node.roles if role in roles):
             indices = [replaced_index(node, index, role, replacement) for index in node.indices]
             other = dataclasses.replace(node, indices=list(dict.fromkeys(indices)))
             if replacement == "nothing":
                 other.samples = {**node.samples, role: Samples(node.samples[role].prompt_ids, [[]], [""])}
+            elif replacement == "untrained":
+                other.samples = {**node.samples, role: next(initial[role])}
             wanted.append((node, role, indices, other))
     outcomes = judge_nodes(environment, [other for *_, other in wanted], **context)
     for (node, role, indices, other), of_node in zip(wanted, outcomes, strict=True):
@@ -59,7 +65,7 @@ def add_counterfactuals(
 
 
 def replaced_index(node: Node, index: tuple[int, ...], role: str, replacement: str) -> tuple[int, ...]:
-    """Returns a joint action of a node with another completion of one role: the first one, or the next one after its own."""
+    """Returns a joint action of a node with another completion of one role. The number of an untrained one is that of its own."""
     agent, size = node.roles.index(role), len(node.samples[role].texts)
-    other = 0 if replacement == "nothing" else (index[agent] + 1) % size
+    other = {"nothing": 0, "sibling": (index[agent] + 1) % size, "untrained": index[agent]}[replacement]
     return (*index[:agent], other, *index[agent + 1 :])

@@ -97,14 +97,7 @@ class EndpointSeat(Seat):
             text = json.dumps(messages)
             asked[text] += 1  # equal prompts have different answers, too
             questions.append(Question(messages, f"{self.seed}/{training_step()}/{asked[text]}"))
-        answers = self.client.ask(questions, stop_at_failure=True)
-        failures = [answer for answer in answers if isinstance(answer, EndpointError)]
-        if failures:
-            raise UnavailableError(
-                f"The model that plays {role!r} gave no answer to {len(failures)} of {len(answers)} requests: {failures[0]}. Start "
-                "again to continue: received answers are kept."
-            )
-        return [answer.text for answer in answers if isinstance(answer, Answer)]
+        return ask_endpoint(self.client, questions, f"The model that plays {role!r}")
 
     def describe(self) -> dict[str, Any]:
         return {"endpoint": describe_endpoint(self.client.endpoint), "seed": self.seed}
@@ -313,6 +306,18 @@ class SeatedEnvironment(EnvironmentWrapper):
             if partner is not None:
                 joined.metrics[f"with/{role}/{partner}"] = joined.reward
         return joined
+
+
+def ask_endpoint(client: EndpointClient, questions: Sequence[Question], name: str) -> list[str]:
+    """Returns the answers to all questions. If one is missing, an [`UnavailableError`] that begins with `name` says why."""
+    answers = client.ask(questions, stop_at_failure=True)
+    failures = [answer for answer in answers if isinstance(answer, EndpointError)]
+    if failures:
+        raise UnavailableError(
+            f"{name} gave no answer to {len(failures)} of {len(answers)} requests: {failures[0]}. Start again to continue: "
+            "received answers are kept."
+        )
+    return [answer.text for answer in answers if isinstance(answer, Answer)]
 
 
 def training_step() -> int | None:

@@ -22,11 +22,10 @@ from trl_multiagent.rollout.seats import Branch, Seat
 
 
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # the form of Hermes and Qwen
-# The text of the chat templates of Hermes and Qwen
+# With the tags and the JSON that models of these families know from their chat templates
 INSTRUCTIONS = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with function signatures within "
-    "<tools></tools> XML tags:\n<tools>\n{}\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    '<tool_call></tool_call> XML tags:\n<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+    "You have tools. Each line between these tags describes one:\n<tools>\n{}\n</tools>\n\nTo use one, write its name and its arguments "
+    'as JSON between these tags:\n<tool_call>\n{{"name": <name>, "arguments": <JSON object>}}\n</tool_call>'
 )
 
 

@@ -24,15 +24,21 @@ class MAGRPOConfig(RolloutConfig):
             Whether to standardize the advantages within a sibling set. If so, `advantage_mode` makes no difference. `"role"` standardizes
             each agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its rewards.
         credit (`str`, *optional*):
-            `"nothing"` or `"sibling"` subtract a counterfactual reward from an agent's return: that of the same joint action with its
-            answer replaced by an empty one, or by the agent's next completion at the node, see [`~rollout.credit`]. The environment scores
-            N times as many joint actions more. By default, nothing is subtracted.
+            `"nothing"`, `"sibling"` or `"untrained"` subtract a counterfactual reward from an agent's return: that of the same joint action
+            with its answer replaced by an empty one, by the agent's next completion at the node, or by one of the initial agent, see
+            [`~rollout.credit`]. The environment scores N times as many joint actions more. By default, nothing is subtracted.
     """
 
     turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)
     advantage_mode: str = setting(default="mean", choices=("mean", "rloo", "max", "raw"))
     advantage_normalization: bool | str = setting(default=False, choices=(False, True, "role"))
-    credit: str | None = setting(choices=("nothing", "sibling"))
+    credit: str | None = setting(choices=("nothing", "sibling", "untrained"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
+        if self.credit == "untrained" and (self.use_vllm or is_zero3):
+            raise ValueError("`credit: untrained` samples with the initial agents, which neither vLLM nor ZeRO-3 can.")
 
     def _check_values(self) -> None:
         super()._check_values()

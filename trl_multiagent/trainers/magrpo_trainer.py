@@ -1,10 +1,13 @@
+import copy
+
 import torch
 from accelerate.utils import gather_object
 from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.credit import add_counterfactuals
-from trl_multiagent.rollout.tree import Node, acting, sibling_sets
+from trl_multiagent.rollout.sampler import TransformersGenerator
+from trl_multiagent.rollout.tree import Node, Samples, acting, sibling_sets
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.rollout_metrics import Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -99,15 +102,31 @@ class MAGRPOTrainer(RolloutTrainer):
             self._normalize_by_role([x for of_level in advantages for x in of_level])
         return advantages
 
+    def _needs_reference(self, args: MAGRPOConfig) -> bool:
+        return super()._needs_reference(args) or args.credit == "untrained"
+
     def _add_credit(self, levels: list[list[Node]]) -> None:
-        if self.args.credit is None:
+        credit = self.args.credit
+        if credit is None:
             return
         context = {"chat_roles": self.sampler.chat_roles, "trainer_state": self.state}
-        with self.observer.timed("reward"):
-            for nodes in levels:
-                add_counterfactuals(
-                    nodes, self.environment, self.team.trained_roles, self.args.credit, self._process_reward, **context
-                )
+        arguments = (self.environment, self.team.trained_roles, credit, self._process_reward)
+        for nodes in levels:
+            untrained = self._sample_untrained(nodes) if credit == "untrained" else None
+            with self.observer.timed("reward"):
+                add_counterfactuals(nodes, *arguments, untrained, **context)
+
+    def _sample_untrained(self, nodes: list[Node]) -> dict[str, list[Samples]]:
+        """Samples the completions of the initial agents at some nodes."""
+        args, own = self.args, self.generator
+        with self.observer.timed("generate"), self._computing_as_reference() as reference:
+            sampler = self.sampler
+            if not self.team.has_adapters:  # else the team itself computes as its reference
+                team = self.accelerator.unwrap_model(reference)
+                generator = TransformersGenerator(team, own.arguments, args.generation_token_budget, args.stop_strings)
+                sampler = copy.copy(sampler)
+                sampler.team, sampler.generator = team, generator
+            return sampler(nodes, args.completions_per_node)
 
     def _over_siblings(self, returns: torch.Tensor) -> torch.Tensor:
         """Computes advantages of the shape of `returns`, `(..., G)`."""

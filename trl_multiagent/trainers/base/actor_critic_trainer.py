@@ -324,12 +324,11 @@ class ActorCriticTrainer(RolloutTrainer):
             losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes
         return losses
 
-    def _end_step(self) -> None:
-        losses = self.observer.totals.losses
-        super()._end_step()
-        for name in self.critics.names:
-            loss = self.accelerator.reduce(losses[critic_key(name)], "sum").item()
-            self._metrics["train"][f"{critic_key(name)}/value_loss"].append(loss)
+    def _end_step(self) -> dict[str, torch.Tensor]:
+        losses = super()._end_step()
+        for key in map(critic_key, self.critics.names):
+            self._metrics["train"][f"{key}/value_loss"].append(losses[key].item())
+        return losses
 
 
 def value_errors(

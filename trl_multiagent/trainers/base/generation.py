@@ -4,11 +4,17 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from peft import PeftModel
 from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models import unwrap_model_for_generation
+from trl.models.utils import add_hooks, remove_hooks
 
 from trl_multiagent.jobs.processes import error_barrier
+from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator
+from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 from trl_multiagent.trainers.base.vllm_generation import make_generations
 
@@ -41,16 +47,38 @@ class TrainerGenerator(TransformersGenerator):
             error_barrier(trainer.accelerator)
         with (
             super().computing(role) as agent,
+            self._gathering(role),
             unwrap_model_for_generation(
                 trainer.model_wrapped,
                 trainer.accelerator,
-                gather_deepspeed3_params=self.gathers,
+                gather_deepspeed3_params=False,
                 generation_kwargs=self.arguments,
                 gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
             ),
             trainer.accelerator.autocast(),
         ):
             yield agent
+
+    @contextlib.contextmanager
+    def _gathering(self, role: str) -> Iterator[None]:
+        """Gathers the weights of one agent within the block. TRL would gather those of the whole team for each agent."""
+        if not self.gathers or not is_deepspeed_zero3_enabled():
+            yield
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(sampling_parameters(self.trainer.team, role)):
+            remove_hooks(self.trainer.model_wrapped)
+            yield
+            add_hooks(self.trainer.model_wrapped)
+
+
+def sampling_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
+    """Returns the parameters with which an agent samples: those of its model, without the adapters of others."""
+    policy = team.policies[role]
+    adapters = [name for name in policy.peft_config if name != role] if isinstance(policy, PeftModel) else []
+    others = {id(parameter) for name in adapters for parameter in adapter_parameters(policy, name)}
+    return [parameter for parameter in policy.parameters() if id(parameter) not in others]
 
 
 class VLLMGenerator:

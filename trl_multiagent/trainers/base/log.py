@@ -1,9 +1,12 @@
 """Reports what a trainer does: metrics, the trace, completions in the terminal and in the tables of trackers, and the cost."""
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from transformers.utils import logging
 
@@ -32,7 +35,8 @@ class Observer:
         args = trainer.args
         self.totals = StepTotals()  # of the current optimizer step
         self.reported: dict[str, list[float]] = {}  # by the reward functions, on the current batch
-        self.shown_rows: list[TraceRow] = []  # of the latest batch of all processes, if completions are logged
+        # Of this process's latest batch, if completions are logged; None if the latest batch was shown
+        self.shown_rows: list[TraceRow] | None = None
         self.trace: TraceFiles | None = None
         if args.trace_steps is not None:
             folder = Path(args.output_dir) / "trace"
@@ -75,36 +79,41 @@ class Observer:
         if self.trace is not None:
             self.trace.add(rows)
         if trainer.log_completions:
-            self.shown_rows = gather_object(rows)
+            self.shown_rows = rows
 
     # Optimizer steps
 
-    def end_step(self) -> None:
-        """Adds the metrics of one optimizer step of all processes to those that are logged next."""
+    def end_step(self) -> dict[str, torch.Tensor]:
+        """
+        Adds the metrics of one optimizer step of all processes to those that are logged next. Returns the losses of agents and critics, summed
+        over processes.
+        """
         trainer, step = self.trainer, self.totals
-        metrics, accelerator, roles = trainer._metrics["train"], trainer.accelerator, trainer.team.trained_roles
+        metrics, num_processes = trainer._metrics["train"], trainer.accelerator.num_processes
+        losses, router_losses, tokens, token_sums, ratios = sum_over_processes(
+            trainer.accelerator, [step.losses, step.router_losses, step.tokens, step.token_sums, step.ratios]
+        )
         means = {}
-        for (role, name), total in step.token_sums.items():
-            total, tokens = accelerator.reduce(torch.stack([total, step.tokens[role].float()]), "sum")
-            means[role, name] = (total / tokens.clamp(min=1.0)).item()
-        for role, ratios in step.ratios.items():
-            outside, number, difference, compared, tokens = accelerator.reduce(ratios, "sum").tolist()
+        for (role, name), total in token_sums.items():
+            means[role, name] = (total / tokens[role].clamp(min=1.0)).item()
+        for role, numbers in ratios.items():
+            outside, number, difference, compared, sampled = numbers.tolist()
             means[role, "sampling_logp_difference"] = difference / max(1, compared)
-            missing = (tokens - compared) / max(1, tokens)
+            missing = (sampled - compared) / max(1, sampled)
             self.check_engine(role, difference / max(1, compared), outside / max(1, number), missing)
         step.seconds["update"] = step.seconds.pop("step") - step.seconds["generate"] - step.seconds["reward"]
         for phase, seconds in step.seconds.items():
             metrics[f"time/{phase}"].append(seconds)
-        losses = accelerator.reduce(torch.stack([step.losses[role] for role in roles]), "mean")
-        for role, value in zip(roles, losses, strict=True):
-            metrics[f"agents/{role}/loss"].append(value.item())
+        for role in trainer.team.trained_roles:
+            metrics[f"agents/{role}/loss"].append((losses[role] / num_processes).item())
         for (role, name), mean in means.items():
             metrics[f"agents/{role}/{name}"].append(mean)
-        for role, value in step.router_losses.items():
-            metrics[f"agents/{role}/aux_loss"].append(accelerator.reduce(value, "sum").item())
+        for role, value in router_losses.items():
+            metrics[f"agents/{role}/aux_loss"].append(value.item())
         self.totals = StepTotals()
         if self.trace is not None:
             self.trace.end_step(trainer.state.global_step + 1)
+        return losses
 
     def check_engine(self, role: str, difference: float, share: float, missing: float) -> None:
         """
@@ -143,12 +152,15 @@ class Observer:
             )
 
     def show_completions(self) -> None:
-        """Shows the completions of the latest batch in the terminal and in the tables of trackers."""
+        """Shows the completions of the latest batch of all processes, which all call this, in the terminal and in the tables of trackers."""
         trainer = self.trainer
-        if self.shown_rows and trainer.accelerator.is_main_process:
-            print_trees(self.shown_rows, trainer.num_completions_to_print)
-            log_completion_tables(self.shown_rows, trainer.args, trainer.log_unique_prompts)
-        self.shown_rows = []
+        if self.shown_rows is None:
+            return
+        rows = gather_object(self.shown_rows)
+        self.shown_rows = None
+        if rows and trainer.accelerator.is_main_process:
+            print_trees(rows, trainer.num_completions_to_print)
+            log_completion_tables(rows, trainer.args, trainer.log_unique_prompts)
 
     def flush(self) -> None:
         """Writes the rows of the trace that are not written yet."""
@@ -166,6 +178,19 @@ class Observer:
         folder = Path(trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / COST_FILE, cost)
+
+
+def sum_over_processes(
+    accelerator: Accelerator, groups: Sequence[Mapping[Any, torch.Tensor]]
+) -> list[dict[Any, torch.Tensor]]:
+    """
+    Returns groups of tensors, each a number or a vector, as vectors on the CPU, summed over processes in one reduction. All processes have the
+    same names.
+    """
+    tensors = [tensor.flatten().float() for group in groups for tensor in group.values()]
+    total = accelerator.reduce(torch.cat(tensors), "sum").cpu()
+    parts = iter(total.split([len(tensor) for tensor in tensors]))
+    return [{name: next(parts) for name in group} for group in groups]
 
 
 def add_task_metrics(

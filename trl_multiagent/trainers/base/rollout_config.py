@@ -206,7 +206,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             raise ValueError(
                 "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective operation, but "
                 "the rollout trees differ between processes, so these would wait for each other forever. Leave it True: "
-                "every device then holds the weights of the whole team while it generates."
+                "every device then holds the weights of the agent that generates."
             )
         self._check_generation_kwargs()
         if self.use_vllm:

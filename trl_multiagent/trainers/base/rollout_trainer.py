@@ -83,7 +83,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
         self._expert_loads = {}
-        reference = None if args.beta == 0.0 else self._make_reference()
+        reference = self._make_reference() if self._needs_reference(args) else None
         watched = environment.unwrapped.watched_metrics
         alarms = Alarms(
             team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop, args.handoff is not None
@@ -131,6 +131,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return TrainerGenerator(
             self, arguments, args.generation_token_budget, args.stop_strings, args.ds3_gather_for_generation
         )
+
+    def _needs_reference(self, args: RolloutConfig) -> bool:
+        """Returns whether the initial policies are kept."""
+        return args.beta != 0.0
 
     # What an algorithm defines
 
@@ -433,9 +437,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             self._end_step()
         return loss
 
-    def _end_step(self) -> None:
-        """Logs the metrics of an optimizer step, after its last micro-batch."""
-        self.observer.end_step()
+    def _end_step(self) -> dict[str, torch.Tensor]:
+        """Logs the metrics of an optimizer step, after its last micro-batch. Returns the losses, summed over processes."""
+        return self.observer.end_step()
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -468,7 +472,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.env_step = state["env_step"]
         # Checkpoints of earlier releases lack the following ones
         self.generated_tokens = state.get("generated_tokens", 0)
-        self.observer.shown_rows = state.get("shown_rows", [])
+        rows, process = state.get("shown_rows"), self.args.process_index
+        if rows is not None:  # earlier releases saved those of all processes
+            self.observer.shown_rows = [row for row in rows if row["process"] == process]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
