@@ -16,8 +16,9 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.metrics import FINAL, Result, paired_differences
 from trl_multiagent.recipe.control import StopWhenSpent, TrainingCost, steps_at_cost
 from trl_multiagent.recipe.evaluation_settings import TeamSource, parse_evaluation
-from trl_multiagent.recipe.policies import ablated_policies, make_environment
+from trl_multiagent.recipe.policies import ablated_policies, make_environment, message_policies
 from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.settings.read import ConfigError
 
 from tiny import tiny_team
 
@@ -283,3 +284,10 @@ def test_differences_of_pairs_are_resampled_together():
     pairs = [(result(row + more), result(row)) for row, more in zip(items, extra, strict=True)]  # common noise
     estimate = paired_differences(pairs, config)[FINAL]["return"]
     assert estimate.mean == pytest.approx(1.0) and 0 < estimate.high - estimate.low < 1e-4
+
+
+def test_messages_are_not_ablated_beside_seats():
+    """A seated environment keeps the messages of an episode itself, so the agents would still read them."""
+    evaluation = SimpleNamespace(settings=SimpleNamespace(seats={"c": {}}), config=SimpleNamespace(num_turns=2))
+    with pytest.raises(ConfigError, match=r"`evaluation.ablate: messages` does not go with `seats`"):
+        message_policies(evaluation, SimpleNamespace(roles=("a", "b")))

@@ -321,6 +321,10 @@ def test_an_endpoint_plays_a_role(config, module, forked, tmp_path):
         ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
         ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
         ({"b": {"team": 3}}, "`seats.b.team` is 3"),
+        (
+            {"b": {"population": "selff"}},
+            "`seats.b`: population is 'selff', it must be a list of saved teams, or 'self'.",
+        ),
         ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
         ({"a": {"team": "x"}, "b": {"team": "x"}}, "The task has the roles a, b: none is left to train."),
         ({"b": {"endpoint": {"model": "gpt-5", "api_key": "sk-1"}}}, "unexpected keyword argument 'api_key'"),
@@ -332,6 +336,33 @@ def test_wrong_seats_are_one_line(config, module, capsys, seat, message):
         cli.main(["run", "magrpo", "--config", config({**PLAYERS, "seats": seat}), "--dry_run"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
     assert exit_info.value.code == 2 and message in line and "sk-1" not in line, line
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"prompts": {"a": "Show {topic}:", "b": "{c}"}}, "A prompt needs the column 'c'; "),
+        (
+            {"magrpo": {"stop_strings": {"c": ["."]}}},
+            "`magrpo.stop_strings` names 'c', which is no role of the task: a, b.",
+        ),
+    ],
+)
+def test_workflows_are_checked_before_anything_is_loaded(config, module, capsys, sections, message):
+    Path(f"{module}.py").write_text(GAME)
+    magrpo = {"num_turns": 2, **sections.get("magrpo", {})}
+    path = config({**PLAYERS, "functions": {"order": [["a"], ["b"]]}, **sections, "magrpo": magrpo})
+    with pytest.raises(SystemExit):
+        cli.main(["run", "magrpo", "--config", path, "--dry_run"])
+    assert message in capsys.readouterr().err
+
+
+def test_a_seat_whose_team_cannot_be_loaded(config, module, capsys):
+    Path(f"{module}.py").write_text(GAME)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["run", "magrpo", "--config", config({**PLAYERS, "seats": {"b": {"team": "./nowhere"}}})])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert exit_info.value.code == 2 and "error: `seats.b`: the team cannot be loaded from './nowhere'" in line
 
 
 def test_the_number_of_agents_is_that_of_the_roles(config, capsys):

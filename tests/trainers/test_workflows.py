@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 import pytest
 import torch
 
-from trl_multiagent import Environment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer, Outcome
+from trl_multiagent import Environment, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer, Outcome
 
 from by_hand import Gradients, distance, log_probability, one_update
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
@@ -292,6 +292,19 @@ def test_a_zero_sum_game_trains(tmp_path):
 def test_settings_that_contradict_each_other(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
         tiny_trainer(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("order", [5, [1, 2], [[1], ["aux", "main"]], [[["aux"]], ["main"]], [["aux"], ["mian"]]])
+def test_an_order_names_the_roles(order):
+    with pytest.raises(ValueError, match=r"`order` (is|names) .*(such as|the roles are)"):
+        FunctionEnvironment(dict.fromkeys(ROLES, "x"), count_reward, order=order)
+
+
+def test_an_order_has_as_many_turns_as_the_trainer(tmp_path):
+    """The reward comes at the end of the order, so a training with fewer turns would have none."""
+    environment = FunctionEnvironment(dict.fromkeys(ROLES, "x"), count_reward, order=[["aux"], ["main"]])
+    with pytest.raises(ValueError, match="`num_turns` is 1, but an episode has 2: set it to that"):
+        tiny_trainer(tmp_path, environment=environment)
 
 
 def test_credit_is_for_a_shared_reward(tmp_path):

@@ -249,12 +249,13 @@ class FunctionEnvironment(Environment):
 
 def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Returns the roles of each turn. Raises `ValueError` if they are not lists of roles in which every role occurs."""
-    turns = () if isinstance(order, str) else tuple(order)
-    if not turns or any(isinstance(turn, str) or not turn for turn in turns):
+    turns = list(order) if isinstance(order, list | tuple) else []
+    if not turns or any(not isinstance(turn, list | tuple) or not turn for turn in turns):
         raise ValueError(f"`order` is {show(order)}; it must be a list of lists of roles, such as [[{roles[0]}]].")
-    named = {role for turn in turns for role in turn}
-    if named != set(roles):
-        raise ValueError(f"`order` names {sorted(named)}; every role must act in it, and the roles are {list(roles)}.")
+    named = [role for turn in turns for role in turn]
+    if any(role not in roles for role in named) or any(role not in named for role in roles):
+        found = ", ".join(dict.fromkeys(map(str, named)))
+        raise ValueError(f"`order` names {found}; every role must act in it, and the roles are {', '.join(roles)}.")
     return tuple(tuple(role for role in roles if role in turn) for turn in turns)
 
 

@@ -148,6 +148,11 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
         ask_one(make_environment(settings), train_dataset[0], [])
     except TaskError as error:  # templates are settings, not code
         raise ValueError(str(error)) from error
+    missing = [name for name in settings.sections["functions"].columns if name not in train_dataset.column_names]
+    if missing:  # in a prompt of a later turn
+        raise ValueError(
+            f"A prompt needs the column {missing[0]!r}; {rows.name} has {', '.join(train_dataset.column_names)}."
+        )
     eval_dataset = None if rows.eval_split is None else rows.load(rows.eval_split)
     for dataset, split in ((train_dataset, rows.train_split or "whole"), (eval_dataset, rows.eval_split)):
         if dataset is not None:

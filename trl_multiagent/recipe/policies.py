@@ -231,6 +231,8 @@ def message_policies(evaluation: Evaluation, environment: Environment) -> list[P
     """Makes the teams whose agents do not read each other's answers. Raises `ConfigError` if agents never do."""
     if len(environment.roles) == 1 or evaluation.config.num_turns == 1:
         raise ConfigError("`evaluation.ablate: messages` is for several agents and turns: leave it out.")
+    if evaluation.settings.seats:  # they keep the messages of an episode themselves
+        raise ConfigError("`evaluation.ablate: messages` does not go with `seats`: leave one of them out.")
     return [
         make_policy(
             evaluation,

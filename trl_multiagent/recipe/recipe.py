@@ -43,7 +43,7 @@ from trl_multiagent.trainers.base.run_settings import check_changes, check_steps
 
 
 # Arguments whose keys or entries are roles
-ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "vllm_server_base_urls")
+ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
 # Values of `report_to` of which transformers does not know whether they are installed
 NOT_DETECTED = ("azure_ml", "flyte")
 

@@ -61,7 +61,8 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
         try:
             endpoint = make_endpoint(**{"max_tokens": own.max_completion_length, **own.endpoint})
         except TypeError as error:  # an unknown or a missing field
-            raise ValueError(f"`seats.{role}.endpoint`: {error}.".replace("make_endpoint() ", "")) from error
+            problem = str(error).replace("make_endpoint() ", "").replace("Endpoint.__init__() ", "")
+            raise ValueError(f"`seats.{role}.endpoint`: {problem}.") from error
         return EndpointSeat(EndpointClient(endpoint, folder / "seats" / role), seed)
     if is_deepspeed_zero3_enabled():
         raise ValueError(f"`seats.{role}`: under ZeRO-3, a team cannot play a role. Use ZeRO-2, or an endpoint.")
@@ -112,11 +113,15 @@ def read_section(path: str, section: Any) -> SeatSettings:
 
 
 def load_sampler(settings: Settings, own: SeatSettings, role: str, names: str | list[str]) -> TeamSampler:
-    """Loads a team that plays a role, and makes its sampler."""
+    """Loads a team that plays a role, and makes its sampler. Raises `UnavailableError` if it cannot be loaded, or has no such agent."""
     agent = role if own.agent is None else own.agent
-    team = make_loader(settings).load_player(names, [agent])
+    try:
+        team = make_loader(settings).load_player(names, [agent])
+    except LoadError as error:
+        raise UnavailableError(f"`seats.{role}`: {error}") from error
     if agent not in team.roles:
-        raise LoadError(f"`seats.{role}`: {names} has the roles {', '.join(team.roles)}, not {agent!r}: set `agent`.")
+        roles = ", ".join(team.roles)
+        raise UnavailableError(f"`seats.{role}`: {names} has the roles {roles}, not {agent!r}: set `agent`.")
     team.requires_grad_(False).eval()
     arguments = sampling_arguments({"max_new_tokens": own.max_completion_length, "temperature": own.temperature})
     return TeamSampler(team, TransformersGenerator(team, arguments, settings.arguments.get("generation_token_budget")))

@@ -176,6 +176,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         seats (`dict[str, Seat]`): What plays the roles that are not trained.
 
     Raises:
+        TypeError: A seat is not a [`Seat`].
         ValueError: A seat is for no role of the task, or no role is left to train.
 
     Example:
@@ -205,6 +206,9 @@ class SeatedEnvironment(EnvironmentWrapper):
             raise ValueError(
                 f"`seats` has {', '.join(seats)}. The task has the roles {', '.join(task.roles)}: {problem}."
             )
+        for role, seat in seats.items():
+            if not isinstance(seat, Seat):
+                raise TypeError(f"The seat of {role!r} is {show(seat)}; it must be a `Seat`, such as `FunctionSeat`.")
         self.seats = {role: seats[role] for role in task.roles if role in seats}
         self.roles = tuple(role for role in task.roles if role not in seats)
         if task.order is not None:
@@ -237,7 +241,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         """Returns the turns of the whole task. After a turn of trained agents, they are the `info` of its outcome."""
         if history:
             return history[-1].outcome.info
-        key = (training_step(), item_id(item))
+        key = (training_step(), json.dumps(item, sort_keys=True, default=repr))  # ids may occur twice
         if key not in self._openings:
             self._openings = {other: turns for other, turns in self._openings.items() if other[0] == key[0]}
             (prompts,) = ask(self.task, [item], [()])

@@ -527,6 +527,7 @@ def check_inputs(
         ValueError: The arguments do not fit the team, the environment or the dataset.
     """
     check_team(team, environment, args.num_agents)
+    environment.check_turns(args.num_turns)
     check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
     check_reference_sync(team, args)
