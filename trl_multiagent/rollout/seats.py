@@ -214,13 +214,17 @@ class SeatedEnvironment(EnvironmentWrapper):
         if task.order is not None:
             turns = [tuple(role for role in turn if role in self.roles) for turn in task.order]
             self.order = tuple(turn for turn in turns if turn)
-        self._openings: dict[tuple[int | None, str], History] = {}  # the turns before the first one of a trained agent
+        self._openings: dict[
+            str, History
+        ] = {}  # of the items of a batch: the turns before the first one of a trained agent
 
     def check_turns(self, num_turns: int) -> None:
         check = self.task.check_turns if self.order is None else super(EnvironmentWrapper, self).check_turns
         check(num_turns)
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+        if not any(histories):  # a batch begins
+            self._openings = {}
         whole = [self._whole_history(*x) for x in zip(items, histories, strict=True)]
         prompts = ask(self.task, items, whole)
         return [{role: prompt for role, prompt in x.items() if role in self.roles} for x in prompts]
@@ -241,9 +245,8 @@ class SeatedEnvironment(EnvironmentWrapper):
         """Returns the turns of the whole task. After a turn of trained agents, they are the `info` of its outcome."""
         if history:
             return history[-1].outcome.info
-        key = (training_step(), json.dumps(item, sort_keys=True, default=repr))  # ids may occur twice
+        key = json.dumps(item, sort_keys=True, default=repr)  # ids may occur twice
         if key not in self._openings:
-            self._openings = {other: turns for other, turns in self._openings.items() if other[0] == key[0]}
             (prompts,) = ask(self.task, [item], [()])
             opening = Branch(item, (), prompts)
             if not self._is_trained(opening):
