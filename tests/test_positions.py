@@ -50,7 +50,7 @@ class Long(FunctionEnvironment):
     """The last item has a prompt of a given number of tokens. Nothing may be scored."""
 
     def __init__(self, length, turn=1):
-        super().__init__(dict.fromkeys(ROLES, "Task {x}:"), count_reward)
+        super().__init__(dict.fromkeys(ROLES, "Task {x}:"), count_reward, transition=self.prompts)
         self.length, self.turn, self.scored = length, turn, 0
 
     def prompts(self, item, history):
