@@ -321,6 +321,7 @@ def test_an_endpoint_plays_a_role(config, module, forked, tmp_path):
         ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
         ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
         ({"b": {"team": 3}}, "`seats.b.team` is 3"),
+        ({"b": {"population": ["/nowhere/team"]}}, "`seats.b` is '/nowhere/team', but there is no such folder."),
         (
             {"b": {"population": "selff"}},
             "`seats.b`: population is 'selff', it must be a list of saved teams, or 'self'.",
@@ -359,10 +360,11 @@ def test_workflows_are_checked_before_anything_is_loaded(config, module, capsys,
 
 def test_a_seat_whose_team_cannot_be_loaded(config, module, capsys):
     Path(f"{module}.py").write_text(GAME)
+    Path("empty").mkdir()
     with pytest.raises(SystemExit) as exit_info:
-        cli.main(["run", "magrpo", "--config", config({**PLAYERS, "seats": {"b": {"team": "./nowhere"}}})])
+        cli.main(["run", "magrpo", "--config", config({**PLAYERS, "seats": {"b": {"team": "./empty"}}})])
     line = capsys.readouterr().err.splitlines()[-1]
-    assert exit_info.value.code == 2 and "error: `seats.b`: the team cannot be loaded from './nowhere'" in line
+    assert exit_info.value.code == 2 and "error: `seats.b`: the team cannot be loaded from './empty'" in line
 
 
 def test_the_number_of_agents_is_that_of_the_roles(config, capsys):

@@ -16,7 +16,7 @@ CUT, SHUFFLED = "cut", "shuffled"
 class MessageAblation(EnvironmentWrapper):
     """
     An environment whose prompts are made from other answers of the partners than theirs. An agent's own answers stay, and so do all scores and what the
-    outcomes of past turns say.
+    outcomes of past turns say. It has no effect around a [`~rollout.seats.SeatedEnvironment`]: give that an ablated task.
 
     Args:
         task ([`Environment`]): The task.

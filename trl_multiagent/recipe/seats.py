@@ -17,7 +17,7 @@ from trl_multiagent.limits import check_value
 from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment, TeamSeat
-from trl_multiagent.settings.derive import Settings
+from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SeatSettings, keys_of
 from trl_multiagent.team.load import LoadError
@@ -67,6 +67,8 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
     if is_deepspeed_zero3_enabled():
         raise ValueError(f"`seats.{role}`: under ZeRO-3, a team cannot play a role. Use ZeRO-2, or an endpoint.")
 
+    check_names(own.population if isinstance(own.population, list) else own.team or [], f"seats.{role}")
+
     def seat(names: str | list[str]) -> TeamSeat:
         return TeamSeat(lambda: load_sampler(settings, own, role, names), str(names), own.agent)
 
@@ -84,9 +86,9 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
     def checkpoints(step: int | None) -> dict[str, Seat]:
         """Returns the models from which the run starts, and its checkpoints that are no later than a step."""
         found = {step_of(path): path for path in run.folder.glob("checkpoint-*") if (path / TEAM_FILE).is_file()}
-        own = [found[number] for number in sorted(found) if step is None or number <= step]
+        saved = [found[number] for number in sorted(found) if step is None or number <= step]
         members = {name: made[name] for name in made if name == START}
-        members |= {path.name: made.setdefault(path.name, seat(str(path))) for path in own}
+        members |= {path.name: made.setdefault(path.name, seat(str(path))) for path in saved}
         if not members:
             raise UnavailableError(f"`seats.{role}.population` is 'self', but {run.folder} holds no checkpoints.")
         return members
