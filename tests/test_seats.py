@@ -19,7 +19,7 @@ from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, s
 from trl_multiagent.rollout.tree import Samples
 
 from by_hand import distance, one_update, reference_gradients
-from tiny import tiny_team, tiny_trainer
+from tiny import AsciiGame, tiny_team, tiny_trainer
 
 
 class Dialogue(Environment):
@@ -143,24 +143,11 @@ def sampler_of(team, **arguments):
     return TeamSampler(team, TransformersGenerator(team, sampling_arguments({"max_new_tokens": 4, **arguments})))
 
 
-class Ascii(Environment):
-    """A zero-sum game: one wins if its text is plain ASCII and the other's is not."""
-
-    roles = ("a", "b")
-
-    def prompts(self, item, history):
-        return dict.fromkeys(self.roles, "Show:")
-
-    def score(self, items, joint_actions, histories):
-        signs = [float(action["a"].isascii()) - float(action["b"].isascii()) for action in joint_actions]
-        return [Outcome({"a": sign, "b": -sign}) for sign in signs]
-
-
 def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
     """The seat's agent has another name in its own team. Its weights stay, and the trained agent's gradient is its own."""
     other = tiny_team(("x", "y"))
     before = [x.clone() for x in other.parameters()]
-    environment = SeatedEnvironment(Ascii(), {"b": TeamSeat(lambda: sampler_of(other), "other", "y")})
+    environment = SeatedEnvironment(AsciiGame(("a", "b")), {"b": TeamSeat(lambda: sampler_of(other), "other", "y")})
     found, trainer, start = one_update(tmp_path, tiny_team(("a",)), environment=environment, num_generations=4)
     assert distance(found, reference_gradients(trainer._levels, start)) < 1e-5
     assert all(torch.equal(x, y) for x, y in zip(before, other.parameters(), strict=True))
@@ -173,7 +160,7 @@ def test_partners_are_drawn_per_item_and_step(tmp_path):
     """All completions of an item meet the same partner. The logs name the partners."""
     names = ["p", "q", "r"]
     members = {name: FunctionSeat(lambda item, prompt, history, name=name: name) for name in names}
-    environment = SeatedEnvironment(Ascii(), {"b": Population(lambda step: members, names, seed=1)})
+    environment = SeatedEnvironment(AsciiGame(("a", "b")), {"b": Population(lambda step: members, names, seed=1)})
     trainer = tiny_trainer(
         tmp_path, tiny_team(("a",)), environment=environment, items_per_device=6, max_steps=2, num_generations=3
     )
@@ -203,14 +190,14 @@ def test_self_play_beats_its_first_checkpoint(tmp_path):
             kept[f"step {step}"] = TeamSeat(lambda: sampler_of(copied), f"step {step}", "a")
         return kept
 
-    environment = SeatedEnvironment(Ascii(), {"b": Population(members, "own", seed=0)})
+    environment = SeatedEnvironment(AsciiGame(("a", "b")), {"b": Population(members, "own", seed=0)})
     trainer = tiny_trainer(
         tmp_path, team, environment=environment, items_per_device=4, max_steps=16, num_generations=12,
         max_completion_length=2, learning_rate=0.02,
     )  # fmt: skip
     trainer.train()
     assert len(kept) == 4
-    against = SeatedEnvironment(Ascii(), {"b": kept["start"]})
+    against = SeatedEnvironment(AsciiGame(("a", "b")), {"b": kept["start"]})
     with team.evaluating():
         episodes = team.collaborate([{"x": str(k)} for k in range(64)], against, max_new_tokens=2)
     assert sum(turn.outcome.reward for (turn,) in episodes) / 64 > 0.3

@@ -13,8 +13,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
-from trl_multiagent.environments.base import Environment
+from trl_multiagent import AgentTeam, Environment, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer, Outcome
 
 
 def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
@@ -173,6 +172,21 @@ class Workflow(Environment):
         if self.shared:
             return rewards
         return [{"aux": x, "main": 2 * x - len(texts) / 10} for x, texts in zip(rewards, joint_actions, strict=True)]
+
+
+class AsciiGame(Environment):
+    """A zero-sum game of two: one wins if its text is plain ASCII and the other's is not."""
+
+    def __init__(self, roles):
+        self.roles = roles
+
+    def prompts(self, item, history):
+        return dict.fromkeys(self.roles, "Show:")
+
+    def score(self, items, joint_actions, histories):
+        one, other = self.roles
+        signs = [float(action[one].isascii()) - float(action[other].isascii()) for action in joint_actions]
+        return [Outcome({one: sign, other: -sign}) for sign in signs]
 
 
 def tiny_items(number: int = 12) -> Dataset:

@@ -12,7 +12,7 @@ import torch
 from trl_multiagent import Environment, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer, Outcome
 
 from by_hand import Gradients, distance, log_probability, one_update
-from tiny import count_reward, team_of, tiny_team, tiny_trainer
+from tiny import AsciiGame, count_reward, team_of, tiny_team, tiny_trainer
 
 
 ROLES = ("aux", "main")
@@ -245,24 +245,11 @@ def test_what_does_not_act_costs_nothing(tmp_path):
     assert rows == {"aux": 3, "main": 9, "idle": 0}
 
 
-class HighCard(Environment):
-    """A zero-sum game: one wins if its text is plain ASCII and the other's is not."""
-
-    roles = ROLES
-
-    def prompts(self, item, history):
-        return dict.fromkeys(self.roles, "Show:")
-
-    def score(self, items, joint_actions, histories):
-        signs = [float(action["aux"].isascii()) - float(action["main"].isascii()) for action in joint_actions]
-        return [Outcome({"aux": sign, "main": -sign}) for sign in signs]
-
-
 def test_a_zero_sum_game_trains(tmp_path):
     """An agent learns to beat a frozen one, though the team's reward is always 0."""
     team = tiny_team()
     trainer = tiny_trainer(
-        tmp_path, team, environment=HighCard(), trainer=MARLOOTrainer, config=MARLOOConfig, frozen_agents=["main"],
+        tmp_path, team, environment=AsciiGame(ROLES), trainer=MARLOOTrainer, config=MARLOOConfig, frozen_agents=["main"],
         num_generations=16, items_per_device=4, max_completion_length=2, max_steps=12, learning_rate=0.02, joint_mode="cross",
     )  # fmt: skip
     trainer.train()

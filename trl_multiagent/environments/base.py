@@ -66,6 +66,10 @@ class Outcome:
     extra: dict[str, Any] = field(default_factory=dict)
     role_rewards: dict[str, float] = field(default_factory=dict)
 
+    def set_role_rewards(self, rewards: dict[str, float]) -> None:
+        """Sets the reward of each role. The team's is their mean."""
+        self.role_rewards, self.reward = rewards, fmean(rewards.values())
+
 
 @dataclass
 class Turn:
@@ -319,11 +323,9 @@ def judge(
                     f"{name} returned rewards of {', '.join(map(str, reward))} {where}; it must return one number, or one for "
                     f"each of the roles {', '.join(environment.roles)}."
                 )
-            by_role = {role: reward[role] for role in environment.roles}
-            outcome.role_rewards = {
-                role: finite(name, x, f"for {role!r}, {where}", position) for role, x in by_role.items()
-            }
-            outcome.reward = fmean(outcome.role_rewards.values())
+            outcome.set_role_rewards(
+                {role: finite(name, reward[role], f"for {role!r}, {where}", position) for role in environment.roles}
+            )
         outcome.reward = finite(name, outcome.reward, where, position)
         outcome.metrics = numbers_by_name(name, outcome.metrics)
     return values

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from typing import Any, TypeAlias
 
 from trl_multiagent.environments.base import (
@@ -231,9 +230,8 @@ class FunctionEnvironment(Environment):
                 )
         for outcome, own in zip(outcomes, by_role, strict=True):
             if own:
-                joint, reward_of_roles = outcome.reward, {role: own.get(role, 0.0) for role in self.roles}
-                outcome.role_rewards = {role: joint + x for role, x in reward_of_roles.items()}
-                outcome.reward = fmean(outcome.role_rewards.values())
+                joint = outcome.reward
+                outcome.set_role_rewards({role: joint + own.get(role, 0.0) for role in self.roles})
         return outcomes
 
     def _add_role_rewards(

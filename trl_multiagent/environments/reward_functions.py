@@ -41,9 +41,7 @@ class RoleReward:
         rewards = self.function(**accepted_arguments(self.function, kwargs))
         if len(scored) == number:
             return rewards
-        return (
-            spread_later(rewards, scored, number) if inspect.isawaitable(rewards) else spread(rewards, scored, number)
-        )
+        return (spread_later if inspect.isawaitable(rewards) else spread)(rewards, scored, number)
 
     def _reads_messages(self, prompts: list) -> bool:
         if self.conversational is not None:

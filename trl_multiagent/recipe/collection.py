@@ -58,7 +58,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
 
         from trl_multiagent.jobs.processes import start_processes
         from trl_multiagent.preferences.collection import collect_preferences
-        from trl_multiagent.recipe.models import builders_of, make_loader, make_peft_config
+        from trl_multiagent.recipe.models import make_loader, make_peft_config
         from trl_multiagent.team.load import build
 
         state = start_processes()
@@ -66,7 +66,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     with end_on_signal(prog, list), end_with_one_line(prog), end_on_wrong_input(prog):
         loader = make_loader(settings, make_peft_config(settings))
         team = loader.load_to_sample(environment.roles, config.seed)
-        comparator = build(config.comparator_model_name, builders_of(settings))
+        comparator = build(config.comparator_model_name, settings.builders)
         config = dataclasses.replace(config, comparator_model_name=comparator)
         preferences = collect_preferences(team, environment, items, config)
     if state.is_main_process:

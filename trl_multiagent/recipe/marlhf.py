@@ -15,7 +15,7 @@ from trl_multiagent.environments.model_reward import ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.jobs.identity import checksum_of_weights
 from trl_multiagent.preferences.config import PreferenceConfig
-from trl_multiagent.recipe.models import builders_of, check_models
+from trl_multiagent.recipe.models import check_models
 from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.recipe import first_rows
@@ -93,7 +93,7 @@ class RewardRun(PreferenceRun):
         self.say("\nPhase 2 of 3: the reward model")
         settings: Any = self.reward_args  # every training has a copy, with a DeepSpeed configuration of its own
         args: JointRewardConfig = dataclasses.replace(settings, output_dir=str(folder))
-        model = build(self.reward_base, builders_of(recipe))
+        model = build(self.reward_base, recipe.builders)
         with end_on_wrong_input(recipe.prog):
             facts = train_reward_model(model, args, preferences, list(self.roles), self.reward_peft)
         self.say(f"Reward model in {folder}: {summary(facts)}")

@@ -1,17 +1,16 @@
 """The models of a run: checks of their names, the adapters of the agents, and the loader of the team."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig
 from trl import ModelConfig, get_peft_config
 
-from trl_multiagent.environments.task import ModelBuilder, Task
+from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import MODEL_FILES, holds_model
 from trl_multiagent.recipe.folders import check_repo_id
-from trl_multiagent.settings.derive import Settings, check_names, task_settings
+from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel
 from trl_multiagent.team.adapters import check_adapter_config
@@ -55,22 +54,13 @@ def loading_arguments(model: AgentModel) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
 
 
-def builders_of(settings: Settings) -> dict[str, Callable[[], str]]:
-    """Returns the functions that build the base models of the task of a run."""
-    own = task_settings(settings, Path(settings.output.base_dir))
-    return {
-        name: partial(model.build, own) if isinstance(model, ModelBuilder) else model
-        for name, model in settings.task.models.items()
-    }
-
-
 def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> TeamLoader:
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
     model = settings.agent_model
     kwargs = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
     return TeamLoader(
         models=settings.model_names,
-        builders=builders_of(settings),
+        builders=settings.builders,
         peft_config=peft_config,
         share_weights=model.share_weights,
         torch_dtype=model.torch_dtype,

@@ -29,7 +29,6 @@ from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REW
 from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.recipe.collection import check_comparator, cost, make_config
 from trl_multiagent.recipe.folders import NO_FOLDER, check_folder
-from trl_multiagent.recipe.models import builders_of
 from trl_multiagent.recipe.plan import agents, collaboration, count, print_plan
 from trl_multiagent.recipe.recipe import build_recipe, check_run, check_team, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
@@ -231,7 +230,7 @@ class PreferenceRun:
         if self.given is not None:
             return self.given, {}
         recipe, folder = self.recipe, self.preferences_folder(number)
-        comparator = build(self.preferences.comparator_model_name, builders_of(recipe))
+        comparator = build(self.preferences.comparator_model_name, recipe.builders)
         config = dataclasses.replace(self.preferences, output_dir=str(folder), comparator_model_name=comparator)
         environment = self.scoring(number)
         with without_sharding(recipe.training_args):

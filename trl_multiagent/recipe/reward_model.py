@@ -19,7 +19,7 @@ from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.recipe.models import builders_of, check_models, loading_arguments, make_peft_config
+from trl_multiagent.recipe.models import check_models, loading_arguments, make_peft_config
 from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.recipe import check_results, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
@@ -58,7 +58,7 @@ def run_reward_model(settings: Settings) -> None:
         peft_config = make_peft_config(settings)
         if peft_config is not None:
             peft_config.task_type = "SEQ_CLS"  # the head is trained, too
-        model = build(base, builders_of(settings))
+        model = build(base, settings.builders)
         with end_on_signal(prog, list), end_with_one_line(prog):
             facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
     if args.process_index == 0:

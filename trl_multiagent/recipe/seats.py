@@ -34,7 +34,7 @@ class Run:
     folder: Path
     start: (
         str | list[str] | None
-    )  # the models from which it started, one for all agents or one per agent; `None` if not known
+    )  # the models from which it started, as in `Settings.model_names`; `None` if not known
 
 
 def seated(settings: Settings, environment: Environment, folder: Path, run: Run) -> Environment:
@@ -66,7 +66,6 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
         return EndpointSeat(EndpointClient(endpoint, folder / "seats" / role), seed)
     if is_deepspeed_zero3_enabled():
         raise ValueError(f"`seats.{role}`: under ZeRO-3, a team cannot play a role. Use ZeRO-2, or an endpoint.")
-
     check_names(own.population if isinstance(own.population, list) else own.team or [], f"seats.{role}")
 
     def seat(names: str | list[str]) -> TeamSeat:

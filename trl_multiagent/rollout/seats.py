@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from trl_multiagent.endpoints.client import EndpointClient
@@ -219,8 +218,10 @@ class SeatedEnvironment(EnvironmentWrapper):
         ] = {}  # of the items of a batch: the turns before the first one of a trained agent
 
     def check_turns(self, num_turns: int) -> None:
-        check = self.task.check_turns if self.order is None else super(EnvironmentWrapper, self).check_turns
-        check(num_turns)
+        if self.order is None:
+            self.task.check_turns(num_turns)
+        else:  # the task counts the turns of seats, too
+            Environment.check_turns(self, num_turns)
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if not any(histories):  # a batch begins
@@ -300,8 +301,9 @@ class SeatedEnvironment(EnvironmentWrapper):
             joined.metrics |= outcome.metrics
             joined.extra |= outcome.extra
         if any(outcome.role_rewards for outcome in outcomes):
-            rewards = {role: sum(x.role_rewards.get(role, x.reward) for x in outcomes) for role in self.roles}
-            joined.role_rewards, joined.reward = rewards, fmean(rewards.values())
+            joined.set_role_rewards(
+                {role: sum(x.role_rewards.get(role, x.reward) for x in outcomes) for role in self.roles}
+            )
         for turn in branch.history[-len(outcomes) :]:
             joined.extra |= {f"answer/{role}": turn.joint_action[role] for role in self.seats if role in turn.prompts}
         for role, seat in self.seats.items():

@@ -4,13 +4,14 @@ import dataclasses
 import importlib.util
 import os
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trl_multiagent.environments.prompt_files import PromptFiles
-from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings
+from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.limits import short
 from trl_multiagent.settings.algorithms import (
@@ -78,6 +79,15 @@ class Settings:
     def seats(self) -> dict[str, Any]:
         """The sections of the roles that are not trained."""
         return self.values[""].get("seats") or {}
+
+    @property
+    def builders(self) -> dict[str, Callable[[], str]]:
+        """The functions that build the base models of the task."""
+        own = task_settings(self, Path(self.output.base_dir))
+        return {
+            name: partial(model.build, own) if isinstance(model, ModelBuilder) else model
+            for name, model in self.task.models.items()
+        }
 
     @property
     def agents(self) -> list[str] | None:

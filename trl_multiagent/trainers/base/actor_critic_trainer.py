@@ -166,7 +166,7 @@ class ActorCriticTrainer(RolloutTrainer):
         batch = super()._make_batch(levels, advantages)
         for name in self.critics.names:
             trained = [row for row in self._rows[name] if row.joint_actions]
-            num_rows = self._num_rows(len(trained))
+            num_rows = self._num_rows(len(trained), self.args.gradient_accumulation_steps)
             batch.critics[name] = self._critic_tensors(name, trained, num_rows).to(self.accelerator.device)
         return batch
 
@@ -220,9 +220,7 @@ class ActorCriticTrainer(RolloutTrainer):
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
         size = self.args.per_device_train_batch_size
-        most = int(self.accelerator.gather(torch.tensor([len(rows)], device=self.accelerator.device)).max())
-        num_rows = size * max(1, -(-most // size))
-        tensors = self._critic_tensors(critic, rows, num_rows)
+        tensors = self._critic_tensors(critic, rows, self._num_rows(len(rows), size))
         shift, factor = self._value_scales[critic]
         values = []
         with self.team.evaluating(), self.accelerator.autocast():

@@ -319,7 +319,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             tokens = sum(row.num_tokens(role) for row in tree_rows)
             sizes = self.accelerator.gather(torch.tensor([[len(tree_rows), tokens]], device=device))
             num_tree_rows, num_tokens = sizes.sum(dim=0).tolist()
-            num_rows = self._num_rows(len(own_rows))
+            num_rows = self._num_rows(len(own_rows), micro_batches)
             tensors = self._tensors(own_rows, role, num_rows)
             tensors.weight = num_rows * processes / max(1, num_tree_rows) / micro_batches
             tensors.num_tokens = max(1, num_tokens) / processes
@@ -337,11 +337,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             batch.agents[role] = tensors
         return batch
 
-    def _num_rows(self, number: int) -> int:
-        """Returns the largest `number` of rows that any process has, rounded up so that all micro-batches have equally many; at least one each."""
+    def _num_rows(self, number: int, multiple: int) -> int:
+        """Returns the largest `number` of rows that any process has, rounded up to a `multiple` and never 0."""
         most = int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
-        micro_batches = self.args.gradient_accumulation_steps
-        return micro_batches * max(1, -(-most // micro_batches))
+        return multiple * max(1, -(-most // multiple))
 
     def _tensors(self, rows: list[Row], role: str, num_rows: int) -> AgentTensors:
         """Builds the tensors of one agent, see [`~trainers.base.batch.agent_tensors`]."""
@@ -360,7 +359,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._has_compared_frozen = True
         for role in sorted(self.team.frozen):
             own_rows = [row for row in rows if role in row.samples]
-            tensors = self._tensors(own_rows, role, self._num_rows(len(own_rows)))
+            tensors = self._tensors(
+                own_rows, role, self._num_rows(len(own_rows), self.args.gradient_accumulation_steps)
+            )
             if tensors.sampling_logps is not None:
                 logps, mask = self._logps(self.model_wrapped, role, tensors), tensors.completion_mask
                 _, ratios = sampling_correction(logps, tensors.sampling_logps, mask, self.args)
