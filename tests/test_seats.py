@@ -1,5 +1,7 @@
 """Roles that are not trained: functions, teams, populations, endpoints."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from trl_multiagent.environments.base import Turn, ask, judge
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
-from trl_multiagent.rollout.tree import Samples
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
 
 from by_hand import distance, one_update, reference_gradients
 from tiny import AsciiGame, tiny_team, tiny_trainer
@@ -66,6 +68,33 @@ def test_a_dialogue_with_a_simulated_user():
     assert first.outcome.metrics == {"turn": 2.0} and third.outcome.metrics == {"turn": 4.0}
     assert first.outcome.extra == {"answer/user": "bye"} and second.outcome.extra == {"answer/user": "hello2"}
     assert environment.roles == ("agent",) and environment.resume_settings()["seats"] == {"user": {"function": "user"}}
+
+
+def test_the_task_makes_every_prompt_once():
+    """Prompts may depend on random numbers of the task. Agent, seats and scores must know the same ones."""
+    made, seen = [], []
+
+    class Counting(Dialogue):
+        def prompts(self, item, history):
+            found = super().prompts(item, history)
+            made.append((item["id"], *(x for turn in history for x in turn.joint_action.values())))
+            return {role: f"{text} {len(made)}" for role, text in found.items()}
+
+        def score(self, items, joint_actions, histories):
+            seen.extend(turn.prompts for history in histories for turn in history)
+            return super().score(items, joint_actions, histories)
+
+    def sample(nodes, number):
+        shown.extend(node.prompts["agent"] for node in nodes)
+        texts = [f"answer{g}" for g in range(number)]
+        return {"agent": [Samples([1], [[1]] * number, texts) for _ in nodes]}
+
+    shown: list[str] = []
+    environment = SeatedEnvironment(Counting(), {"user": FunctionSeat(user)})
+    items = [{"id": 1, "rounds": 3}, {"id": 2, "rounds": 2}]
+    score = partial(judge_nodes, environment)
+    grow_trees(items, environment, sample, score, num_turns=2, num_generations=2)
+    assert len(made) == len(set(made)) and {x["agent"] for x in seen if "agent" in x} <= {*shown}
 
 
 def test_a_seat_that_acts_together_with_an_agent_answers_every_joint_action():

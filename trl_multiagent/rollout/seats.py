@@ -41,6 +41,13 @@ class Branch:
     prompts: dict[str, Prompt]
     actions: JointAction = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)  # of the turns that were played here
+    following: dict[str, Prompt] | None = (
+        None  # the prompts of the next turn, `None` if the task was not asked for them
+    )
+
+
+# The past turns of the whole task in a branch, and the prompts of its next turn if they are known
+Reached = tuple[History, dict[str, Prompt] | None]
 
 
 class Seat(ABC):
@@ -213,9 +220,8 @@ class SeatedEnvironment(EnvironmentWrapper):
         if task.order is not None:
             turns = [tuple(role for role in turn if role in self.roles) for turn in task.order]
             self.order = tuple(turn for turn in turns if turn)
-        self._openings: dict[
-            str, History
-        ] = {}  # of the items of a batch: the turns before the first one of a trained agent
+        # By item of the batch: the turns before the first one of a trained agent
+        self._openings: dict[str, Reached] = {}
 
     def check_turns(self, num_turns: int) -> None:
         if self.order is None:
@@ -226,33 +232,41 @@ class SeatedEnvironment(EnvironmentWrapper):
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if not any(histories):  # a batch begins
             self._openings = {}
-        whole = [self._whole_history(*x) for x in zip(items, histories, strict=True)]
-        prompts = ask(self.task, items, whole)
-        return [{role: prompt for role, prompt in x.items() if role in self.roles} for x in prompts]
+        branches = self._branches(items, histories, [{}] * len(items))
+        return [{role: prompt for role, prompt in x.prompts.items() if role in self.roles} for x in branches]
 
     def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
-        whole = [self._whole_history(*x) for x in zip(items, histories, strict=True)]
-        prompts = ask(self.task, items, whole)
-        branches = [Branch(*x) for x in zip(items, whole, prompts, joint_actions, strict=True)]
+        branches = self._branches(items, histories, joint_actions)
         self._play(branches, evaluation)
         return [self._outcome(branch) for branch in branches]
 
     def resume_settings(self) -> dict[str, Any]:
         return {**settings_of(self.task), "seats": {role: seat.describe() for role, seat in self.seats.items()}}
 
-    def _whole_history(self, item: dict, history: History) -> History:
-        """Returns the turns of the whole task. After a turn of trained agents, they are the `info` of its outcome."""
+    def _branches(self, items: list[dict], histories: list[History], joint_actions: list[JointAction]) -> list[Branch]:
+        """Makes the branches of the whole task. The task is asked only for prompts that are not known."""
+        reached = [self._reached(*x) for x in zip(items, histories, strict=True)]
+        unknown = [k for k, (_, known) in enumerate(reached) if known is None]
+        prompts = ask(self.task, [items[k] for k in unknown], [reached[k][0] for k in unknown])
+        asked = dict(zip(unknown, prompts, strict=True))
+        return [
+            Branch(items[k], history, asked[k] if known is None else known, joint_actions[k])
+            for k, (history, known) in enumerate(reached)
+        ]
+
+    def _reached(self, item: dict, history: History) -> Reached:
+        """Returns where a branch of the whole task is. After a turn of trained agents, the `info` of its outcome says so."""
         if history:
             return history[-1].outcome.info
         key = json.dumps(item, sort_keys=True, default=repr)  # ids may occur twice
         if key not in self._openings:
             (prompts,) = ask(self.task, [item], [()])
-            opening = Branch(item, (), prompts)
-            if not self._is_trained(opening):
+            opening = Branch(item, (), prompts, following=prompts)
+            if not self._is_trained(prompts):
                 self._play([opening], evaluation=False)
-            self._openings[key] = opening.history
+            self._openings[key] = (opening.history, opening.following)
         return self._openings[key]
 
     def _can_play(self, num_turns: int) -> bool:
@@ -265,9 +279,9 @@ class SeatedEnvironment(EnvironmentWrapper):
             return False
         return True
 
-    def _is_trained(self, branch: Branch) -> bool:
-        """Returns whether a trained agent acts next in a branch."""
-        return any(role in self.roles for role in branch.prompts)
+    def _is_trained(self, prompts: dict[str, Prompt]) -> bool:
+        """Returns whether a trained agent is among those that act."""
+        return any(role in self.roles for role in prompts)
 
     def _play(self, branches: list[Branch], evaluation: bool) -> None:
         """Plays a turn of each branch, whose trained agents have answered, and those after it in which only seats act."""
@@ -286,17 +300,18 @@ class SeatedEnvironment(EnvironmentWrapper):
             for branch, action, outcome in zip(branches, actions, outcomes, strict=True):
                 branch.history = (*branch.history, Turn(branch.prompts, action, outcome))
                 branch.outcomes.append(outcome)
+                branch.following = None
             branches = [branch for branch in branches if self._can_play(len(branch.history) + 1)]
-            prompts = ask(self.task, [x.item for x in branches], [x.history for x in branches])
-            for branch, branch.prompts in zip(branches, prompts, strict=True):
-                branch.actions = {}
-            branches = [branch for branch in branches if branch.prompts and not self._is_trained(branch)]
+            following = ask(self.task, [x.item for x in branches], [x.history for x in branches])
+            for branch, prompts in zip(branches, following, strict=True):
+                branch.prompts, branch.actions, branch.following = prompts, {}, prompts
+            branches = [branch for branch in branches if branch.prompts and not self._is_trained(branch.prompts)]
         raise TaskError(f"Only seats acted in {MAX_TURNS_ALONE} turns in a row. The task has to end the episode.")
 
     def _outcome(self, branch: Branch) -> Outcome:
         """Adds up the rewards of the turns that were played in a branch. Of metrics with the same name, the last one counts."""
         outcomes = branch.outcomes
-        joined = Outcome(sum(outcome.reward for outcome in outcomes), info=branch.history)
+        joined = Outcome(sum(outcome.reward for outcome in outcomes), info=(branch.history, branch.following))
         for outcome in outcomes:
             joined.metrics |= outcome.metrics
             joined.extra |= outcome.extra
