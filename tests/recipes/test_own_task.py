@@ -358,6 +358,12 @@ def test_workflows_are_checked_before_anything_is_loaded(config, module, capsys,
     assert message in capsys.readouterr().err
 
 
+def test_partners_are_drawn_with_the_seed_of_the_training(config, module):
+    Path(f"{module}.py").write_text(GAME)
+    recipe = parse_recipe("magrpo", cli.TASKS, ["--config", config(OWN), "--seed", "5"])
+    assert recipe.make_environment().seats["b"].seed == 5
+
+
 def test_a_seat_whose_team_cannot_be_loaded(config, module, capsys):
     Path(f"{module}.py").write_text(GAME)
     Path("empty").mkdir()

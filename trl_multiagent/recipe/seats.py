@@ -54,7 +54,7 @@ def seated(settings: Settings, environment: Environment, folder: Path, run: Run)
 
 def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Run, trained: Sequence[str]) -> Seat:
     """Makes the seat of a role, see [`seated`]. `trained` are the roles of the team."""
-    own, seed = read_section(f"seats.{role}", section), settings.values[""].get("seed") or 0
+    own, seed = read_section(f"seats.{role}", section), settings.arguments.get("seed", 0)
     if own.function is not None:
         return FunctionSeat(import_function(f"seats.{role}.function", own.function))
     if own.endpoint is not None:
