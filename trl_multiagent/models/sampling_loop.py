@@ -150,7 +150,7 @@ class SamplingLoop:
                     for end in range(seen + 1, length + 1):
                         rows.ended |= self.stops.ended(rows.ids[:, :end], rows.places)
                 seen = length
-                live = (~rows.ended).nonzero().squeeze(1)
+                live = live_rows(rows.ended)
                 if len(live) <= MOST_LIVE * len(rows.ended):
                     result[rows.places] = rows.ids
                     rows.keep(live)
@@ -186,6 +186,15 @@ class SamplingLoop:
             **self.inputs,
         )
         return outputs.logits[:, -1].float()
+
+
+def live_rows(ended: torch.Tensor) -> torch.Tensor:
+    """Returns the indices of the rows that go on, the last of them in the places of those that have ended: few rows of the cache move."""
+    live = (~ended).nonzero().squeeze(1)
+    order = torch.arange(len(live), device=ended.device)
+    holes = ended[: len(live)].nonzero().squeeze(1)
+    order[holes] = live[len(live) - len(holes) :]
+    return order
 
 
 def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

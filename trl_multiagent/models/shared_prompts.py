@@ -69,9 +69,10 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        keys, values = self.keys, self.values
-        self.keys = keys[..., :0, :]  # the rows are written again, from the start
-        self.update(keys[indices], values[indices])
+        """Selects at most as many rows as there are. Those that keep their place are not copied."""
+        moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero().squeeze(1)
+        self.rooms = [room[: len(indices)].index_copy_(0, moved, room[indices[moved]]) for room in self.rooms]
+        self.keys, self.values = (room[..., : self.get_seq_length(), :] for room in self.rooms)
 
 
 def prompt_cache(
