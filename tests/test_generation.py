@@ -100,7 +100,7 @@ def test_seeded_completions_do_not_depend_on_their_batch():
     alone = [generate_groups(model, [PROMPTS[1]], [[seed]], config())[0][0] for seed in seeds[1]]
     assert alone == whole[1] and len({tuple(ids) for ids in alone}) > 1
     greedy = config(do_sample=False)
-    assert generate_groups(model, PROMPTS, seeds, greedy) == generate_groups(model, PROMPTS, seeds_of(4), greedy)
+    assert generate_groups(model, PROMPTS, seeds, greedy) == generate_groups(model, PROMPTS, [[0] * 4] * 4, greedy)
 
 
 def test_seeded_sampling_follows_the_probabilities():

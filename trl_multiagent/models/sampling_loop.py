@@ -150,8 +150,8 @@ class SamplingLoop:
                     for end in range(seen + 1, length + 1):
                         rows.ended |= self.stops.ended(rows.ids[:, :end], rows.places)
                 seen = length
-                live = live_rows(rows.ended)
-                if len(live) <= MOST_LIVE * len(rows.ended):
+                if len(rows.ended) - int(rows.ended.sum()) <= MOST_LIVE * len(rows.ended):
+                    live = live_rows(rows.ended)
                     result[rows.places] = rows.ids
                     rows.keep(live)
                     if len(live) == 0:
