@@ -20,7 +20,7 @@ from mkdocs.structure.pages import Page
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
-CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"(^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
 
 
 def chapters() -> dict[str, list[tuple[str, str]]]:
@@ -85,13 +85,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     sources = {name: file for file, name in pages().items()}
     folder = posixpath.dirname(sources[page.file.src_uri])
-    # A paragraph in a numbered list is indented by three spaces on GitHub, and by four in Python-Markdown
-    markdown = re.sub(r"^   (?=\S)", "    ", markdown, flags=re.MULTILINE)
-    parts = CODE.split(markdown)
-    return "".join(
-        part if CODE.fullmatch(part) else LINK.sub(lambda link: target(link[1], folder, page, config), part)
-        for part in parts
-    )
+
+    def rewritten(text: str) -> str:
+        return LINK.sub(lambda link: target(link[1], folder, page, config), list_paragraphs(text))
+
+    return "".join(part if CODE.fullmatch(part) else rewritten(part) for part in CODE.split(markdown))
+
+
+def list_paragraphs(text: str) -> str:
+    """Indents paragraphs in numbered lists as Python-Markdown wants it: by four spaces, and with an empty line before the next number."""
+    text = re.sub(r"^   (?=\S)", "    ", text, flags=re.MULTILINE)
+    return re.sub(r"(\n\n(?:    [^\n]*\n)+)(?=\d+\. )", r"\1\n", text)
 
 
 def target(link: str, folder: str, page: Page, config: MkDocsConfig) -> str:
