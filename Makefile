@@ -86,4 +86,4 @@ docs: setup  ## Build the documentation site in build/site
 	@echo "To read it: $(VENV)/bin/python -m http.server --directory build/site --bind 127.0.0.1"
 
 clean:  ## Remove .venv and the results of runs
-	rm -rf $(VENV) $(VENV)-latest outputs .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(VENV)-latest build outputs .pytest_cache .mypy_cache .ruff_cache .coverage*
