@@ -1,6 +1,6 @@
 """
-Trains the workflow `writer_editor` with each trainer on rollout trees, and draws docs/images/trainers.png. With three seeds, it takes about
-15 minutes of one core; finished runs are kept in outputs/trainers/.
+Trains the workflow `writer_editor` with each trainer on rollout trees, and draws docs/images/trainers.png. It runs 18
+trainings of less than a minute on a quiet core each; finished runs are kept in outputs/trainers/.
 
     python docs/images/make_trainers.py
 """
