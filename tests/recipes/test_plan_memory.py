@@ -68,14 +68,28 @@ def test_sampling_and_update():
 
 
 # Peaks in MiB that benchmarks/team_memory.py measured: two full agents with 103.8 M parameters together, rows of about 30 tokens
-MEASURED = [(0, 1, True, 1354.8, 1845.5), (0, 1, False, 1252.9, 1659.0), (3, 2, True, 955.8, 1199.3)]
+# and benchmarks/memory_plan.py with 155.8 M
+SMALL, LARGE = 103_835_648, 155_770_880
+MEASURED = [
+    (SMALL, 0, 1, True, 1354.8, 1845.5),
+    (SMALL, 0, 1, False, 1252.9, 1659.0),
+    (SMALL, 3, 2, True, 955.8, 1199.3),
+    (LARGE, 0, 2, False, 2420.8, 3028.3),
+    (LARGE, 0, 2, True, 2585.2, 3322.9),
+    (LARGE, 1, 2, False, 1524.2, 2128.7),
+    (LARGE, 1, 2, True, 1242.8, 1832.7),
+    (LARGE, 2, 2, False, 1525.0, 2146.8),
+    (LARGE, 2, 2, True, 1242.6, 1832.6),
+]
 
 
-@pytest.mark.parametrize(("stage", "processes", "bf16", "sampling", "update"), MEASURED)
-def test_measured_peaks(stage, processes, bf16, sampling, update):
+@pytest.mark.parametrize(("parameters", "stage", "processes", "bf16", "sampling", "update"), MEASURED)
+def test_measured_peaks(parameters, stage, processes, bf16, sampling, update):
     config = tiny_llama().config
-    config.update({"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4, "num_attention_heads": 16})
-    team = size(trained=103_835_648, largest=103_835_648 // 2, dimensions=config, prompt=22)
+    layers = 4 if parameters == SMALL else 6
+    config.update({"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": layers})
+    config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64})
+    team = size(trained=parameters, largest=parameters // 2, dimensions=config, prompt=22)
     of_phase = parts(stage, processes, bf16, of=team, items_per_device=2 // processes, per_device_train_batch_size=2)
     sums = {phase: sum(numbers.values()) / 2**20 for phase, numbers in of_phase.items()}
     assert sums["held"] + sums["sampling"] == pytest.approx(sampling, rel=0.1)

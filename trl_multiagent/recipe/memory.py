@@ -47,7 +47,8 @@ ADVICE = {
     "sampling": "lower `generation_token_budget`, `max_completion_length` or `items_per_device`.",
     "update": "lower `per_device_train_batch_size` or `max_completion_length`, or set `gradient_checkpointing: true`.",
 }
-MAX_LIVE = 1e9  # parameters that DeepSpeed gathers at a time
+# Parameters that DeepSpeed gathers at a time, and gradients that it collects before it splits them
+MAX_LIVE, MAX_BUCKET = 1e9, 5e8
 CHUNK_TOKENS, CHUNK_WORDS, CHUNK_COPIES = 4096, 32768, 4  # TRL computes log-probabilities in such parts
 MEASURED_ITEMS = 64  # whose first prompts are measured
 
@@ -220,9 +221,9 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     weight = 2.0 if mixed or args.rounds_stochastically else 4.0
     # DeepSpeed has a float32 copy of its own beside Adam's two moments; those of torchao have 8 bits
     state = 2.0 if args.rounds_stochastically else 12.0 if stage > 0 else 8.0
-    of_weights, of_gradients = (processes if stage >= first else 1 for first in (3, 2))
+    of_weights = processes if stage == 3 else 1
     base = min(size.base_bytes, 2.0) if mixed else size.base_bytes
-    gradients = weight * size.trained / of_gradients
+    gradients = weight * size.trained / (processes if stage >= 2 else 1)
     held = {
         "weights": (weight * (size.trained + size.frozen) + base * size.base) / of_weights,
         "reference policies": weight * size.reference / of_weights,
@@ -245,13 +246,15 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     tokens, layers = args.per_device_train_batch_size * longest, text.num_hidden_layers
     of_layer = tokens * number * (16 * text.hidden_size + 4 * text.intermediate_size)
     kept = size.agents * layers * tokens * number * text.hidden_size
+    unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0
     live = min(size.trained + size.frozen + size.base, MAX_LIVE)
     update = {
         "gradients": 0.0 if stage == 3 else gradients,
         "activations": kept + of_layer if args.gradient_checkpointing else size.agents * layers * of_layer,
         "log-probabilities": 4.0 * CHUNK_COPIES * min(tokens, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
         "weights to compute with": number * live if stage == 3 else copies,
-        "gradients not yet split": number * min(size.trained, MAX_LIVE) if stage >= 2 else 0.0,
+        "gradients not yet split": weight * min(unsplit, MAX_LIVE if stage == 3 else MAX_BUCKET),
+        "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,
     }
     return {"held": held, "sampling": sampling, "update": update}
 
