@@ -154,7 +154,7 @@ def test_one_turn_of_episodes_is_one_turn_of_a_tree(tmp_path):
         return {role: [of_node(node, role) for node in nodes] for role in ROLES}
 
     episodes.sampler = sample
-    sample.chat_roles = frozenset()
+    sample.chat_roles, sample.stream = frozenset(), ""
     gradients = Gradients()
     episodes.add_callback(gradients)
     episodes.train()
