@@ -1,9 +1,9 @@
 """Every command that a file of the repository shows is run, as a dry run where it would train."""
 
-import importlib.util
 import io
 import json
 import re
+import runpy
 import shlex
 import sys
 import tokenize
@@ -95,14 +95,6 @@ def test_there_are_commands():
     assert {path.name for path in COMMANDS.values()} >= {"README.md", "tasks.md", "train_marloo.py", "slurm.sbatch"}
 
 
-def plan_of_script(arguments) -> None:
-    script, argv = Path(arguments.training_script), arguments.training_script_args
-    spec = importlib.util.spec_from_file_location("shown_script", script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main([*argv, "--dry_run"])
-
-
 @pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))
 def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
     words = shlex.split(command)
@@ -124,7 +116,7 @@ def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
         if arguments.config_file is not None:
             cli.check_accelerate_config(arguments.config_file)
         monkeypatch.syspath_prepend(readers_folder)
-        plan_of_script(arguments)
+        runpy.run_path(arguments.training_script)["main"]([*arguments.training_script_args, "--dry_run"])
     assert "Dry run: no model was loaded" in capsys.readouterr().out
 
 

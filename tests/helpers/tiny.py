@@ -220,6 +220,11 @@ def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer,
     return trainer(team, environment, args, **own)
 
 
+def same_teams(*folders) -> bool:
+    teams = [AgentTeam.from_pretrained(str(folder)).parameters() for folder in folders]
+    return all(torch.equal(a, b) for a, b in zip(*teams, strict=True))
+
+
 def flip(path, position=0.5):
     """Changes a bit of a file."""
     data = bytearray(path.read_bytes())

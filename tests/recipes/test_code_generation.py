@@ -1,13 +1,15 @@
 """The recipe scripts, run as users run them."""
 
-import importlib.util
 import json
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
+import scripts
 import yaml
+from scripts import algorithm_of
 from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
@@ -17,7 +19,6 @@ from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.recipe.recipe import Recipe
 from trl_multiagent.recipe.training import parse_recipe
-from trl_multiagent.settings.algorithms import ALGORITHMS
 
 from tiny import byte_tokenizer, tiny_llama
 
@@ -36,22 +37,7 @@ PEER_CONFIGS = sorted(
 FILES = {"he": "humaneval.jsonl", "che": "coophumaneval.jsonl", "mbpp": "mbpp_sanitized.jsonl"}
 
 
-@pytest.fixture(autouse=True)
-def no_run_id(monkeypatch):
-    monkeypatch.delenv("RUN_ID", raising=False)
-    monkeypatch.delenv("JOB_ID", raising=False)
-
-
-def algorithm_of(config: Path) -> str:
-    sections = yaml.safe_load(config.read_text())
-    return next(name for name in ALGORITHMS if name in sections)
-
-
-def run_script(algorithm: str, *argv: str) -> None:
-    spec = importlib.util.spec_from_file_location("recipe_script", RECIPES / f"train_{algorithm}.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.main(argv)
+run_script = partial(scripts.run_script, "code_generation")
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, *PEER_CONFIGS], ids=lambda path: path.stem)
@@ -75,12 +61,6 @@ def test_what_peer_files_give_the_loaders():
         "trust_remote_code": True, "use_safetensors": True, "tokenizer_kwargs": {"use_fast": True}
     }  # fmt: skip
     assert recipe.sections["external"].expert_model == "deepseek-coder"
-
-
-def test_the_published_configurations_are_there():
-    names = {config.name.removesuffix("_config.yaml") for config in CONFIGS}
-    expected = {"grpo_he", "grpo_che", "grpo_mbpp", "magrpo_he", "magrpo_che", "magrpo_mbpp"}
-    assert expected | {"mt_magrpo_he", "mt_magrpo_che"} <= names
 
 
 @pytest.mark.parametrize(

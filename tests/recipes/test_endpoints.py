@@ -31,8 +31,7 @@ EDITS = '{"aux": "Return a list.", "main": "Use aux."}'
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EXPERT_KEY", KEY)
-    for name in ("RUN_ID", "JOB_ID", "DEEPSEEK_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
 
 
