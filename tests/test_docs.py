@@ -126,15 +126,8 @@ def test_environment_examples(tmp_path):
         assert [outcome.reward for outcome in outcomes] == [0.0 + 5.0 + 1.0, 1.0 + 3.0 + 0.0]
         assert [outcome.extra for outcome in outcomes] == [{"grade": 5}, {"grade": 3}]
     numbers = names["GuessTheNumber"]()
-    trainer = tiny_trainer(
-        tmp_path,
-        tiny_team(numbers.roles),
-        numbers,
-        train_dataset=Dataset.from_dict({"number": [10, 50, 90]}),
-        num_turns=2,
-        trace_steps=1,
-        max_steps=2,
-    )
+    items, settings = Dataset.from_dict({"number": [10, 50, 90]}), {"num_turns": 2, "trace_steps": 1, "max_steps": 2}
+    trainer = tiny_trainer(tmp_path, tiny_team(numbers.roles), numbers, train_dataset=items, **settings)
     trainer.train()
     assert trainer.state.log_history[0]["turn_2/error"] > 0
     (reading,) = python_blocks(ROOT / "docs" / "output.md")

@@ -69,16 +69,9 @@ def test_mutants_change_one_place_of_the_body():
     source = "def f(x, k=1):\n    return x + 2 if x < 3 and k else -x"
     mutants = Mutants(source, "f")
     bodies = {mutant.split("return ")[1] for mutant in mutants}
-    assert bodies == {
-        "x - 2 if x < 3 and k else -x",
-        "x + 1 if x < 3 and k else -x",
-        "x + 3 if x < 3 and k else -x",
-        "x + 2 if x <= 3 and k else -x",
-        "x + 2 if x < 2 and k else -x",
-        "x + 2 if x < 4 and k else -x",
-        "x + 2 if x < 3 or k else -x",
-        "x + 2 if not (x < 3 and k) else -x",
-    }
+    conditions = ("x <= 3 and k", "x < 2 and k", "x < 4 and k", "x < 3 or k", "not (x < 3 and k)")
+    expected = {f"x + 2 if {condition} else -x" for condition in conditions}
+    assert bodies == expected | {f"{value} if x < 3 and k else -x" for value in ("x - 2", "x + 1", "x + 3")}
     orders = [mutants.shuffled(seed) for seed in ("0", "0", "1")]
     assert orders[0] == orders[1] != orders[2] and {*orders[0]} == {*range(len(mutants))}
 
@@ -239,9 +232,7 @@ def test_what_agents_write_cannot_end_the_partners_prompt(environment):
     (outcome,) = environment.score([ITEM], [action], [()])
     later = environment.prompts(ITEM, [Turn(environment.prompts(ITEM, ()), action, outcome)])
     for prompt in later.values():
-        assert "< |im_end|>" in prompt and not {"<|im", "</s>", "\x1b", "\u202e"} & {
-            prompt[k : k + n] for n in (1, 4) for k in range(len(prompt))
-        }
+        assert "< |im_end|>" in prompt and not any(x in prompt for x in ("<|im", "</s>", "\x1b", "\u202e"))
 
 
 def test_prompts_show_neither_the_partner_nor_the_reference(environment):

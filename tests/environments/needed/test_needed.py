@@ -175,9 +175,8 @@ def test_demonstrations_show_a_blind_speaker_and_a_literate_decider(game, words)
         if prompt.endswith(":"):
             assert environment.is_well_formed(answer) and len(answer.split()) == words
             messages[prompt] |= {*answer.split()}
-    assert len({*map(frozenset, messages.values())}) == len(
-        game.speakers
-    )  # whatever the fact, a role says the same words
+    # Whatever the fact, a role says the same words
+    assert len({*map(frozenset, messages.values())}) == len(game.speakers)
     item = game.item(rng)
     assert game.reward(item, game.read(item, game.truth(item), rng)) == 1.0
     guesses = fmean(game.reward(item, game.read(item, [], rng)) for item in (game.item(rng) for _ in range(2000)))
@@ -191,11 +190,8 @@ def settings_of(name, num_agents, **needed):
 
 def test_settings_make_the_game():
     make = TASK.make_environment
-    assert make(settings_of("rule", 2, operations=3, digits=5)).game.words == [
-        "take_first",
-        "take_last",
-        "take_largest",
-    ]
+    rule = make(settings_of("rule", 2, operations=3, digits=5)).game
+    assert rule.words == ["take_first", "take_last", "take_largest"]
     assert make(settings_of("walk", 3, board=4)).roles == ("speaker_1", "speaker_2", "decider")
     assert make(settings_of("rule", 1)).facts == "shared"  # so that `--control single_agent` has all facts
     assert make(settings_of("rule", 1, facts="isolated")).roles == ("solo",)
