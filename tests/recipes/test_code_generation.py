@@ -29,11 +29,8 @@ RECIPES = ROOT / "recipes" / "code_generation"
 CONFIGS = sorted(
     path for path in (RECIPES / "configs").glob("*.yaml") if not path.stem.startswith(("madpo", "reward_model"))
 )
-PEER_CONFIGS = sorted(
-    path
-    for path in (Path(__file__).parent / "peer_configs").glob("*.yaml")
-    if not path.stem.startswith(("madpo", "marlhf"))
-)
+OF_PEER = (Path(__file__).parent / "peer_configs").glob("*.yaml")
+PEER_CONFIGS = sorted(path for path in OF_PEER if not path.stem.startswith(("madpo", "marlhf")))
 FILES = {"he": "humaneval.jsonl", "che": "coophumaneval.jsonl", "mbpp": "mbpp_sanitized.jsonl"}
 
 
@@ -93,18 +90,14 @@ def test_splits_select_the_published_rows_of_local_files(config, items, shared_d
         (
             "maac_he",
             "--override maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross",
-            ["critic_type q", "4 joint"],
+            ["type q", "4 joint"],
         ),
         (
             "iac_he",
             "--override iac.num_iterations=3 iac.max_steps=9",
-            ["3 steps on each batch", "steps  9 ", "env steps        12"],
+            ["3 steps on each batch", "env steps        12"],
         ),
-        (
-            "ac_he",
-            "--override ac.critic_form=head ac.value_head_hidden_dim=64",
-            ["critic_form head", "agents           main:"],
-        ),
+        ("ac_he", "--override ac.critic_form=head ac.value_head_hidden_dim=64", ["critic_form head", "   main:"]),
     ],
 )
 def test_command_lines(config, argv, parts, capsys):
@@ -325,6 +318,4 @@ def test_each_mode_plays_two_turns_of_real_problems(mode, tiny_model, shared_dat
     assert saved["prompt_files"] == {"aux": "Help with {entry_point}:\n{prompt}"}
     run_script("magrpo", "--config", str(folder / "config.yaml"), "--dry_run")
     with pytest.raises(SystemExit):
-        run_script(
-            "magrpo", "--config", str(folder / "config.yaml"), "--dry_run", "--override", "prompt_files.main=no.txt"
-        )
+        run_script("magrpo", "--config", folder / "config.yaml", "--dry_run", "--override", "prompt_files.main=no.txt")
