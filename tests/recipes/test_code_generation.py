@@ -74,32 +74,21 @@ def test_splits_select_the_published_rows_of_local_files(config, items, shared_d
     assert "not reached" not in out
 
 
-@pytest.mark.parametrize(
-    ("config", "argv", "parts"),
-    [
-        ("magrpo_he", "--override agent_model.name=bigcode/starcoder2-3b magrpo.num_turns=1", ["aux: bigcode/"]),
-        ("magrpo_he", "--override model_name='bigcode/starcoder2-3b'", ["aux: bigcode/starcoder2-3b"]),
-        ("grpo_che", "--override grpo.num_train_epochs=20 grpo.learning_rate=3e-5", ["20 epochs"]),
-        ("mt_magrpo_che", "--override dataset.train_split='test[16:]'", ["split test[16:]"]),
-        ("mt_magrpo_che", "--override magrpo.num_turns=2 magrpo.turn_gradient_weights=[1.5,0.5]", ["handoff random"]),
-        ("magrpo_he", "--model_name Qwen/Qwen2.5-Coder-7B", ["main: Qwen/Qwen2.5-Coder-7B"]),
-        ("mt_magrpo_he", "--num_epochs 10 --num_turns 2 --turn_gradient_weights 1.2 0.8", ["10 epochs", "random"]),
-        ("mt_magrpo_che", "--override external.mode='level_feedback' external.sandbox_slice=-2", ["2 turns"]),
-        ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
-        ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["_form adapter\n"]),
-        (
-            "maac_he",
-            "--override maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross",
-            ["type q", "4 joint"],
-        ),
-        (
-            "iac_he",
-            "--override iac.num_iterations=3 iac.max_steps=9",
-            ["3 steps on each batch", "env steps        12"],
-        ),
-        ("ac_he", "--override ac.critic_form=head ac.value_head_hidden_dim=64", ["critic_form head", "   main:"]),
-    ],
-)
+@pytest.mark.parametrize(("config", "argv", "parts"), [
+    ("magrpo_he", "--override agent_model.name=bigcode/starcoder2-3b magrpo.num_turns=1", ["aux: bigcode/"]),
+    ("magrpo_he", "--override model_name='bigcode/starcoder2-3b'", ["aux: bigcode/starcoder2-3b"]),
+    ("grpo_che", "--override grpo.num_train_epochs=20 grpo.learning_rate=3e-5", ["20 epochs"]),
+    ("mt_magrpo_che", "--override dataset.train_split='test[16:]'", ["split test[16:]"]),
+    ("mt_magrpo_che", "--override magrpo.num_turns=2 magrpo.turn_gradient_weights=[1.5,0.5]", ["handoff random"]),
+    ("magrpo_he", "--model_name Qwen/Qwen2.5-Coder-7B", ["main: Qwen/Qwen2.5-Coder-7B"]),
+    ("mt_magrpo_he", "--num_epochs 10 --num_turns 2 --turn_gradient_weights 1.2 0.8", ["10 epochs", "random"]),
+    ("mt_magrpo_che", "--override external.mode='level_feedback' external.sandbox_slice=-2", ["2 turns"]),
+    ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
+    ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["_form adapter\n"]),
+    ("maac_he", "--override maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross", ["type q", "4 joint"]),
+    ("iac_he", "--override iac.num_iterations=3 iac.max_steps=9", ["3 steps on each batch", "env steps        12"]),
+    ("ac_he", "--override ac.critic_form=head ac.value_head_hidden_dim=64", ["critic_form head", "   main:"]),
+])  # fmt: skip
 def test_command_lines(config, argv, parts, capsys):
     """Those of other releases, and settings of critics."""
     path = RECIPES / "configs" / f"{config}_config.yaml"

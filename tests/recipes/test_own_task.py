@@ -308,19 +308,15 @@ WRONG_SEATS = [
 ]
 WRONG = [
     ({"prompts": {"poet": "{subject}"}}, "The prompt of `poet` needs the column 'subject'; items have topic."),
-    (
-        {"prompts": {"poet": [{"role": "user", "content": "{subject}"}]}},
-        "The prompt of `poet` needs the column 'subject'",
-    ),
+    ({"prompts": {"poet": [{"role": "user", "content": "{subject}"}]}},
+     "The prompt of `poet` needs the column 'subject'"),
     ({"prompts": {"poet": "A brace { alone"}}, "The prompt template of `poet` cannot be filled"),
     ({**IN_ORDER, "prompts": {"a": "Show {topic}:", "b": "{c}"}}, "A prompt needs the column 'c'; "),
-    (
-        {**IN_ORDER, "magrpo": {"num_turns": 2, "stop_strings": {"c": ["."]}}},
-        "`magrpo.stop_strings` names 'c', which is no role of the task: a, b.",
-    ),
+    ({**IN_ORDER, "magrpo": {"num_turns": 2, "stop_strings": {"c": ["."]}}},
+     "`magrpo.stop_strings` names 'c', which is no role of the task: a, b."),
     ({"magrpo": {"num_agents": 2}}, "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge."),
     *(({**PLAYERS, "seats": seat}, message) for seat, message in WRONG_SEATS),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG)

@@ -275,24 +275,17 @@ def test_answers_that_are_no_code_or_too_deep(item):
     assert read_answer(deep, "Stack").methods == read_answer(huge, "Stack").methods == {}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "earned", "compat"),
-    [
-        # earned: mean of the three test classes' shares; compat: 2 · written + 4 · tests - overlap
-        (PUSH + POP, HALF, 1.0, 6.0),
-        (PUSH, HALF, 2 / 3, 2 * 2 / 3 + 4 * 4 / 7),  # lost: both of pop, and the one of all methods
-        (PUSH + "def pop(self):\n    return self.items[-1] if self.items else 0", HALF, 2.5 / 3, 2 + 4 * 6 / 7),
-        (PUSH + POP, HALF + PUSH, 1.0, 6 - 1 / 3),
-        ("", "", 0.0, 4 * 1 / 7),
-        (
-            constant(ROW | {"methods": ["push", "pop"]}, "True"),
-            constant(ROW | {"methods": ["half"]}, "True"),
-            0,
-            2 + 8 / 7,
-        ),
-        (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 0.0, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "earned", "compat"), [
+    # earned: mean of the three test classes' shares; compat: 2 · written + 4 · tests - overlap
+    (PUSH + POP, HALF, 1.0, 6.0),
+    (PUSH, HALF, 2 / 3, 2 * 2 / 3 + 4 * 4 / 7),  # lost: both of pop, and the one of all methods
+    (PUSH + "def pop(self):\n    return self.items[-1] if self.items else 0", HALF, 2.5 / 3, 2 + 4 * 6 / 7),
+    (PUSH + POP, HALF + PUSH, 1.0, 6 - 1 / 3),
+    ("", "", 0.0, 4 * 1 / 7),
+    (constant(ROW | {"methods": ["push", "pop"]}, "True"), constant(ROW | {"methods": ["half"]}, "True"), 0,
+     2 + 8 / 7),
+    (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 0.0, 0.0),
+])  # fmt: skip
 def test_rewards(item, sandbox, first, second, earned, compat):
     action = {"agent_0": first, "agent_1": second}
     for kind, reward in (("earned", earned), ("compat", compat)):
