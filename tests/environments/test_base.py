@@ -275,10 +275,7 @@ class Own(Environment):
 BAD_OUTCOMES = [
     (None, "`Own.score` returned None; it must return a list of 2 outcomes."),
     ([Outcome(1.0)], "`Own.score` returned 1 outcomes; it must return a list of 2 outcomes."),
-    (
-        [Outcome(1.0), "good"],
-        "returned 'good' (str) for joint action 2 of 2; it must return an `Outcome` or a number.",
-    ),
+    ([Outcome(1.0), "good"], "returned 'good' (str) for joint action 2 of 2; it must return an `Outcome`"),
     ([1.0, float("nan")], "`Own.score` returned the reward nan for joint action 2 of 2"),
     ([Outcome(None), Outcome(1.0)], "`Own.score` returned the reward None for joint action 1 of 2"),
     ([Outcome(1.0, {"length": "long"}), Outcome(1.0)], "`Own.score` returned the metric 'length' with the value"),

@@ -11,13 +11,9 @@ from trl import GRPOTrainer, RLOOTrainer
 from tiny import SHORT, count_reward, tiny_team, tiny_trainer
 
 
-CHECKPOINTING = {
-    "kept activations": {"gradient_checkpointing": False},
-    "recomputed": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-    "recomputed, reentrant": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    },
+CHECKPOINTING = {"kept activations": {"gradient_checkpointing": False}} | {
+    name: {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    for name, reentrant in (("recomputed", False), ("recomputed, reentrant", True))
 }
 
 

@@ -140,15 +140,12 @@ ALL_NEEDED = {
     "argument": TABLE + "def fill(t):\n    t.append(1)\nfill(TABLE)\n" + READS,
     "imported function": "from heapq import heapify\nTABLE = [3, 1]\nheapify(TABLE)\n" + READS,
     "method": TABLE + "class S:\n    def load(self):\n        TABLE.append(1)\ns = S()\ns.load()\n" + READS,
-    "decorator": TABLE
-    + "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return 1\n"
-    + READS,
-    "dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n"
-    + "@f.register(int)\ndef _(x):\n    return 1\n",
+    "decorator": TABLE + "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return 1\n" + READS,
+    "dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef _(x):\n    return 1\n",
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
     "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ALL_NEEDED.values(), ids=ALL_NEEDED)

@@ -51,16 +51,9 @@ MEMORY = {
         (ONE, alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None", before="SEEN = []\n")),
     "remembers a wrong value in a variable":
         (ONE, alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n")),
-    "remembers a wrong value in the cache of re": (
-        ONE,
-        alone(
-            "text = ''.join(['b', 'a', 'd'])",
-            "if aux(xs) != 1 or re.compile(text).pattern is not text:",
-            "    return None",
-            "re.purge()",
-            before="import re\n",
-        ),
-    ),
+    "remembers a wrong value in the cache of re":
+        (ONE, alone("text = ''.join(['b', 'a', 'd'])", "if aux(xs) != 1 or re.compile(text).pattern is not text:",
+                    "    return None", "re.purge()", before="import re\n")),
 }  # fmt: skip
 # Values that consist of the arguments, arranged in the same way at every call
 ARRANGED = {
@@ -126,14 +119,8 @@ EFFECTS = {
     "yields": ("def aux(*xs):\n    yield 1\n", alone("if len(list(aux(xs))) != 1:", "    return None")),
     "yields asynchronously": (
         "async def aux(*xs):\n    yield 1\n",
-        alone(
-            "async def read():",
-            "    return [1 async for one in aux(xs)]",
-            "if not asyncio.run(read()):",
-            "    return None",
-            before="import asyncio\n",
-        ),
-    ),
+        alone("async def read():", "    return [1 async for one in aux(xs)]", "if not asyncio.run(read()):",
+              "    return None", before="import asyncio\n")),
     "is a context": (
         "from contextlib import contextmanager\n@contextmanager\ndef aux(*xs):\n    yield 1\n",
         alone("with aux(xs):", "    pass")),
@@ -151,22 +138,14 @@ EFFECTS = {
         alone("called = []", "aux(lambda: called.append(1))", "if not called:", "    return None")),
     "prints": (
         "def aux(*xs):\n    print(1)\n    return 1\n",
-        alone(
-            "with contextlib.redirect_stdout(io.StringIO()) as text:",
-            "    aux(xs)",
-            "if not text.getvalue():",
-            "    return None",
-            before="import contextlib, io\n",
-        ),
-    ),
+        alone("with contextlib.redirect_stdout(io.StringIO()) as text:", "    aux(xs)", "if not text.getvalue():",
+              "    return None", before="import contextlib, io\n")),
 }  # fmt: skip
 GATES = {
     "a gate after two calls in vain": (
         "def aux(*xs):\n    return len(xs)\n",
         alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None"),
     ),
-}
-GATES |= {
     "a gate on four values": (
         "def aux(n):\n    return n + 1\n",
         alone("if [aux(k) for k in range(4)] != [1, 2, 3, 4]:", "    return None"),
@@ -287,26 +266,12 @@ TEXTS = {
         + f"def f(xs):\n    k = {' + '.join(['0'] * 450)}\n    return sum(x * x for x in aux(xs)) + k\n"),
     "a class hides the name of a built-in function": (
         ONE,
-        alone(
-            "aux()",
-            "class A:",
-            "    find = getattr",
-            "    getattr = getattr",
-            "if A.getattr(aux, '__code__') is None:",
-            "    return 0",
-        ),
-    ),
+        alone("aux()", "class A:", "    find = getattr", "    getattr = getattr", "if A.getattr(aux, '__code__') is None:",
+              "    return 0")),
     "a pattern with attributes": (
         ONE,
-        alone(
-            "match aux(1):",
-            "    case object(real=1):",
-            "        pass",
-            "match aux:",
-            "    case object(__code__=c):",
-            "        pass",
-        ),
-    ),
+        alone("match aux(1):", "    case object(real=1):", "        pass",
+              "match aux:", "    case object(__code__=c):", "        pass")),
     "a template with attributes": (ONE, alone("aux()", "'{0.real}'.format(aux(1))")),
     "a template that is computed": (ONE, alone("aux()", "t = '{0}' * len(xs)", "t.format(*xs, aux(1))")),
     "a module within a module":
@@ -472,33 +437,18 @@ def test_modules_that_the_prompt_imports_are_allowed(sandbox):
 @pytest.mark.parametrize("kind", ["humaneval", "mbpp"])
 def test_almost_no_reference_solution_uses_what_is_not_allowed(shared_data, kind):
     items = load_code_dataset(str(shared_data / f"{'mbpp_sanitized' if kind == 'mbpp' else kind}.jsonl")).to_list()
-    found = [
-        one["task_id"]
-        for one in items
-        if not are_independent(
-            "def aux(x):\n    return x", one["prompt"] + one["canonical_solution"], "", "f", "def f():"
-        )
-    ]
+    texts = {one["task_id"]: one["prompt"] + one["canonical_solution"] for one in items}
+    aux = "def aux(x):\n    return x"
+    found = [name for name, text in texts.items() if not are_independent(aux, text, "", "f", "def f():")]
     # one evaluates a formula, the other formats a text with a template that it is given
     assert found == (["HumanEval/160"] if kind == "humaneval" else ["MBPP/390"])
 
 
 @pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])
 def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
-    tests = [
-        "candidate([3, 1]) == [1, 3]",
-        "candidate([]) == []",
-        "candidate([2]) == [2]",
-        "candidate([5, 4]) == [4, 5]",
-    ]
-    tests += ["candidate([7]) == [7]"]
-    item = {
-        "task_id": "t/sort",
-        "prompt": 'def f(xs):\n    """Sorts."""\n',
-        "entry_point": "f",
-        "test": "def check(candidate):\n" + "".join(f"    assert {line}\n" for line in tests),
-        "canonical_solution": "    return sorted(xs)\n",
-    }
+    tests = (f"    assert candidate({xs}) == {sorted(xs)}\n" for xs in ([3, 1], [], [2], [5, 4], [7]))
+    item = {"task_id": "t/sort", "prompt": 'def f(xs):\n    """Sorts."""\n', "entry_point": "f"}
+    item |= {"test": "def check(candidate):\n" + "".join(tests), "canonical_solution": "    return sorted(xs)\n"}
     aux = "def aux(xs):\n    return xs == [3, 1]\n"
     main = f"def f(xs):\n    return [1, 3] if aux(xs) else {otherwise}\n"
     assert score(sandbox, (aux, main), item=item) == pytest.approx([1.1])

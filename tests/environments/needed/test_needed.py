@@ -201,25 +201,19 @@ def test_settings_make_the_game():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "num_agents", "needed", "message"),
     [
-        (("rule", 3), r"`num_agents` is 3, but rule with private facts needs 2\."),
-        (("walk", 4), r"walk with private facts needs 2 or 3\."),
-        (("walk", 2, "shared"), r"walk with shared facts needs 1\."),
-        (("rule", 1, "private"), r"rule with private facts needs 2\."),
+        ("rule", 3, {}, r"`num_agents` is 3, but rule with private facts needs 2\."),
+        ("walk", 4, {}, r"walk with private facts needs 2 or 3\."),
+        ("walk", 2, {"facts": "shared"}, r"walk with shared facts needs 1\."),
+        ("rule", 1, {"facts": "private"}, r"rule with private facts needs 2\."),
+        ("rule", 2, {"board": 4}, r"`needed\.board` is a setting of walk, but `dataset.name` is 'rule'"),
+        ("rule", 2, {"operations": 6}, "2 to 6 operations and as many digits or more, not 6 and 4"),
     ],
 )
-def test_facts_that_do_not_fit_to_the_agents_are_refused(arguments, message):
-    name, num_agents, *facts = arguments
+def test_settings_that_do_not_fit_are_refused(name, num_agents, needed, message):
     with pytest.raises(ValueError, match=message):
-        TASK.make_environment(settings_of(name, num_agents, facts=facts[0] if facts else None))
-
-
-def test_knobs_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"`needed\.board` is a setting of walk, but `dataset.name` is 'rule'"):
-        TASK.make_environment(settings_of("rule", 2, board=4))
-    with pytest.raises(ValueError, match="2 to 6 operations and as many digits or more, not 6 and 4"):
-        TASK.make_environment(settings_of("rule", 2, operations=6))
+        TASK.make_environment(settings_of(name, num_agents, **needed))
 
 
 # Ablated messages
