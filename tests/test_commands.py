@@ -1,7 +1,6 @@
 """Every command that a file of the repository shows is run, as a dry run where it would train."""
 
 import io
-import json
 import re
 import runpy
 import shlex
@@ -15,6 +14,8 @@ from pairs import pairs
 
 from trl_multiagent import cli
 from trl_multiagent.recipe.evaluation_settings import make_evaluation_parser
+
+from tiny import write_problems
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,11 +76,8 @@ def readers_folder(tmp_path, monkeypatch):
 
     for name in ("recipes", "accelerate_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    problem = {"prompt": "def f(x):\n", "entry_point": "f"}
-    problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
-    problems = "".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(200))
     for name in ("humaneval.jsonl", "mbpp_sanitized.jsonl"):
-        (tmp_path / name).write_text(problems)
+        write_problems(tmp_path / name, 200)
     (tmp_path / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
     for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", (ROOT / "docs" / "tasks.md").read_text(), flags=re.DOTALL):
         (tmp_path / block.split()[1]).write_text(block)

@@ -18,7 +18,7 @@ from trl_multiagent.environments.base import judge
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.training import parse_recipe
 
-from tiny import tiny_environment, tiny_items, tiny_team, tiny_trainer
+from tiny import PROBLEM, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -204,8 +204,7 @@ def test_team_examples(run_example, tmp_path):
     assert kinds == {"full": (False, False), "mixed": (False, False), "shared": (False, True), "lora": (True, False)}
 
     names["lora"].save_pretrained("outputs/job_7")
-    test = "def check(candidate):\n    assert candidate(1) == 2\n"
-    names["item"] = {"prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
+    names["item"] = PROBLEM
     run_example(use, names)
     assert len(names["turns"]) == 2 and names["turns"][1].outcome.reward >= 0.0
 
@@ -224,8 +223,7 @@ def test_actor_critic_example(run_example):
 
 def test_code_reward_example(run_example, monkeypatch):
     (example,) = python_blocks(ROOT / "docs" / "reward.md")
-    test = "def check(candidate):\n    assert candidate(1) == 2\n"
-    problem = {"task_id": "T/1", "prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
+    problem = {"task_id": "T/1", **PROBLEM}
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: Dataset.from_list([problem] * 4))
     log = run_example(example)["trainer"].state.log_history

@@ -340,9 +340,6 @@ def test_a_first_turn_without_its_answer_counts_as_left_out():
     assert tokenizer.decode(last.prompt_ids) == "Prompt 0:\n\n\nPrompt 1:\n" and last.dropped_turns == 1
 
 
-# Whole trees, with models
-
-
 def test_agents_see_their_own_tool_calls_as_tokens():
     """In a prompt that quotes another agent, the tags are plain text. A turn can end in neither."""
     tokenizer = byte_tokenizer(TEMPLATE)

@@ -1,5 +1,7 @@
 """Tiny models and environments that the tests share."""
 
+import json
+
 import torch
 import transformers
 from datasets import Dataset
@@ -192,6 +194,15 @@ class AsciiGame(Environment):
 def tiny_items(number: int = 12) -> Dataset:
     # Of different lengths, so that batches are padded
     return Dataset.from_dict({"x": [str(10**k % 997) * (1 + k % 3) for k in range(number)]})
+
+
+PROBLEM = {"prompt": 'def f(x):\n    """Double x."""\n', "entry_point": "f"}
+PROBLEM["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
+
+
+def write_problems(path, number: int) -> None:
+    """Writes rows of HumanEval's form."""
+    path.write_text("".join(json.dumps({"task_id": f"T/{k}", **PROBLEM}) + "\n" for k in range(number)))
 
 
 # Arguments for short runs on the CPU that write nothing

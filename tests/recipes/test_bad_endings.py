@@ -1,6 +1,5 @@
 """A trained team is not lost, whatever fails at the end of a run."""
 
-import json
 import re
 import resource
 import shutil
@@ -14,7 +13,7 @@ from trl_multiagent.recipe.run import end_with_one_line
 from trl_multiagent.trainers.base import trace_files
 from trl_multiagent.trainers.base.failed_saves import SaveError, WriteError
 
-from tiny import team_of, tiny_team, tiny_trainer
+from tiny import team_of, tiny_team, tiny_trainer, write_problems
 
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "bad_endings.py"
@@ -22,10 +21,8 @@ SCRIPT = Path(__file__).parents[1] / "helpers" / "bad_endings.py"
 
 @pytest.fixture
 def recipe_arguments(tiny_model, tmp_path):
-    problem = {"prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
-    problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
     data = tmp_path / "humaneval.jsonl"
-    data.write_text("".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(2)))
+    write_problems(data, 2)
     return [
         *("--override", f"agent_model.name={tiny_model}", f"dataset.name={data}", f"output.save_path={tmp_path}/team"),
         *("output.save_final_model=true", f"magrpo.output_dir={tmp_path}/run", "magrpo.max_steps=1"),

@@ -20,11 +20,8 @@ from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
 from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
 
-from tiny import count_reward, tiny_items
+from tiny import PROBLEM, count_reward, tiny_items, write_problems
 
-
-PROBLEM = {"task_id": "T/0", "prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
-PROBLEM["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
 
 # Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
 RULES = """
@@ -139,10 +136,9 @@ def folder(tmp_path, monkeypatch, tiny_model):
     monkeypatch.chdir(tmp_path)
     Path("model").symlink_to(tiny_model)
     monkeypatch.setenv("RUN_ID", "7")
-    row = json.dumps(PROBLEM) + "\n"
-    Path("humaneval.jsonl").write_text("".join(json.dumps({**PROBLEM, "task_id": f"T/{k}"}) + "\n" for k in range(3)))
-    Path("broken.jsonl").write_text(row + "{\n")
-    Path("fields.jsonl").write_text(json.dumps({**PROBLEM, "entry_point": None}) + "\n")
+    write_problems(Path("humaneval.jsonl"), 3)
+    Path("broken.jsonl").write_text(Path("humaneval.jsonl").read_text() + "{\n")
+    Path("fields.jsonl").write_text(json.dumps({**PROBLEM, "task_id": "T/0", "entry_point": None}) + "\n")
     Path("rows.csv").write_text("a,b\n1,2\n")
     Path("file").touch()
     config = {"agent_model": {"name": "./model"}, "dataset": {"name": "humaneval.jsonl", "type": "humaneval"}}

@@ -31,15 +31,9 @@ TEST = """def check(candidate):
     assert candidate(10, 2, 9) == 9
     assert candidate(2, 2, 3) == 2
 """
-ITEM = {
-    "task_id": "clip",
-    "entry_point": "clip",
-    "test": TEST,
-    "reference": REFERENCE,
-    "faulty": FAULTY,
-    "mutants": [REFERENCE.replace("x < low", "x > low"), REFERENCE.replace("return low", "return high")],
-    "faulty_passes": 1,
-}
+ITEM = {"task_id": "clip", "entry_point": "clip", "test": TEST, "reference": REFERENCE, "faulty": FAULTY}
+MUTANTS = [REFERENCE.replace("x < low", "x > low"), REFERENCE.replace("return low", "return high")]
+ITEM |= {"mutants": MUTANTS, "faulty_passes": 1}
 GOOD_TESTS = "assert clip(5, 2, 9) == 5\nassert clip(0, 1, 2) == 1"
 
 

@@ -114,11 +114,8 @@ ROW = {
     "solution_code": SOLUTION,
     "import_statement": ["import math"],
     "test": TEST,
-    "methods_info": [
-        {"method_name": name, "method_description": "", "test_class": f"Test{name.title()}"}
-        for name in ("push", "pop", "half")
-    ],
 }
+ROW["methods_info"] = [{"method_name": x, "test_class": f"Test{x.title()}"} for x in ("push", "pop", "half")]
 PUSH = "def push(self, x):\n    self.items.append(x)\n    return len(self.items)\n"
 POP = "def pop(self):\n    return self.items.pop()\n"
 HALF = "def half(n):\n    return n // 2\n"

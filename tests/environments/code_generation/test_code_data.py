@@ -19,15 +19,9 @@ def row(number, **changes):
 
 
 def mbpp_row(number, **changes):
-    return {
-        "source_file": "x",
-        "task_id": number,
-        "prompt": "Write a function to add.",
-        "code": "def add(x, y=1):\n  return x + y",
-        "test_imports": [],
-        "test_list": ["assert add(1) == 2", "assert add(1, 3) == 4"],
-        **changes,
-    }
+    row = {"source_file": "x", "task_id": number, "prompt": "Write a function to add."}
+    row |= {"code": "def add(x, y=1):\n  return x + y", "test_imports": []}
+    return {**row, "test_list": ["assert add(1) == 2", "assert add(1, 3) == 4"], **changes}
 
 
 def write(path, rows):

@@ -142,19 +142,14 @@ EFFECTS = {
               "    return None", before="import contextlib, io\n")),
 }  # fmt: skip
 GATES = {
-    "a gate after two calls in vain": (
-        "def aux(*xs):\n    return len(xs)\n",
-        alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None"),
-    ),
+    "a gate after two calls in vain":
+        ("def aux(*xs):\n    return len(xs)\n", alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None")),
     "a gate on four values": (
         "def aux(n):\n    return n + 1\n",
-        alone("if [aux(k) for k in range(4)] != [1, 2, 3, 4]:", "    return None"),
-    ),
-    "a gate on new objects": (
-        "class A:\n    pass\ndef aux(xs):\n    return A()\n",
-        alone("if aux(xs) == aux(xs):", "    return None"),
-    ),
-}
+        alone("if [aux(k) for k in range(4)] != [1, 2, 3, 4]:", "    return None")),
+    "a gate on new objects":
+        ("class A:\n    pass\ndef aux(xs):\n    return A()\n", alone("if aux(xs) == aux(xs):", "    return None")),
+}  # fmt: skip
 G = "def g(xs):\n    return [x for x in xs if x % 2 == 0]\n"
 HELP = "def aux(xs):\n    return help(xs)\n"
 REPLACED = {
