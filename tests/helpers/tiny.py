@@ -62,6 +62,16 @@ def other_model(architecture: str) -> PreTrainedModel:
         return transformers.GPT2LMHeadModel(
             transformers.GPT2Config(n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size)
         )
+    elif architecture == "bloom":  # ALiBi, which takes no positions
+        size = {
+            "vocab_size": 258,
+            "hidden_size": 32,
+            "n_layer": 2,
+            "n_head": 2,
+            "eos_token_id": 256,
+            "pad_token_id": 257,
+        }
+        return transformers.BloomForCausalLM(transformers.BloomConfig(initializer_range=0.3, **size))
     elif architecture == "gemma3":
         layers = ["sliding_attention", "full_attention"]
         return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(layer_types=layers, **size, **gqa))
