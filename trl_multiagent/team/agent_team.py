@@ -17,7 +17,7 @@ from trl.trainer.utils import get_config_model_id
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
-from trl_multiagent.models.pretrained import gathered, hub_arguments
+from trl_multiagent.models.pretrained import copied, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
@@ -433,12 +433,14 @@ class AgentTeam(SingleModel):
 
     def frozen_copy(self) -> "AgentTeam":
         """Copies the agents. The weights of the copy are not trained."""
-        with gathered(self):
-            critics, self.critics = self.critics, None
-            try:
-                return copy.deepcopy(self).requires_grad_(False).eval()
-            finally:
-                self.critics = critics
+        critics, self.critics = self.critics, None
+        try:
+            parts: dict[int, Any] = {}
+            for model in self.models.values():
+                copied(model, parts)
+            return copy.deepcopy(self, parts).requires_grad_(False).eval()
+        finally:
+            self.critics = critics
 
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
