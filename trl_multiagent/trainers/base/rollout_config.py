@@ -184,7 +184,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     cliff_drop: float = setting(default=0.3, gt=0, le=1000)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 4, ge=1)
     per_device_eval_batch_size: int | None = setting(
-        "Episodes that an evaluation plays at once; by default as many as the first turn of a step has completions.", ge=1
+        "Episodes that an evaluation plays at once; by default as many as the first turn of a step has completions.",
+        ge=1,
     )
     num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
