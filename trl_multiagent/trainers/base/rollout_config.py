@@ -327,6 +327,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             try_generation(self)
 
     def _check_vllm(self) -> None:
+        if self.devices is not None:
+            raise ValueError(
+                "`devices` does not go with vLLM, whose engines would all be on the first GPU: leave one out."
+            )
         if self.stop_strings:
             raise ValueError("`stop_strings` do not go with vLLM: leave them out, or set `use_vllm` to False.")
         if not is_vllm_available():
