@@ -16,6 +16,7 @@ TABLES = {
     "engine": "sampling, ",
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
+    "gpu": "lora, bfloat16, T = 2",
     "memory_plan": "full, one process",
     "needed": "rule  ",
     "preference": "madpo_iter",
