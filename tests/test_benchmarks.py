@@ -16,6 +16,7 @@ TABLES = {
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
     "needed": "rule  ",
+    "packed": "T = 1 ",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",
     "scaling": "DDP x 2",

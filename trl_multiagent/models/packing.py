@@ -130,9 +130,9 @@ def divide(lengths: list[int], shared: list[int], hidden_size: int) -> list[int]
         cost = len(sizes) * max(sizes) * (1 + max(sizes) / (ATTENTION_FACTOR * hidden_size))
         if cost < least:
             best, least = firsts, cost
-        capacity = int(1.2 * capacity) + 1
-        if len(firsts) == 1 or capacity > MAX_ROW_LENGTH:
+        if len(firsts) == 1 or capacity >= MAX_ROW_LENGTH:
             return best
+        capacity = min(int(1.2 * capacity) + 1, MAX_ROW_LENGTH)
 
 
 def run_packed(
