@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
-from trl_multiagent.models.shared_prompts import takes_positions
+from trl_multiagent.models.shared_prompts import can_continue_cache
 
 
 MAX_ROW_LENGTH = 4096  # of a row with several sequences: its mask has the square of this many numbers
@@ -61,12 +61,10 @@ def can_pack(model: PreTrainedModel, longest: int) -> bool:
     """Returns whether a model accepts positions and 4-dimensional masks, and its layers see the whole of sequences of up to `longest` tokens."""
     config = model.config.get_text_config(decoder=True)
     accepts_masks = model._supports_attention_backend and config._attn_implementation in ("sdpa", "eager")
-    if not (accepts_masks and takes_positions(model)):
+    if not (accepts_masks and can_continue_cache(model)):
         return False
     layers = DynamicCache(config=config).layers
-    sliding = [layer for layer in layers if type(layer) is DynamicSlidingWindowLayer]
-    full = [layer for layer in layers if type(layer) is DynamicLayer]
-    return len(sliding) + len(full) == len(layers) and all(layer.sliding_window >= longest for layer in sliding)
+    return all(layer.sliding_window >= longest for layer in layers if type(layer) is DynamicSlidingWindowLayer)
 
 
 def pack(
