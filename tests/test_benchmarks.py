@@ -19,6 +19,7 @@ TABLES = {
     "gpu": "lora, bfloat16, T = 2",
     "memory_plan": "full, one process",
     "needed": "rule  ",
+    "packed": "T = 1 ",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",
     "scaling": "DDP x 2",

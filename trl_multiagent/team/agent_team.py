@@ -491,9 +491,9 @@ class AgentTeam(SingleModel):
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the arguments go to the
-                active agent. Two entries of an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that
-                its rows continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the router
-                loss, see [`~router_loss.forward_with_expert_sums`].
+                active agent. Two kinds of arguments change an agent's forward, and exclude each other: `places` and `readers` of packed
+                rows, see [`~packing.run_packed`]; and `router_weights`, the weights of its tokens in the router loss, see
+                [`~router_loss.forward_with_expert_sums`].
             critic_inputs (`dict[str, dict]`, *optional*): Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the
                 sequences that it reads.
 

@@ -12,8 +12,8 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
+from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.router_loss import forward_with_expert_sums
-from trl_multiagent.models.shared_prompts import continue_prompts
 from trl_multiagent.team.adapters import AgentAdapters, base_of
 from trl_multiagent.team.critics import Critics
 
@@ -185,15 +185,8 @@ def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any
     return send_to_device(run(agent, **send_to_device(inputs, device)), inputs["input_ids"].device)
 
 
-def run(
-    agent: PreTrainedModel,
-    shared_prompts: dict[str, torch.Tensor] | None = None,
-    router_weights: torch.Tensor | None = None,
-    **inputs: Any,
-) -> ModelOutput:
+def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **inputs: Any) -> ModelOutput:
     """Runs one agent on inputs that are on its device."""
     if router_weights is not None:
         return forward_with_expert_sums(agent, router_weights, **inputs)
-    if shared_prompts is not None:
-        return continue_prompts(agent, shared_prompts, **inputs)
-    return agent(**inputs)
+    return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)
