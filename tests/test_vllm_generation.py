@@ -17,7 +17,7 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.rollout.sampler import Completions
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.trainers.base.loss import sampling_correction
-from trl_multiagent.trainers.base.vllm_checks import check_memory, check_vllm, max_lora_rank
+from trl_multiagent.trainers.base.vllm_checks import check_vllm, max_lora_rank
 from trl_multiagent.trainers.base.vllm_generation import AgentGeneration, EngineError, make_generations, sample_level
 
 
@@ -308,7 +308,7 @@ def test_adapters_share_one_engine(tmp_path, models, sleep):
     assert [call[:2] for call in engine.calls] == [(["aux", "main"], 8), (["aux"], 4), (["aux", "main"], 8)]
     (folder,) = tmp_path.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == ["aux-4", "main-3"]  # earlier versions were removed
-    del generations
+    generations.clear()
     gc.collect()
     assert list(tmp_path.iterdir()) == []
 

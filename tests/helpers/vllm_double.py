@@ -25,11 +25,12 @@ import trl.generation.vllm_client
 import trl.generation.vllm_generation
 from peft import PeftModel
 from safetensors.torch import load_file
-from tiny import byte_tokenizer
 from transformers import AutoModelForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
 import trl_multiagent.trainers.base.rollout_config
+
+from tiny import byte_tokenizer
 
 
 # vllm.LLM.__init__, and of its keyword arguments for vllm.EngineArgs those that are used

@@ -3,13 +3,14 @@
 import dataclasses
 import inspect
 
-import vllm_double
 from vllm import LLM, EngineArgs, SamplingParams
 from vllm.config.lora import MaxLoRARanks
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
 from vllm.lora.request import LoRARequest
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+import vllm_double
 
 
 def parameters(function) -> set[str]:

@@ -4,10 +4,11 @@ import pytest
 from accelerate import Accelerator
 from transformers import TrainerCallback
 
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.trainers.base import vllm_generation
 from trl_multiagent.trainers.base.vllm_generation import EngineError, make_generations, sample_level
 
-from conftest import check_stop_strings, make_team, train
+from cpu_vllm import ONLY_ABC, check_stop_strings, make_team, train
 from tiny import tiny_config
 
 
@@ -28,15 +29,15 @@ def test_adapters_on_one_base(tmp_path, models, lora_server):
 
 def test_stop_strings_by_role(tmp_path, models, lora_server):
     strings = {"aux": ["ab"], "main": ["c", "ba"]}
-    settings = {"use_vllm": True, "stop_strings": strings, "generation_kwargs": {"allowed_token_ids": [97, 98, 99]}}
+    settings = {"use_vllm": True, "stop_strings": strings, "generation_kwargs": ONLY_ABC}
     args = tiny_config(tmp_path, **settings, **SERVED, vllm_server_base_url=lora_server.url)
-    policies, ends = make_team("lora", models).policies, dict.fromkeys(models, [256])
+    policies, ends = make_team("lora", models).policies, {role: [256] for role in models}
     generations = make_generations(policies, ends, Accelerator(cpu=True), args)
     prompts = {role: [[65, 66, 97], [70]] for role in models}
     for role in prompts:
         policies[role].set_adapter(role)
         generations[role].update(role, prompts[role], 0)
-    for role, completions in sample_level(generations, prompts, 4, Accelerator(cpu=True)).items():
+    for role, completions in sample_level(generations, prompts, 16, Accelerator(cpu=True)).items():
         check_stop_strings(completions, strings[role])
 
 
@@ -56,7 +57,7 @@ def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, lora_se
             lora_server.kill()
 
     settings = {**SERVED, "vllm_server_base_url": lora_server.url, "save_strategy": "steps", "save_steps": 100}
-    with pytest.raises(EngineError) as error:
+    with pytest.raises(UnavailableError) as error:
         train(tmp_path, make_team("lora", models), callbacks=[Killer()], **settings)
     message = str(error.value)
     assert message.startswith(f"agent 'aux': the vLLM server at {lora_server.url} does not answer (")

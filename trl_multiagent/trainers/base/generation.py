@@ -98,7 +98,9 @@ class VLLMGenerator:
         trainer = self.trainer
         for role, prompt_ids in level.prompt_ids.items():
             self._wait()
-            step = 0 if role in trainer.team.frozen else trainer.state.global_step  # the weights of a frozen agent are sent once
+            step = (
+                0 if role in trainer.team.frozen else trainer.state.global_step
+            )  # the weights of a frozen agent are sent once
             with trainer.team.activate(role):
                 self.agents[role].update(role, prompt_ids, step)
         self._wait()
