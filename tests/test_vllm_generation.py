@@ -4,6 +4,8 @@ import contextlib
 import copy
 import gc
 import math
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.rollout.sampler import Completions
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.trainers.base.loss import sampling_correction
-from trl_multiagent.trainers.base.vllm_checks import check_vllm, max_lora_rank
+from trl_multiagent.trainers.base.vllm_checks import check_memory, check_vllm, max_lora_rank
 from trl_multiagent.trainers.base.vllm_generation import AgentGeneration, EngineError, make_generations, sample_level
 
 
@@ -390,6 +392,108 @@ def test_an_engine_has_no_critics(tmp_path, models, form):
     assert [len(engine.adapters) for engine in LLM.instances] == ([4] if form == "adapter" else [0, 0])
 
 
+def test_full_models_as_files(tmp_path, models):
+    trainer, servers, snapshots = train_with_servers(tmp_path, models, vllm_weight_transfer="files")
+    for role, server in servers.items():
+        assert len(server.updates) == 2 and not {"/update_weights", "/init_weight_transfer_engine"} & set(server.paths)
+        for snapshot, received in zip(snapshots, server.updates, strict=True):
+            for name, x in received.items():
+                assert torch.equal(x, snapshot[f"models.{role}.{name}"]), name
+    assert trainer.state.log_history[1]["agents/main/sampling_logp_difference"] < 1e-4
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_weights_that_a_server_cannot_read_end_the_run(tmp_path, models, monkeypatch):
+    respond = VLLMServer.respond
+    broken = lambda self, path, body: (400, {}) if path == "/collective_rpc" else respond(self, path, body)  # noqa: E731
+    monkeypatch.setattr(VLLMServer, "respond", broken)
+    with pytest.raises(
+        EngineError, match=r"weights of agent 'aux' from .*aux-1: 400.*must have access to that folder"
+    ):
+        train_with_servers(tmp_path, models, vllm_weight_transfer="files")
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_stop_strings_by_role(tmp_path, models, mode):
+    strings = {"aux": [*"aeiou"], "main": [*"0123456789"]}
+    settings = {"stop_strings": strings, "max_completion_length": 48, "max_steps": 1}
+    if mode == "server":
+        trainer, *_ = train_with_servers(tmp_path, models, **settings)
+    else:
+        trainer = tiny_trainer(tmp_path, team_of(models), trainer=Recorded, use_vllm=True, **{**TRAINING, **settings})
+        trainer.train()
+    ended = {"aux": 0, "main": 0}
+    for samples, role in zip(trainer.samples, ["aux", "main"] * 2, strict=True):
+        for s in samples:
+            for g, text in enumerate(s.texts):
+                found = [any(x in part for x in strings[role]) for part in (text[:-1], text)]
+                assert not found[0] and (found[1] or len(s.completion_ids[g]) == 48 or s.completion_ids[g][-1] == 256)
+                assert len(s.logps[g]) == len(s.completion_ids[g]) and s.is_finished(g, EOS) >= found[1]
+                ended[role] += found[1]
+    assert min(ended.values()) > 4
+
+
+def test_servers_are_asked_at_the_same_time(tmp_path, models, monkeypatch):
+    """Each server answers when both were asked."""
+    both, respond = threading.Barrier(2, timeout=60), VLLMServer.respond
+
+    def respond_together(self, path, body):
+        # Before the first completions, one server after the other is compared with the trainer
+        if path == "/v1/completions" and "prompt_logprobs" not in body or path == "/collective_rpc" and self.updates:
+            both.wait()
+        return respond(self, path, body)
+
+    monkeypatch.setattr(VLLMServer, "respond", respond_together)
+    train_with_servers(tmp_path, models, vllm_weight_transfer="files", vllm_importance_sampling_correction=False)
+
+
+def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.trainers.base.vllm_generation.SECONDS_TO_ANSWER", 0.0)
+    respond = VLLMServer.respond
+
+    def respond_once(self, path, body):
+        answer = respond(self, path, body)
+        if len(self.updates) == 1 and len(self.completions) == 2 and self.name == models["main"]:
+            threading.Thread(target=self.http.server_close).start()
+            self.http.shutdown()
+        return answer
+
+    monkeypatch.setattr(VLLMServer, "respond", respond_once)
+    with pytest.raises(UnavailableError) as error:
+        train_with_servers(tmp_path, models, vllm_weight_transfer="files", save_strategy="steps", save_steps=100)
+    message = str(error.value)
+    assert message.startswith("agent 'main': the vLLM server at http://127.0.0.1:") and "\n" not in message
+    assert "gave no answer (" in message and "start it again as before, and resume the run." in message
+    assert message.endswith(f"The checkpoint of this step is {tmp_path / 'checkpoint-1'}.")
+
+
+def test_an_engine_leaves_the_environment_as_it_was(tmp_path, models, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    before, seen = dict(os.environ), []
+    engine = LLM.__init__
+
+    def observed(self, **arguments):
+        seen.append({name: os.environ[name] for name in ("WORLD_SIZE", "MASTER_PORT")})
+        engine(self, **arguments)
+
+    monkeypatch.setattr(LLM, "__init__", observed)
+    train(tmp_path, team_of(models))
+    assert dict(os.environ) == before
+    assert [x["WORLD_SIZE"] for x in seen] == ["1", "1"] and "29500" not in [x["MASTER_PORT"] for x in seen]
+    assert [engine.arguments["dtype"] for engine in LLM.instances] == ["float32"] * 2
+
+
+def test_weights_that_do_not_fit_into_an_engine_are_refused(tmp_path, models):
+    """Two models with 4 bytes per parameter; each engine gets half of 30 % of the memory."""
+    team, args = team_of(models), config(tmp_path, vllm_gpu_memory_utilization=0.3)
+    size = 4 * sum(x.numel() for x in team.policies["aux"].parameters())
+    check_memory(team.policies, args, total=int(size / 0.15) + 10)
+    with pytest.raises(ValueError, match=r"agent 'aux' take .* in 2 equal parts. Set it to more than 0.30, or"):
+        check_memory(team.policies, args, total=int(size / 0.15) - 10)
+    args.bf16 = True  # two bytes
+    check_memory(team.policies, args, total=int(size / 0.15) // 2 + 10)
+
+
 def test_training_shared_weights_with_one_server(tmp_path, models):
     team = AgentTeam.from_pretrained(models["aux"], ["aux", "main"], share_weights=True, dtype=torch.float32)
     with VLLMServer(models["aux"]) as server:
@@ -523,6 +627,9 @@ def test_a_server_with_another_vocabulary_is_refused(tmp_path, models):
         ({"vllm_importance_sampling_mode": "word_mask"}, "`vllm_importance_sampling_mode` is 'word_mask'"),
         ({"generation_kwargs": {"seed": 1}}, "must not set 'seed': all completions of a prompt would be the same"),
         ({"generation_kwargs": {"n": 2}}, "must not set 'n'"),
+        ({"generation_kwargs": {"stop": ["."]}}, "must not set 'stop': use the argument `stop_strings`"),
+        ({"vllm_weight_transfer": "files"}, "`vllm_weight_transfer='files'` is for `vllm_mode='server'`"),
+        ({"vllm_weight_transfer": "gloo"}, "it must be 'nccl' or 'files'"),
         ({"vllm_max_model_length": 8}, "no room for a prompt"),
         ({"vllm_server_base_urls": {"aux": "http://a"}}, "are for `vllm_mode='server'`"),
         ({"vllm_tensor_parallel_size": 2}, "does not divide the 1 processes"),

@@ -38,11 +38,11 @@ def test_a_run_that_resumes_equals_one_that_did_not_stop(tmp_path, models):
 @pytest.mark.parametrize("form", ["full", "lora"])
 def test_stop_strings_by_role(tmp_path, models, form):
     strings = {"aux": ["ab"], "main": ["c", "ba"]}
-    settings = {"use_vllm": True, "stop_strings": strings, "generation_kwargs": ONLY_ABC}
+    settings = {"use_vllm": True, "stop_strings": strings, "generation_kwargs": ONLY_ABC, "temperature": 2.0}
     args = tiny_config(tmp_path, **settings, vllm_max_model_length=TRAINING["vllm_max_model_length"])
     policies, ends = make_team(form, models).policies, {role: [256] for role in models}
     generations = make_generations(policies, ends, Accelerator(cpu=True), args)
-    prompts = {role: [[65, 66, 97], [70]] for role in models}
+    prompts = {role: [[65, 66, 67], [70]] for role in models}
     for role in prompts:
         generations[role].update(role, prompts[role], 0)
     completions = sample_level(generations, prompts, 16, Accelerator(cpu=True))

@@ -29,11 +29,11 @@ def test_adapters_on_one_base(tmp_path, models, lora_server):
 
 def test_stop_strings_by_role(tmp_path, models, lora_server):
     strings = {"aux": ["ab"], "main": ["c", "ba"]}
-    settings = {"use_vllm": True, "stop_strings": strings, "generation_kwargs": ONLY_ABC}
+    settings = {"use_vllm": True, "stop_strings": strings, "generation_kwargs": ONLY_ABC, "temperature": 2.0}
     args = tiny_config(tmp_path, **settings, **SERVED, vllm_server_base_url=lora_server.url)
     policies, ends = make_team("lora", models).policies, {role: [256] for role in models}
     generations = make_generations(policies, ends, Accelerator(cpu=True), args)
-    prompts = {role: [[65, 66, 97], [70]] for role in models}
+    prompts = {role: [[65, 66, 67], [70]] for role in models}
     for role in prompts:
         policies[role].set_adapter(role)
         generations[role].update(role, prompts[role], 0)
@@ -60,6 +60,6 @@ def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, lora_se
     with pytest.raises(UnavailableError) as error:
         train(tmp_path, make_team("lora", models), callbacks=[Killer()], **settings)
     message = str(error.value)
-    assert message.startswith(f"agent 'aux': the vLLM server at {lora_server.url} does not answer (")
-    assert "Start it again as before, and resume the run." in message and "\n" not in message
+    assert message.startswith(f"agent 'aux': the vLLM server at {lora_server.url} gave no answer (")
+    assert "start it again as before, and resume the run." in message and "\n" not in message
     assert message.endswith(f"The checkpoint of this step is {tmp_path / 'checkpoint-1'}.")

@@ -11,6 +11,7 @@ import copy
 import math
 import os
 import shutil
+import socket
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -199,13 +200,15 @@ class AgentGeneration(VLLMGeneration):
         return on_first(self.accelerator, lambda: self.answered(role, action))
 
     def answered(self, role: str, action: Callable[[], Any]) -> Any:
-        """Returns what an action returns. Raises [`EngineError`] if it fails because the server does not answer."""
+        """Returns what an action returns that uses the server. Raises [`EngineError`] if it fails."""
         try:
             return action()
-        except OSError as error:  # among them are the errors of requests
+        except EngineError:
+            raise
+        except Exception as error:  # TRL raises whatever the server answers, and requests if there is no answer
             raise EngineError(
-                f"agent {role!r}: the vLLM server at {self.vllm_client.base_url} does not answer ({describe(error)[:200]}). "
-                "Start it again as before, and resume the run."
+                f"agent {role!r}: the vLLM server at {self.vllm_client.base_url} gave no answer ({describe(error)[:300]}). "
+                "If it has ended, start it again as before, and resume the run."
             ) from error
 
     def _compare(self, role: str, prompt_ids: list[list[int]]) -> None:
@@ -484,12 +487,14 @@ def stopping(strings: Sequence[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def launch_variables(num_processes: int) -> Iterator[None]:
     """
-    Restores the environment variables that TRL sets for an engine, which would make the next trainer of this process wait for others. A
-    process by itself gets a free port for its engine, because two runs may have been started with the same `MASTER_PORT`.
+    Restores the environment variables that TRL sets for an engine, which would make the next trainer of this process expect others. A
+    process by itself gets a free port for its engine, because several runs may have the same `MASTER_PORT`, or TRL's first choice.
     """
     before = {name: os.environ.get(name) for name in LAUNCH_VARIABLES}
     if num_processes == 1:
-        os.environ["MASTER_PORT"] = "auto"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
     try:
         yield
     finally:
