@@ -439,7 +439,9 @@ def test_servers_are_asked_at_the_same_time(tmp_path, models, monkeypatch):
 
     def respond_together(self, path, body):
         # Before the first completions, one server after the other is compared with the trainer
-        if path == "/v1/completions" and "prompt_logprobs" not in body or path == "/collective_rpc" and self.updates:
+        if (path == "/v1/completions" and "prompt_logprobs" not in body) or (
+            path == "/collective_rpc" and self.updates
+        ):
             both.wait()
         return respond(self, path, body)
 

@@ -406,7 +406,7 @@ def sample_level(
         return shared_answers(
             group, prompts, lambda x: on_first(accelerator, lambda: ask_servers(agents, x, num_generations))
         )
-    completions = {}
+    completions: dict[str, list[Completions]] = {}
     for engine in {id(agents[role]): agents[role] for role in prompts}.values():
         own = {role: prompts[role] for role in prompts if agents[role] is engine}
         completions |= engine.sample(own, num_generations)
