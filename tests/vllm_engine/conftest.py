@@ -15,15 +15,16 @@ from cpu_vllm_server import without_packed_weights
 from tiny import byte_tokenizer, tiny_llama
 
 
-collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
-
-os.environ |= {
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_ENGINE_READY_TIMEOUT_S": "1800",
-}
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    os.environ |= {
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "1800",
+    }
 
 
 @pytest.fixture(scope="session", autouse=True)

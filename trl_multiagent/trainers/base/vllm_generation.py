@@ -188,11 +188,16 @@ class AgentGeneration(VLLMGeneration):
         shutil.rmtree(folder)
 
     def _post_folder(self, owner: str, path: str, body: dict[str, Any], folder: Path, needs: str) -> None:
-        response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
-        if response.status_code != 200:
+        """Makes a request that the server reads a folder with weights. `needs`: with what it must have been started for that."""
+        try:
+            response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
+            problem = "" if response.status_code == 200 else f"{response.status_code}, {response.text}"
+        except OSError as error:  # also after several answers with status 500
+            problem = describe(error)
+        if problem:
             raise EngineError(
                 f"The vLLM server at {self.vllm_client.base_url} did not load the weights of agent {owner!r} from {folder}: "
-                f"{response.status_code}, {response.text}. It must have access to that folder, and be started with {needs}."
+                f"{problem[:300]}. It must have access to that folder, and be started with {needs}."
             )
 
     def on_server(self, role: str, action: Callable[[], Any]) -> Any:
