@@ -632,6 +632,7 @@ def test_a_server_with_another_vocabulary_is_refused(tmp_path, models):
         ({"generation_kwargs": {"stop": ["."]}}, "must not set 'stop': use the argument `stop_strings`"),
         ({"vllm_weight_transfer": "files"}, "`vllm_weight_transfer='files'` is for `vllm_mode='server'`"),
         ({"vllm_weight_transfer": "gloo"}, "it must be 'nccl' or 'files'"),
+        ({"temperature": 2.5}, "`temperature` is 2.5: vLLM samples with at most 2"),
         ({"vllm_max_model_length": 8}, "no room for a prompt"),
         ({"vllm_server_base_urls": {"aux": "http://a"}}, "are for `vllm_mode='server'`"),
         ({"vllm_tensor_parallel_size": 2}, "does not divide the 1 processes"),

@@ -338,6 +338,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     def _check_vllm(self) -> None:
         if not is_vllm_available():
             raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
+        if self.temperature > 2:
+            raise ValueError(f"`temperature` is {self.temperature}: vLLM samples with at most 2.")
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
             raise ValueError(
                 f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "
