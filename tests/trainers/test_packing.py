@@ -69,7 +69,7 @@ def test_rows_compute_what_they_have_in_common_once(name, tree, checkpointing):
     tensors = agent_tensors(rows, "solo", len(rows) + 1, PAD, [EOS])
     inputs = forward_inputs(model, tensors)
     assert (inputs["readers"][..., 0] >= 0).sum() == num_tokens
-    outputs = run_agent(model, **inputs)
+    outputs = run_agent(model, None, **inputs)
     assert outputs.log_probs.shape == outputs.entropy.shape == tensors.completion_ids.shape
     for found, of_row in zip(outputs.log_probs, expected, strict=False):
         assert torch.allclose(found[: len(of_row)], of_row, atol=1e-5) and not found[len(of_row) :].any()
