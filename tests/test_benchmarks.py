@@ -13,6 +13,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TABLES = {
     "actor_critic": "demo, ",
     "class_completion": "reference, 3 agents",
+    "engine": "sampling, ",
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
     "gpu": "lora, bfloat16, T = 2",

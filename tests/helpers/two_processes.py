@@ -80,6 +80,24 @@ def update(output: str, items_per_device: int, micro_batch: int, beta: float):
         torch.save(result, f"{output}/{beta}.pt")
 
 
+def update_on_samples(output: str, items_per_device: int):
+    """Two updates on what the agents sample, and an evaluation whose last batch is not full."""
+    settings = {
+        "items_per_device": items_per_device,
+        "per_device_train_batch_size": 64,
+        "max_steps": 2,
+        "optim": "sgd",
+    }
+    settings |= {"num_turns": 2, "learning_rate": 0.5, "trace_steps": 1, "trace_format": "jsonl", "temperature": 1.0}
+    items = {"train_dataset": tiny_items(12), "eval_dataset": tiny_items(3), "num_generations_eval": 3}
+    trainer = tiny_trainer(f"{output}/sampled", **items, per_device_eval_batch_size=items_per_device, **settings)
+    trainer.train()
+    evaluations = [trainer.evaluate() for _ in range(2)]
+    if trainer.accelerator.is_main_process:
+        result = {"weights": trainer.team.state_dict(), "evaluations": evaluations}
+        torch.save(result, f"{output}/sampled.pt")
+
+
 def update_on_pairs(output: str, name: str, number: int, batch_size: int):
     """The last batch of a pass through the pairs is not full: accelerate repeats pairs for the second process."""
     rows = pairs(number=number)
@@ -103,6 +121,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for beta in (0.0, 0.1):
         update(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), beta)
+    update_on_samples(sys.argv[1], int(sys.argv[2]))
     for number in (9, 11):  # the last batch has one pair, or three
         for name in ("madpo", "reward"):
             update_on_pairs(sys.argv[1], name, number, batch_size=int(sys.argv[2]))
