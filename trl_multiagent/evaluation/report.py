@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,9 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import CrossPlay, summarize_cross_play
 from trl_multiagent.evaluation.metrics import FINAL, Numbers, Result, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
-from trl_multiagent.folders import write_text
+from trl_multiagent.folders import write_json, write_text
+from trl_multiagent.report.evaluation_page import evaluation_page
+from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
 from trl_multiagent.report.tables import text_table
 
@@ -97,11 +98,13 @@ class Report:
         return without_nan(contents)
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes the JSON file, the table and the pictures, and returns their paths."""
+        """Writes the JSON file, the table, the picture and the page, and returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         name = "cross_play" if self.cross_play else "evaluation"
-        paths = [folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")]
-        write_text(paths[0], json.dumps(self.to_json(), indent=2) + "\n")
+        paths = [*(folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")), folder / REPORT_FILE]
+        contents = self.to_json()
+        write_json(paths[0], contents)
+        write_page(evaluation_page(contents, f"{name.replace('_', '-')}: {folder.absolute().name}"), paths[3])
         write_text(paths[1], self.table() + "\n")
         if self.cross_play:
             draw_cross_play(self.cross_play, paths[2])

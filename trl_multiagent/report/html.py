@@ -1,0 +1,61 @@
+"""Makes a report one HTML page that needs no network: its data as JSON, and the scripts in `page/` that show it."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from trl_multiagent.folders import write_text
+
+
+PAGE = Path(__file__).with_name("page")
+REPORT_FILE = "report.html"
+
+
+def write_page(data: dict[str, Any], path: Path) -> None:
+    """Writes the page of a report. `data`: plain values, with a `title`; page/report.js says which parts it may have."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render(data))
+
+
+def render(data: dict[str, Any]) -> str:
+    """
+    Returns the page of a report. Texts of models are data: the JSON has no `<` that could end its element, the scripts show texts as texts,
+    and the policy of the page lets the browser run these scripts alone.
+    """
+    scripts = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.iife.min.js", "trees.js", "report.js")]
+    styles = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "report.css")]
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    contents = json.dumps(plain(data), allow_nan=False, separators=(",", ":"))
+    values = {
+        "title": html.escape(str(data["title"])),
+        "policy": " ".join(f"'sha256-{digest}'" for digest in hashes),
+        "style": "".join(styles),
+        "data": contents.replace("<", "\\u003c"),
+        "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
+    }
+    template = (PAGE / "report.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def read_page(path: Path) -> dict[str, Any]:
+    """Returns the data of a page that [`write_page`] wrote."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"))
+    if found is None:
+        raise ValueError(f"{path} is no report of trl_multiagent.")
+    return json.loads(found[1])
+
+
+def plain(value: Any) -> Any:
+    """Returns values that JSON has: numbers that are not finite become null, floats keep six digits, and other objects become texts."""
+    if isinstance(value, dict):
+        return {str(name): plain(x) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(x) for x in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int) else str(value)
