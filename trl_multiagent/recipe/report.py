@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trl_multiagent.folders import RUN_FILE, read_json
 from trl_multiagent.report.evaluation_page import evaluation_page
@@ -15,11 +16,12 @@ COMPARISON_FILE = "comparison.html"
 
 def make_report(folders: Sequence[str], output: str | None = None) -> Path:
     """
-    Makes the report of a run or of an evaluation, in its folder, or a page that compares several runs, in the working directory. Returns its
-    path.
+    Makes the report of a run, of an evaluation, or of several runs, which it compares. Returns the path of the page: in the folder, or in the
+    working directory if there are several.
 
     Args:
-        folders (`Sequence[str]`): Folders of runs or of one evaluation. A folder of several runs stands for all of them.
+        folders (`Sequence[str]`): Folders of runs or of one evaluation. A folder of several runs stands for all of them, and for their
+            evaluation in it.
         output (`str`, *optional*): Where to write the page.
 
     Raises:
@@ -27,24 +29,25 @@ def make_report(folders: Sequence[str], output: str | None = None) -> Path:
     """
     from trl_multiagent.trainers.base.run_report import run_report  # imports TRL
 
-    if len(folders) == 1:
-        for name in EVALUATION_FILES:
-            path = Path(folders[0]) / name
-            if path.is_file():
-                target = Path(output) if output else path.with_name(REPORT_FILE)
-                write_page(
-                    evaluation_page(read_json(path), f"{path.stem.replace('_', '-')}: {path.absolute().parent.name}"),
-                    target,
-                )
-                return target
-    runs = [run for folder in folders for run in runs_in(Path(folder))]
-    if len(runs) == 1:
-        target = Path(output) if output else runs[0] / REPORT_FILE
-        write_page(run_report(runs[0]), target)
-    else:
-        target = Path(output or COMPARISON_FILE)
-        write_page(comparison_page([read_run(run) for run in runs]), target)
+    first = Path(folders[0])
+    target = Path(output) if output else first / REPORT_FILE if len(folders) == 1 else Path(COMPARISON_FILE)
+    page = evaluation_in(first) if len(folders) == 1 else None
+    if page is None:
+        runs = list(dict.fromkeys(run for folder in folders for run in runs_in(Path(folder))))
+        page = run_report(runs[0]) if len(runs) == 1 else comparison_page([read_run(run) for run in runs])
+        evaluations = [found for path in first.glob("*/") if (found := evaluation_in(path)) is not None]
+        if len(runs) > 1 and len(folders) == len(evaluations) == 1:
+            page["estimates"] = evaluations[0]["estimates"]
+    write_page(page, target)
     return target
+
+
+def evaluation_in(folder: Path) -> dict[str, Any] | None:
+    """Returns the page of the evaluation in a folder, if there is one."""
+    for path in (folder / name for name in EVALUATION_FILES):
+        if path.is_file():
+            return evaluation_page(read_json(path), f"{path.stem.replace('_', '-')}: {folder.absolute().name}")
+    return None
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -53,8 +56,6 @@ def runs_in(folder: Path) -> list[Path]:
         return [folder]
     runs = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
     if not runs:
-        names = " nor ".join(EVALUATION_FILES)
-        raise ValueError(
-            f"{folder} holds no run ({RUN_FILE}), and neither {names}: give the output folder of a run or an evaluation."
-        )
+        names = ", ".join((RUN_FILE, *EVALUATION_FILES))
+        raise ValueError(f"{folder} holds none of {names}: give the output folder of a run or an evaluation.")
     return runs
