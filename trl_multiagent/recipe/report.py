@@ -54,7 +54,12 @@ def runs_in(folder: Path) -> list[Path]:
     """Returns a folder if it is that of a run, or the runs in it."""
     if (folder / RUN_FILE).is_file():
         return [folder]
-    runs = sorted(path.parent for path in folder.glob(f"*/{RUN_FILE}"))
+    # The controls of an evaluation in the folder are runs, too
+    runs = [
+        path.parent
+        for pattern in (f"*/{RUN_FILE}", f"*/controls/*/{RUN_FILE}")
+        for path in sorted(folder.glob(pattern))
+    ]
     if not runs:
         names = ", ".join((RUN_FILE, *EVALUATION_FILES))
         raise ValueError(f"{folder} holds none of {names}: give the output folder of a run or an evaluation.")

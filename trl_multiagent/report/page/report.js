@@ -26,6 +26,7 @@ function make(tag, attributes = {}, ...children) {
 function show(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
+  if (value === 0) return "0";  // also -0
   if (Number.isInteger(value)) return value.toLocaleString("en");
   return Math.abs(value) >= 1000 || Math.abs(value) < 0.001 ? value.toPrecision(3) : String(+value.toPrecision(4));
 }

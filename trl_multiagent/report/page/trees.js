@@ -2,7 +2,7 @@
 // Shows rollout trees: a drawing with a square per joint action, and the texts of the chosen node.
 
 const SVG = "http://www.w3.org/2000/svg";
-const PER_ROW = 8;  // squares of a node
+const PER_ROW = 8;  // squares of a node with which a branch ends
 const PYTHON = new RegExp([
   /(#[^\n]*)/, /("""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)/,
   /\b(and|as|assert|async|await|break|class|continue|def|del|elif|else|except|False|finally|for|from|global|if|import|in|is|lambda|None|nonlocal|not|or|pass|raise|return|True|try|while|with|yield)\b/,
@@ -82,8 +82,10 @@ function showTrees(data, section) {
   // The drawing: a column per turn, the nodes of a branch side by side
 
   function place() {
-    const size = tree.nodes.length > 60 ? 11 : 28, gap = size + 3;
-    const width = node => Math.min(PER_ROW, node.actions.length) * gap, height = node => Math.ceil(node.actions.length / PER_ROW) * gap;
+    const size = tree.nodes.length > 60 ? 11 : 26, gap = size + 3;
+    // Joint actions that go on stand above each other, so that their lines do not cross others
+    const perRow = node => node.actions.some(child) ? 1 : PER_ROW;
+    const width = node => Math.min(perRow(node), node.actions.length) * gap, height = node => Math.ceil(node.actions.length / perRow(node)) * gap;
     const columns = [];
     tree.nodes.forEach(node => { columns[node.turn] = Math.max(columns[node.turn] || 0, width(node)); });
     const left = [];
@@ -94,10 +96,10 @@ function showTrees(data, section) {
       const children = node.actions.map(child).filter(Boolean), top = y;
       node.x = left[node.turn];
       children.forEach(put);
-      y = Math.max(y, top + height(node) + 8);
+      y = Math.max(y, top + height(node) + 6);
       node.y = children.length ? Math.max(top, (children[0].y + children.at(-1).y + height(children.at(-1)) - height(node)) / 2) : top;
-      node.actions.forEach((action, k) => { action.x = node.x + k % PER_ROW * gap; action.y = node.y + Math.floor(k / PER_ROW) * gap; });
-      y = Math.max(y, node.y + height(node) + 8);
+      node.actions.forEach((action, k) => { action.x = node.x + k % perRow(node) * gap; action.y = node.y + Math.floor(k / perRow(node)) * gap; });
+      y = Math.max(y, node.y + height(node) + 6);
     };
     tree.nodes.filter(node => node.parent === "").forEach(put);
     return {size, left, width: x - 50, height: y + 4};
