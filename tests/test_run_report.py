@@ -189,10 +189,10 @@ def test_differences_of_groups_have_intervals():
     assert math.isnan(welch_interval(one, estimate([1.0]))[0])
 
 
-def write_run(folder, seed, rewards, **settings):
+def write_run(folder, seed, rewards, roles=("aux", "main"), **settings):
     folder.mkdir(parents=True)
     facts = {"algorithm": "MAGRPO", "seed": seed, "settings": {"seed": seed, **settings}, "environment": "E"}
-    facts |= {"agents": {"aux": "base"}, "dataset": "8 items", "max_steps": 2, "finished": True}
+    facts |= {"agents": dict.fromkeys(roles, "base"), "dataset": "8 items", "max_steps": 2, "finished": True}
     facts |= {
         "started": "2026-01-01T10:00:00+00:00",
         "command": "train",
@@ -208,17 +208,17 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for seed, rewards in enumerate([(1.0, 2.0), (3.0, 4.0)]):
         write_run(tmp_path / "runs" / f"seed_{seed}", seed, rewards, num_agents=2)
-    write_run(tmp_path / "single", 0, (0.5, 1.0), num_agents=1)
+    write_run(tmp_path / "single", 0, (0.5, 1.0), roles=["main"], num_agents=1)
     (tmp_path / "runs" / "seed_0" / "alarms.jsonl").write_text('{"step": 1, "alarm": "x", "message": "Idle."}\n')
     cli.main(["report", "runs", "single"])
     assert "comparison.html" in capsys.readouterr().out
     page = read_page(tmp_path / "comparison.html")
     (chart,) = page["charts"]
     team, single = chart["lines"]
-    assert team["label"] == "num_agents 2" and single["label"] == "num_agents 1"
+    assert team["label"] == "aux + main" and single["label"] == "main"
     assert team["mean"] == [2.0, 3.0] and "low" not in single and single["mean"] == [0.5, 1.0]
     assert team["low"] == pytest.approx([2 - 2**0.5, 3 - 2**0.5], rel=1e-5)
-    assert page["tables"][0]["rows"][1] == ["reward", "3.000 ± 1.414 (n = 2)", "1.000 (n = 1)", "-2.000"]
+    assert page["tables"][0]["rows"][1] == ["reward", "3.000 ± 1.414 (n = 2)", "1.000 (n = 1)", "+2.000"]
     assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
     cli.main(["report", "runs/seed_1"])
     assert read_page(tmp_path / "runs" / "seed_1" / "report.html")["tables"][0]["rows"][1][1:] == [

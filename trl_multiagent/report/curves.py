@@ -153,11 +153,12 @@ def run_table(run: Mapping[str, pd.Series]) -> list[list[str]]:
 
 
 def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
-    """Returns the last values of the key metrics of each group, and their differences from the first group with 95 % intervals."""
-    rows = [["metric, last value", *groups, *(f"{name}, minus the first" for name in [*groups][1:])]]
+    """Returns the last values of the key metrics of each group, and the first minus every other group, with 95 % intervals."""
+    first, *others = groups
+    rows = [["metric, last value", *groups, *(f"{first} minus {name}" for name in others)]]
     for name in key_metrics(groups):
         found = [estimate([last_value(run[name]) for run in runs if name in run]) for runs in groups.values()]
-        rows.append([name, *map(show, found), *(show_difference(x, found[0]) for x in found[1:])])
+        rows.append([name, *map(show, found), *(show_difference(found[0], x) for x in found[1:])])
     return rows
 
 

@@ -16,6 +16,7 @@ from trl_multiagent.report.trees import Row, tree_page
 
 # Settings in which the runs of a group may differ
 OF_ONE_RUN = {"seed", "data_seed"}
+OWN_NAMES = ("algorithm", "roles", "models")  # what says its own name
 SECRET = re.compile(r"""((?:token|api_key|password|secret)["']?(?:=|:|[ ])[ ]*)[^\s#]+""", re.IGNORECASE)
 
 
@@ -37,7 +38,9 @@ class RunFiles:
     def identity(self) -> dict[str, Any]:
         """What runs of a group share."""
         own = {name: x for name, x in self.facts["settings"].items() if name not in OF_ONE_RUN}
-        return {**{name: self.facts[name] for name in ("algorithm", "environment", "agents", "dataset")}, **own}
+        facts = {name: self.facts[name] for name in ("algorithm", "environment", "dataset")}
+        models = list(dict.fromkeys(model for model in self.facts["agents"].values() if model))
+        return {"roles": " + ".join(self.facts["agents"]), "models": ", ".join(models), **facts, **own}
 
 
 def read_run(folder: Path, logs: Sequence[Log] | None = None) -> RunFiles:
@@ -83,7 +86,7 @@ def summary(run: RunFiles, series: Mapping[str, Any]) -> list[list[str]]:
     started, updated = datetime.fromisoformat(facts["started"]), datetime.now().astimezone()
     seconds = next((log["train_runtime"] for log in reversed(run.logs) if "train_runtime" in log), None)
     rows = [["Step", state_of(run)], ["Page made", f"{updated:%Y-%m-%d %H:%M}"]]
-    rows += [["Agents", ", ".join(f"{role} ({name})" if name else role for role, name in facts["agents"].items())]]
+    rows += [["Agents", show_value(facts["agents"])]]
     rows += [["Environment", facts["environment"]], ["Data", facts["dataset"]]]
     rows += [["Started", f"{started:%Y-%m-%d %H:%M}"]]
     rows += [["Training time", str(timedelta(seconds=round(seconds)))]] if seconds is not None else []
@@ -119,10 +122,12 @@ def comparison_page(runs: Sequence[RunFiles]) -> dict[str, Any]:
     ]
     several = any(len(members) > 1 for members in groups.values())
     note = "A line is the mean of the runs of a group, its band one standard deviation of the runs." if several else ""
-    differing = [name for name in {x: None for run in runs for x in run.identity} if len(values_of(runs, name)) > 1]
-    settings = [[name, *(show_value(run.identity.get(name)) for run in runs)] for name in differing]
+    values = [dict(differing_settings(runs, run)) for run in runs]
+    settings = [[name, *(of_run[name] for of_run in values)] for name in values[0]]
     details = [{"title": "Runs", "rows": [heading, *rows]}]
-    details += [{"title": "Differences", "rows": [["setting", *(row[0] for row in rows)], *settings]}] * bool(settings)
+    details += [
+        {"title": "Differences", "rows": [["setting", *(run.folder.absolute().name for run in runs)], *settings]}
+    ] * bool(settings)
     details += [{"title": "Metrics that never changed", "rows": [["metric", "value"], *constant]}] * bool(constant)
     alarms = [{**alarm, "run": run.folder.absolute().name} for run in runs for alarm in run.alarms]
     return {
@@ -138,22 +143,29 @@ def comparison_page(runs: Sequence[RunFiles]) -> dict[str, Any]:
 
 
 def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """Groups runs that differ at most in their seeds. A group is named by the settings in which it differs from others."""
+    """Groups runs that differ at most in their seeds. A group is named by the first settings that tell it from the others."""
     groups: dict[str, list[RunFiles]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.identity, sort_keys=True), []).append(run)
-    differing = [name for name in {x: None for run in runs for x in run.identity} if len(values_of(runs, name)) > 1]
-    named: dict[str, list[RunFiles]] = {}
-    for members in groups.values():
-        values = {name: show_value(members[0].identity.get(name)) for name in differing}
-        words = [x if name in ("algorithm", "agents") else f"{name} {x}" for name, x in values.items()]
-        name = ", ".join(words[:2])[:48] or members[0].facts["algorithm"]
-        named[name if name not in named else f"{name} ({members[0].folder.absolute().name})"] = members
-    return named
+    words = [
+        [value if name in OWN_NAMES else f"{name} {value}" for name, value in differing_settings(runs, members[0])]
+        for members in groups.values()
+    ]
+    for number in range(1, len(words[0]) + 1):
+        names = [", ".join(of_group[:number]) for of_group in words]
+        if len(set(names)) == len(names):
+            return dict(zip(names, groups.values(), strict=True))
+    return {runs[0].facts["algorithm"]: list(runs)}
 
 
-def values_of(runs: Sequence[RunFiles], name: str) -> set[str]:
-    return {json.dumps(run.identity.get(name), sort_keys=True) for run in runs}
+def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[str, str]]:
+    """Returns the settings in which runs differ, with the values of one of them."""
+    names = dict.fromkeys(name for run in runs for name in run.identity)
+    return [
+        (name, show_value(run.identity.get(name)))
+        for name in names
+        if len({json.dumps(run.identity.get(name), sort_keys=True) for run in runs}) > 1
+    ]
 
 
 def of_mapping(values: Mapping[str, Any]) -> list[list[str]]:

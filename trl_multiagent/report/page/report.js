@@ -165,7 +165,7 @@ function interval(estimate, low, high) {
 }
 
 function estimates(part) {
-  const format = (x, column) => column.rate ? `${(100 * x).toFixed(1)} %` : show(x);
+  const format = (x, column) => column.rate ? `${(100 * x).toFixed(1)}%` : show(x);
   const ends = part.columns.map((_, k) => {
     const found = part.rows.map(row => row.cells[k]).filter(x => x);
     const all = found.flatMap(x => [x.mean, x.low, x.high]).filter(x => x !== null);
