@@ -36,7 +36,7 @@ def evaluation_page(contents: Mapping[str, Any], title: str) -> dict[str, Any]:
         if key in contents
     ]
     parts.append(cost(policies))
-    parts += [turns(name, policy["results"]) for name, policy in policies.items() if policy["kind"] != "mix"]
+    parts += [turns(name, policy["results"]) for name, policy in policies.items() if policy["kind"] != "pair"]
     shown = [[name, str(value)] for name, value in settings.items() if value is not None]
     shown += [
         [f"dataset.{name}", str(value)] for name, value in contents.get("dataset", {}).items() if value is not None

@@ -82,7 +82,7 @@ function showTrees(data, section) {
   // The drawing: a column per turn, the nodes of a branch side by side
 
   function place() {
-    const size = tree.nodes.length > 60 ? 11 : 26, gap = size + 3;
+    const size = tree.nodes.length > 60 ? 11 : 28, gap = size + 3;
     // Joint actions that go on stand above each other, so that their lines do not cross others
     const perRow = node => node.actions.some(child) ? 1 : PER_ROW;
     const width = node => Math.min(perRow(node), node.actions.length) * gap, height = node => Math.ceil(node.actions.length / perRow(node)) * gap;
@@ -170,7 +170,7 @@ function showTrees(data, section) {
     const acting = roles(node), way = [];
     for (let at = node; at; at = parent(at)) way.unshift(at);
     detail.replaceChildren(
-      make("h3", {}, `Item ${tree.item}, node ${node.key}, turn ${node.turn}`),
+      make("h3", {}, `Item ${tree.item}, ${node.episode === null ? "" : `episode ${node.episode}, `}node ${node.path}, turn ${node.turn}`),
       make("div", {class: "bar small"}, "Way: ", way.map(at => make("button", {type: "button", onclick: () => choose(at.actions[0])}, at.key)),
         make("span", {class: "dim"}, `Acting: ${acting.join(", ")}`), make("a", {href: hash()}, "link to this node")),
       make("details", {open: true}, make("summary", {}, "Prompts"), make("div", {class: "columns"}, acting.map(role => make("div", {}, make("h4", {}, role), code(text(node.prompts[role])))))),

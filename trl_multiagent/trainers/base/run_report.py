@@ -125,11 +125,11 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
     spaced = [files[k * (len(files) - 1) // MAX_FILES] for k in range(MAX_FILES + 1)] if files else []
     trees = []
     for path in dict.fromkeys(spaced):
-        batches: dict[tuple[int, str], list[list[Row]]] = {}
+        batches: dict[tuple[str, int], list[list[Row]]] = {}
         for tree in trees_of(read_rows(path)):
-            batches.setdefault((tree[0]["step"], tree[0]["split"]), []).append(tree)
-        (step, _), last = [*batches.items()][-1]
-        trees += [tree for _, tree in choose_trees(last, 3, step)]
+            batches.setdefault((tree[0]["split"], tree[0]["step"]), []).append(tree)
+        latest = {split: (step, batch) for (split, step), batch in sorted(batches.items())}  # of each split
+        trees += [tree for step, batch in latest.values() for _, tree in choose_trees(batch, 3, step)]
     for path in trace_files(folder / TREES_FOLDER):
         trees += trees_of(read_rows(path))
     return trees
