@@ -10,14 +10,15 @@ import pandas as pd
 import pytest
 
 from trl_multiagent import cli
-from trl_multiagent.report.curves import charts, estimate, mean_and_band, place_of, series_of, thinned, welch_interval
-from trl_multiagent.report.html import read_page, render
+from trl_multiagent.report.curves import curves, mean_and_band, series_of, thinned, welch_interval
+from trl_multiagent.report.html import render
 from trl_multiagent.report.run_page import read_run, without_secrets
 from trl_multiagent.report.trees import MAX_TEXT, tree_page, trees_of
 from trl_multiagent.trainers.base import run_report
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.trace_files import read_trace
 
+from pages import read_page
 from tiny import SAVED, Workflow, tiny_environment, tiny_trainer
 
 
@@ -51,34 +52,33 @@ def test_the_page_has_the_numbers_of_the_run(run):
     trainer, folder, page = run
     logs = [log for log in trainer.state.log_history if "reward" in log]
     assert [json.loads(line) for line in (folder / "log.jsonl").open()] == trainer.state.log_history
-    (chart,) = [x for x in page["charts"] if x["title"] == "reward mean"]
-    assert chart["x"] == [1, 2] and [line["label"] for line in chart["lines"]] == ["turn 1", "turn 2"]
-    for turn, line in enumerate(chart["lines"], start=1):
-        assert line["mean"] == pytest.approx([log[f"turn_{turn}/reward_mean"] for log in logs], rel=1e-5)
-    row = next(row for row in page["tables"][0]["rows"] if row[0] == "return")
+    for turn in (1, 2):
+        (curve,) = page["metrics"][f"turn_{turn}/reward_mean"]
+        assert curve["step"] == [1, 2]
+        assert curve["mean"] == pytest.approx([log[f"turn_{turn}/reward_mean"] for log in logs], rel=1e-5)
+    row = next(row for row in page["table"] if row[0] == "return")
     assert row[1] == f"{logs[0]['return']:.3f}" and row[3] == f"{logs[1]['return']:.3f}"
-    summary = dict(page["summary"])
-    assert summary["Step"] == "2 of 2, finished"
-    assert summary["Scored joint actions"] == f"{logs[1]['env_step']:.0f}"
-    settings = dict(next(x["rows"] for x in page["details"] if x["title"].startswith("Settings")))
-    assert settings["seed"] == "7" and settings["num_turns"] == "2" and "beta" not in settings
+    facts = page["facts"]
+    assert (facts["name"], facts["step"], facts["max_steps"], facts["finished"]) == ("mine", 2, 2, True)
+    assert facts["agents"].keys() == {"aux", "main"} and facts["dataset"].startswith("12 items")
+    assert facts["settings"]["seed"] == 7 and facts["settings"]["num_turns"] == 2 and "beta" not in facts["settings"]
+    assert not page["metrics"].keys() & {"step", "epoch", "train_runtime"}
 
 
 def test_the_page_has_the_trees_of_the_trace(run):
     _, folder, page = run
     trace, trees = read_trace(folder / "trace"), page["trees"]
-    assert trees["left_out"] == 0 and [tree["step"] for tree in trees["trees"]] == [1, 1, 2, 2]
-    for tree in trees["trees"]:
-        rows = trace[(trace["step"] == tree["step"]) & (trace["item"] == tree["item"])]
-        assert {node["path"] for node in tree["nodes"]} == {"/", "/0", "/1"}
-        for node in tree["nodes"]:
-            of_node = rows[rows["node"] == node["path"]].sort_values("action")
-            assert [x["reward"] for x in node["actions"]] == pytest.approx(of_node["reward"].tolist(), rel=1e-5)
-            answers = [trees["texts"][x["texts"]["main"]] for x in node["actions"]]
-            assert answers == of_node["completion/main"].tolist()
-            advantages = [x["advantages"]["aux"] for x in node["actions"]]
-            assert advantages == pytest.approx(of_node["advantage/aux"].tolist(), rel=1e-5)
-    assert len(trees["texts"]) == len(set(trees["texts"]))
+    assert trees["left_out"] == 0 and len(trees["texts"]) == len(set(trees["texts"]))
+    shown = [dict(zip(trees["columns"], row, strict=True)) for tree in trees["trees"] for row in tree]
+    assert [len(tree) for tree in trees["trees"]] == [6, 6, 6, 6] and len(shown) == len(trace)
+    names = ["step", "tree", "node", "action"]
+    expected = trace.set_index(names)
+    for row in shown:
+        own = expected.loc[tuple(row[name] for name in names)]
+        for name in ("reward", "return", "advantage/aux", "advantage/main", "metrics/rewards/count_reward"):
+            assert row[name] == pytest.approx(own[name], rel=1e-5)
+        for name in ("completion/aux", "completion/main", "prompt/aux"):
+            assert trees["texts"][row[name]] == own[name]
 
 
 def test_hostile_text_stays_text(run):
@@ -96,12 +96,13 @@ def test_hostile_text_stays_text(run):
 def test_a_run_without_a_trace_keeps_a_few_trees(tmp_path):
     trainer = tiny_trainer(tmp_path, environment=Workflow(), num_turns=3, max_steps=30, items_per_device=4)
     trainer.train()
-    trees = read_page(tmp_path / "report.html")["trees"]["trees"]
-    assert sorted({tree["step"] for tree in trees}) == list(range(1, 30, 2)) and len(trees) == 3 * 15
-    root = trees[-1]["nodes"][0]
-    acting = [role for role, text in root["prompts"].items() if text is not None]
-    assert acting and all(set(x["rewards"]) == {"aux", "main"} for x in root["actions"])
-    assert all((x["texts"][role] is None) == (role not in acting) for x in root["actions"] for role in ("aux", "main"))
+    page = read_page(tmp_path / "report.html")["trees"]
+    trees = [[dict(zip(page["columns"], row, strict=True)) for row in tree] for tree in page["trees"]]
+    assert sorted({tree[0]["step"] for tree in trees}) == list(range(1, 30, 2)) and len(trees) == 3 * 15
+    for row in trees[-1]:
+        acting = [role for role in ("aux", "main") if row[f"prompt/{role}"] is not None]
+        assert acting and [x for x in ("aux", "main") if row[f"completion/{x}"] is not None] == acting
+        assert row["reward"] == pytest.approx((row["reward/aux"] + row["reward/main"]) / 2, abs=1e-5)
 
 
 def test_a_run_that_resumes_has_every_step_once(tmp_path):
@@ -110,7 +111,8 @@ def test_a_run_that_resumes_has_every_step_once(tmp_path):
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").open()]
     assert steps == [1, 2, 2]  # the last entry is that of the end
-    assert [tree["step"] for tree in read_page(tmp_path / "report.html")["trees"]["trees"]] == [1, 1, 2, 2]
+    trees = read_page(tmp_path / "report.html")["trees"]
+    assert [tree[0][trees["columns"].index("step")] for tree in trees["trees"]] == [1, 1, 2, 2]
 
 
 def test_a_report_that_fails_does_not_end_the_training(tmp_path, monkeypatch, caplog):
@@ -127,39 +129,6 @@ def test_a_report_that_fails_does_not_end_the_training(tmp_path, monkeypatch, ca
     trainer.train()
 
 
-def test_metrics_belong_to_charts():
-    names = [
-        "return",
-        "eval_return",
-        "eval_hard_return",
-        "turn_2/passed",
-        "eval_hard_turn_2/passed",
-        "agents/aux/loss",
-    ]
-    names += [
-        "time/update",
-        "reward/sandbox/timeouts",
-        "turn_1/parts",
-        "eval_hard_final_turn/reward",
-        "final_turn/reward",
-        "reward",
-    ]
-    assert [place_of(name, names) for name in names] == [
-        ("Reward", "return", "training"),
-        ("Reward", "return", "evaluation"),
-        ("Reward", "return", "evaluation hard"),
-        ("Solved", "passed", "turn 2"),
-        ("Solved", "passed", "turn 2, evaluation hard"),
-        ("Agents", "loss", "aux"),
-        ("Time and tokens", "seconds of a step", "update"),
-        ("Scoring and sandbox", "reward/sandbox/timeouts", "training"),
-        ("Parts of the reward", "parts", "turn 1"),
-        ("Reward", "final turn/reward", "evaluation hard"),
-        ("Reward", "final turn/reward", "training"),
-        ("Reward", "reward", "training"),
-    ]
-
-
 def test_seeds_have_a_mean_and_a_band():
     runs = [pd.Series([1.0, 2.0, 5.0], [1, 2, 3]), pd.Series([3.0, 2.0], [1, 2]), pd.Series([5.0, 5.0], [1, 2])]
     band = mean_and_band(runs)
@@ -168,12 +137,9 @@ def test_seeds_have_a_mean_and_a_band():
     assert band["low"].tolist() == pytest.approx([1.0, 3 - 3**0.5])
     assert band["high"].tolist() == pytest.approx([5.0, 3 + 3**0.5])
     assert list(mean_and_band(runs[:1])) == ["mean"]
-    # Two groups of which one has a metric that never changes, and an entry that is not finite
-    one = series_of([{"step": 1, "reward": 1.0, "same": 2}, {"step": 2, "reward": math.nan, "same": 2}])
-    (chart,), constant = charts({"team": [one], "control": [series_of([{"step": 2, "reward": 4.0, "same": 2}])]})
-    assert chart["x"] == [1, 2] and constant == [["same", "2"]]
-    lines = [(line["label"], [None if math.isnan(x) else x for x in line["mean"]]) for line in chart["lines"]]
-    assert lines == [("team", [1.0, None]), ("control", [None, 4.0])]
+    one = series_of([{"step": 1, "reward": 1.0}, {"step": 2, "reward": math.nan, "epoch": 1.0}])
+    found = curves([[one], [series_of([{"step": 2, "reward": 4.0}])]])
+    assert found == {"reward": [{"step": [1], "mean": [1.0]}, {"step": [2], "mean": [4.0]}]}
 
 
 def test_long_curves_are_averaged():
@@ -182,11 +148,11 @@ def test_long_curves_are_averaged():
 
 
 def test_differences_of_groups_have_intervals():
-    one, other = estimate([4.0, 5.0, 6.0]), estimate([1.0, 2.0, 3.0])
+    one, other = [4.0, 5.0, 6.0], [1.0, 2.0, 3.0]
     # Each mean has the variance 1/3, so there are 4 degrees of freedom, whose quantile is 2.776
     low, high = welch_interval(one, other)
     assert (low + high) / 2 == pytest.approx(3.0) and high - 3.0 == pytest.approx(2.776 * (2 / 3) ** 0.5, rel=1e-3)
-    assert math.isnan(welch_interval(one, estimate([1.0]))[0])
+    assert math.isnan(welch_interval(one, [1.0])[0])
 
 
 def write_run(folder, seed, rewards, roles=("aux", "main"), **settings):
@@ -213,15 +179,17 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch):
     cli.main(["report", "runs", "single"])
     assert "comparison.html" in capsys.readouterr().out
     page = read_page(tmp_path / "comparison.html")
-    (chart,) = page["charts"]
-    team, single = chart["lines"]
-    assert team["label"] == "aux + main" and single["label"] == "main"
-    assert team["mean"] == [2.0, 3.0] and "low" not in single and single["mean"] == [0.5, 1.0]
+    assert page["groups"] == ["aux + main", "main"] and [run["group"] for run in page["runs"]] == [
+        "aux + main"
+    ] * 2 + ["main"]
+    team, single = page["metrics"]["reward"]
+    assert team["mean"] == [2.0, 3.0] and single == {"step": [1, 2], "mean": [0.5, 1.0]}
     assert team["low"] == pytest.approx([2 - 2**0.5, 3 - 2**0.5], rel=1e-5)
-    assert page["tables"][0]["rows"][1] == ["reward", "3.000 ± 1.414 (n = 2)", "1.000 (n = 1)", "+2.000"]
+    assert page["table"][1] == ["reward", "3.000 ± 1.414 (n = 2)", "1.000 (n = 1)", "+2.000"]
+    assert page["differences"]["single"] == {"roles": "main", "num_agents": "1"}
     assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
     cli.main(["report", "runs/seed_1"])
-    assert read_page(tmp_path / "runs" / "seed_1" / "report.html")["tables"][0]["rows"][1][1:] == [
+    assert read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"][1][1:] == [
         "3.000",
         "4.000 (step 2)",
         "4.000",
@@ -232,7 +200,7 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch):
 
 
 def test_secrets_are_not_shown(tmp_path):
-    command = without_secrets(["train", "--hub_token", "hf_abc", "--override", "a.api_key=secret1", "max_tokens=5"])
+    command = without_secrets("train --hub_token hf_abc --override a.api_key=secret1 max_tokens=5")
     assert "hf_abc" not in command and "secret1" not in command and "max_tokens=5" in command
     write_run(tmp_path / "run", 0, [1.0])
     (tmp_path / "run" / "config.yaml").write_text("hub_token: hf_abc\ngeneration_token_budget: 5\n")
@@ -244,6 +212,7 @@ def test_pages_are_bounded():
     row |= {"reward": 1.0, "return": 1.0, "prompt/a": "p", "advantage/a": math.nan, "extra/tests": ""}
     rows = [{**row, "tree": k, "completion/a": f"{k}" + "x" * 30_000} for k in range(300)]
     page = tree_page(trees_of(rows))
-    assert len(page["trees"]) == 60 and page["left_out"] == 240 and page["trees"][-1]["id"] == "train-1-0-299"
+    assert len(page["trees"]) == 60 and page["left_out"] == 240
     assert max(map(len, page["texts"])) < MAX_TEXT + 50 and page["texts"][1].endswith("10003 more characters")
-    assert page["trees"][0]["nodes"][0]["actions"][0]["advantages"] == {"a": None}
+    last = dict(zip(page["columns"], page["trees"][-1][0], strict=True))
+    assert last["tree"] == 299 and last["advantage/a"] is None and page["texts"][last["prompt/a"]] == "p"

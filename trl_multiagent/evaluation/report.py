@@ -16,7 +16,6 @@ from trl_multiagent.evaluation.cross_play import CrossPlay, summarize_cross_play
 from trl_multiagent.evaluation.metrics import FINAL, Numbers, Result, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
 from trl_multiagent.folders import write_json, write_text
-from trl_multiagent.report.evaluation_page import evaluation_page
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
 from trl_multiagent.report.tables import text_table
@@ -104,7 +103,7 @@ class Report:
         paths = [*(folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")), folder / REPORT_FILE]
         contents = self.to_json()
         write_json(paths[0], contents)
-        write_page(evaluation_page(contents, f"{name.replace('_', '-')}: {folder.absolute().name}"), paths[3])
+        write_page({"title": f"Evaluation: {folder.absolute().name}", "evaluation": contents}, paths[3])
         write_text(paths[1], self.table() + "\n")
         if self.cross_play:
             draw_cross_play(self.cross_play, paths[2])

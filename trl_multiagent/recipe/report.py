@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.folders import RUN_FILE, read_json
-from trl_multiagent.report.evaluation_page import evaluation_page
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import comparison_page, read_run
 
@@ -31,23 +30,22 @@ def make_report(folders: Sequence[str], output: str | None = None) -> Path:
 
     first = Path(folders[0])
     target = Path(output) if output else first / REPORT_FILE if len(folders) == 1 else Path(COMPARISON_FILE)
-    page = evaluation_in(first) if len(folders) == 1 else None
-    if page is None:
+    evaluation = evaluation_in(first) if len(folders) == 1 else None
+    if evaluation is not None:
+        page = {"title": f"Evaluation: {first.absolute().name}", "evaluation": evaluation}
+    else:
         runs = list(dict.fromkeys(run for folder in folders for run in runs_in(Path(folder))))
-        page = run_report(runs[0]) if len(runs) == 1 else comparison_page([read_run(run) for run in runs])
-        evaluations = [found for path in first.glob("*/") if (found := evaluation_in(path)) is not None]
-        if len(runs) > 1 and len(folders) == len(evaluations) == 1:
-            page["estimates"] = evaluations[0]["estimates"]
+        found = [x for path in first.glob("*/") if (x := evaluation_in(path)) is not None]
+        own = found[0] if len(found) == len(folders) == 1 else None
+        page = run_report(runs[0]) if len(runs) == 1 else comparison_page([read_run(run) for run in runs], own)
     write_page(page, target)
     return target
 
 
 def evaluation_in(folder: Path) -> dict[str, Any] | None:
-    """Returns the page of the evaluation in a folder, if there is one."""
-    for path in (folder / name for name in EVALUATION_FILES):
-        if path.is_file():
-            return evaluation_page(read_json(path), f"{path.stem.replace('_', '-')}: {folder.absolute().name}")
-    return None
+    """Returns the JSON file of the evaluation in a folder, if there is one."""
+    found = [folder / name for name in EVALUATION_FILES if (folder / name).is_file()]
+    return read_json(found[0]) if found else None
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -42,14 +42,6 @@ def render(data: dict[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 
-def read_page(path: Path) -> dict[str, Any]:
-    """Returns the data of a page that [`write_page`] wrote."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(encoding="utf-8"))
-    if found is None:
-        raise ValueError(f"{path} is no report of trl_multiagent.")
-    return json.loads(found[1])
-
-
 def plain(value: Any) -> Any:
     """Returns values that JSON has: numbers that are not finite become null, floats keep six digits, and other objects become texts."""
     if isinstance(value, dict):

@@ -1,8 +1,16 @@
 "use strict";
 // Shows the data of a report. All of its texts become text nodes, never HTML.
-// Parts of the data, each optional: summary, tables, note, alarms, estimates, matrices, charts, trees, details, texts.
+// Parts of the data, each optional: facts, runs, table, alarms, groups, metrics, evaluation, trees, differences, configuration.
 
 const SECTIONS_OPEN = 2;  // of the charts
+// Sections of the charts, with those that belong there. The others of a turn are parts of the reward, those of a role belong to the agents
+const SECTIONS = {
+  "Reward": /^(reward|return|reward_mean|expected_return|final_turn\/reward|rewards\/.*)$/,
+  "Solved": /^(passed|passed_hidden|test_pass_rate|tests_passed|.*accurac(y|ies))$/,
+  "Parts of the reward": /(?!)/, "Agents": /(?!)/, "Training": /(?!)/,
+  "Time and tokens": /^(seconds of a step|step_time|env_step|.*tokens)$/,
+  "Scoring and sandbox": /^reward\/.*$/,
+};
 const SMOOTHED_FROM = 20;  // points of a line
 const LIGHT = ["#0072b2", "#d55e00", "#008f64", "#b0419a", "#8a6d00", "#3d9bd1", "#5b5b5b", "#a52a2a"];
 const DARK = ["#4fa8e0", "#ff8a3c", "#2cc295", "#e08bd0", "#d8b64a", "#9ad4f5", "#b8b8b8", "#e87d7d"];
@@ -19,7 +27,7 @@ function make(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter(child => child !== null && child !== undefined));
+  element.append(...children.flat(2).filter(child => child !== null && child !== undefined));
   return element;
 }
 
@@ -49,6 +57,52 @@ function smoothed(values) {
     const near = values.slice(Math.max(0, k - reach), k + reach + 1).filter(x => x !== null);
     return near.reduce((sum, x) => sum + x, 0) / near.length;
   });
+}
+
+// Returns section, chart and line of a metric: `turn_2/passed` is the line `turn 2` of the chart `passed`
+function placeOf(name, names) {
+  let rest = name, line = [], section = "Training";
+  if (name.startsWith("eval_")) {
+    // The sets of an evaluation have names of their own: the metric is the longest ending that the training has, too
+    const endings = names.filter(x => !x.startsWith("eval_") && name.endsWith(`_${x}`)).sort((a, b) => b.length - a.length);
+    rest = endings[0] || name.slice(5);
+    line = [`evaluation ${name.slice(5, name.length - rest.length).replace(/_$/, "")}`.trim()];
+  }
+  const match = rest.match(/^(?:turn_(\d+)|agents\/([^/]+)|(time))\/(.+)$/);
+  if (match) {
+    const [, turn, role, time, end] = match;
+    section = turn ? "Parts of the reward" : "Agents";
+    line.unshift(turn ? `turn ${turn}` : role || end);
+    rest = time ? "seconds of a step" : end;
+    if (role) return {section, title: rest.replaceAll("_", " "), line: line.join(", ")};
+  }
+  section = Object.keys(SECTIONS).find(title => SECTIONS[title].test(rest)) || section;
+  return {section, title: rest.replaceAll("_", " "), line: line.join(", ") || "training"};
+}
+
+// Returns the charts, all of whose lines have the same steps, and the metrics that never change
+function chartsOf(metrics, groups) {
+  const charts = new Map(), constant = [], names = Object.keys(metrics);
+  for (const [name, curves] of Object.entries(metrics)) {
+    const values = curves.flatMap(curve => curve.mean || []);
+    if (values.length > 1 && values.every(x => x === values[0])) { constant.push([name, show(values[0])]); continue; }
+    const {section, title, line} = placeOf(name, names), key = `${section} ${title}`;
+    if (!charts.has(key)) charts.set(key, {section, title, curves: []});
+    curves.forEach((curve, group) => {
+      const label = groups.length === 1 ? line : line === "training" ? groups[group] : `${groups[group]}: ${line}`;
+      if (curve.step && curve.step.length) charts.get(key).curves.push({label, group, line, curve});
+    });
+  }
+  for (const chart of charts.values()) {
+    chart.x = [...new Set(chart.curves.flatMap(({curve}) => curve.step))].sort((a, b) => a - b);
+    chart.lines = chart.curves.map(({curve, ...line}) => {
+      const places = new Map(curve.step.map((step, k) => [step, k]));
+      const column = name => curve[name] && chart.x.map(step => places.has(step) ? curve[name][places.get(step)] : null);
+      return {...line, mean: column("mean"), low: column("low"), high: column("high")};
+    });
+  }
+  const order = Object.keys(SECTIONS);
+  return [[...charts.values()].sort((a, b) => order.indexOf(a.section) - order.indexOf(b.section)), constant];
 }
 
 // Draws one chart into a box, with a legend below that shows the values at the cursor and switches lines on and off
@@ -197,32 +251,96 @@ function matrix(part) {
       row.map(value => { const td = make("td", {class: "heat"}, value.toFixed(3)); td.style.cssText = heat(value); return td; })))))));
 }
 
+// Returns the tables of an evaluation's JSON file
+function evaluationTables({settings, policies, over_teams: overTeams, ...contents}) {
+  const isRate = name => name.startsWith("pass@") || name === "passed_hidden";
+  const rows = Object.fromEntries(Object.entries(policies).map(([name, policy]) => [name, policy.results.final]));
+  if (overTeams) rows["all teams"] = overTeams.final;
+  const main = Object.keys(Object.values(rows)[0]).filter(name => name === "return" || isRate(name));
+  const part = (title, rows, note = "") => {
+    const names = main.filter(name => Object.values(rows).some(row => name in row));
+    const columns = names.map(name => ({name, rate: isRate(name), whole: isRate(name) && !title}));
+    return {title, note, columns, rows: Object.entries(rows).map(([name, row]) => ({name, cells: names.map(x => row[x])}))};
+  };
+  const differences = {differences: "The team minus the baseline", control: "The team minus a model trained at its cost", contributions: "The team minus the team without a part"};
+  const costs = {"calls": p => p.cost_per_episode.calls, "generated tokens": p => p.cost_per_episode.generated_tokens, "wall seconds": p => p.cost_per_episode.wall_seconds,
+    "latency, s": p => p.speed?.sequential_latency, "latency if agents answer at once, s": p => p.speed?.parallel_latency, "tokens per second": p => p.speed?.sequential_tokens_per_second};
+  const cost = Object.entries(policies).map(([name, policy]) => ({name, cells: Object.values(costs).map(of => of(policy) === undefined ? null : {mean: of(policy)})}));
+  const byTurn = ([name, {results: {final, ...turns}}]) => ({
+    title: `${name}, by turn`, plain: true, columns: Object.keys(turns).map(turn => ({name: turn.replace("_", " ")})),
+    rows: [...new Set(Object.values(turns).flatMap(Object.keys))].map(x => ({name: x, cells: Object.values(turns).map(turn => turn[x])})),
+  });
+  const {runs, ...metrics} = contents.cross_play || {};
+  const matrices = Object.entries(metrics).flatMap(([metric, found]) => Object.entries(found.matrices).map(([role, values]) => ({
+    title: `${metric}: ${show(found.diagonal.mean)} as trained (diagonal), ${show(found.off_diagonal.mean)} mixed`, names: runs, values, row: `run of ${role}`, column: "run of the others",
+  })));
+  const confidence = `${100 * settings.confidence}%`;
+  return [
+    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episodes each. ${contents.environment || ""}`),
+    estimates(part("", rows, `Lines are ${confidence} intervals over items; those of all teams over items and teams.`)),
+    ...Object.keys(differences).filter(key => contents[key]).map(key => estimates(part(differences[key],
+      Object.fromEntries(Object.entries(contents[key]).map(([name, numbers]) => [name, numbers.final])), "An interval without 0 shows a difference."))),
+    ...matrices.map(matrix),
+    estimates({title: "Cost and latency of an episode", columns: Object.keys(costs).map(name => ({name})), rows: cost}),
+    ...Object.entries(policies).filter(([, policy]) => policy.kind !== "pair").map(byTurn).map(estimates),
+    make("details", {}, make("summary", {}, "Settings"), table([["setting", "value"], ...Object.entries({...contents.dataset, ...settings}).filter(([, x]) => x !== null)])),
+  ];
+}
+
 // The page
+
+function summaryOf(data) {
+  const {facts, runs, groups} = data;
+  if (runs) return groups.map(group => [group, runs.filter(run => run.group === group).map(run => run.folder).join(", ")]);
+  const last = name => data.metrics[name] && show(Math.max(...data.metrics[name][0].mean));
+  return facts ? [
+    ["Step", stepOf(facts)], ["Agents", Object.entries(facts.agents).map(([role, name]) => name ? `${role}: ${name}` : role).join(", ")],
+    ["Environment", facts.environment], ["Data", facts.dataset], ["Started", facts.started.slice(0, 16).replace("T", " ")],
+    ["Training time", facts.train_runtime && `${show(Math.round(facts.train_runtime))} s`], ["Scored joint actions", last("env_step")], ["Tokens", last("num_tokens")], ["Machine", facts.machine],
+  ].filter(([, value]) => value) : [];
+}
+const stepOf = run => `${run.step} of ${run.max_steps}, ${run.finished ? "finished" : "not finished"}`;
+const text = value => value !== null && typeof value === "object" ? JSON.stringify(value) : String(value);
+
+function detailsOf({facts, runs, differences, configuration}, constant) {
+  const entries = (name, values) => table([[name, "value"], ...Object.entries(values).map(([key, value]) => [key, text(value)])]);
+  const details = [];
+  if (runs) details.push(["Runs", table([["run", "group", "seed", "step", "folder"], ...runs.map(run => [run.name, run.group, run.seed, stepOf(run), run.folder])])]);
+  if (differences && Object.keys(Object.values(differences)[0]).length) {
+    const names = Object.keys(Object.values(differences)[0]);
+    details.push(["Differences", table([["setting", ...Object.keys(differences)], ...names.map(name => [name, ...Object.values(differences).map(of => of[name])])])]);
+  }
+  if (facts) details.push(["Settings that are not the default", entries("setting", facts.settings)], ["Versions", entries("package", facts.versions)]);
+  if (constant.length) details.push(["Metrics that never changed", table([["metric", "value"], ...constant])]);
+  if (configuration) details.push(["Configuration", make("pre", {}, configuration)]);
+  if (facts) {
+    const packages = Object.entries(facts.versions).filter(([name]) => name !== "python").map(([name, version]) => `${name}==${version}`);
+    details.push(["Reproduce", make("pre", {}, `pip install ${packages.join(" ")}\n${facts.command}`)]);
+  }
+  return details.map(([title, body]) => make("details", {}, make("summary", {}, title), body));
+}
 
 function page(data) {
   document.querySelector("h1").textContent = data.title;
   const main = document.querySelector("main"), nav = document.querySelector("nav");
   const section = (title, ...children) => {
-    const id = title.toLowerCase().replace(/\W+/g, "-");
+    const id = title.toLowerCase();
     nav.append(make("a", {href: `#${id}`}, title));
     const element = make("section", {id}, make("h2", {}, title), ...children);
     main.append(element);
     return element;
   };
-  section("Summary",
-    make("dl", {class: "facts"}, (data.summary || []).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
-    (data.alarms || []).map(alarm => make("div", {class: "alarm"}, `${alarm.run ? `${alarm.run}, s` : "S"}tep ${alarm.step}: ${alarm.message}`)),
-    (data.tables || []).filter(part => part.rows.length > 1).map(part => [part.title ? make("h3", {}, part.title) : null, table(part.rows)]).flat(),
-    data.note ? make("p", {class: "dim small"}, data.note) : null);
-  if ((data.estimates || []).length) section("Results", data.estimates.map(estimates));
-  if ((data.matrices || []).length) section("Cross-play", data.matrices.map(matrix));
-  if ((data.charts || []).length) section("Curves", curves(data.charts));
+  const [charts, constant] = data.metrics ? chartsOf(data.metrics, data.groups) : [[], []];
+  const note = "A line is the mean of the runs of a group, its band one standard deviation of the runs. Differences have Welch's 95% intervals over runs where both groups have several.";
+  if (data.table) section("Summary",
+    make("dl", {class: "facts"}, summaryOf(data).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
+    data.alarms.map(alarm => make("div", {class: "alarm"}, `${alarm.run ? `${alarm.run}, s` : "S"}tep ${alarm.step}: ${alarm.message}`)),
+    data.table.length > 1 ? table(data.table) : null, data.runs ? make("p", {class: "dim small"}, note) : null);
+  if (data.evaluation) section("Evaluation", evaluationTables(data.evaluation));
+  if (charts.length) section("Curves", curves(charts));
   if (data.trees && data.trees.trees.length) showTrees(data.trees, section("Rollouts"));
-  const details = [
-    ...(data.details || []).map(part => [part.title, table(part.rows)]),
-    ...(data.texts || []).map(([title, text]) => [title, make("pre", {}, text)]),
-  ];
-  if (details.length) section("Details", details.map(([title, body]) => make("details", {}, make("summary", {}, title), body)));
+  const details = detailsOf(data, constant);
+  if (details.length) section("Details", details);
 }
 
 page(JSON.parse(document.getElementById("data").textContent));

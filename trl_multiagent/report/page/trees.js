@@ -42,11 +42,32 @@ function tests(text) {
   return pre;
 }
 
+// Makes a tree of the rows of a trace: nodes with their joint actions
+function treeOf(rows, columns) {
+  const tree = {byKey: new Map()};
+  for (const cells of rows) {
+    const row = Object.fromEntries(columns.map((name, k) => [name, cells[k]]));
+    const of = kind => Object.fromEntries(columns.filter(name => name.startsWith(`${kind}/`)).map(name => [name.slice(kind.length + 1), row[name]]));
+    const prefix = row.episode === null || row.episode === undefined ? "" : `e${row.episode}`, key = prefix + row.node;
+    Object.assign(tree, {id: [row.split, row.step, row.process, row.tree].join("-"), step: row.step, split: row.split, item: String(row.item)});
+    if (!tree.byKey.has(key)) tree.byKey.set(key, {key, prefix, path: row.node, parent: row.parent, turn: row.turn, prompts: of("prompt"), actions: []});
+    const node = tree.byKey.get(key);
+    node.actions.push({node, action: row.action, texts: of("completion"), reward: row.reward, return: row.return, rewards: of("reward"), returns: of("return"),
+      advantages: of("advantage"), metrics: of("metrics"), extra: of("extra")});
+  }
+  tree.nodes = [...tree.byKey.values()];
+  tree.actions = tree.nodes.flatMap(node => node.actions);
+  const mean = actions => actions.reduce((sum, action) => sum + action.return, 0) / actions.length;
+  tree.low = tree.actions.reduce((a, action) => Math.min(a, action.reward), Infinity);
+  tree.high = tree.actions.reduce((a, action) => Math.max(a, action.reward), -Infinity);
+  tree.value = mean(tree.actions.filter(action => action.node.parent === ""));
+  return tree;
+}
+
 function showTrees(data, section) {
-  const {trees, texts, metrics} = data;
-  trees.forEach(prepare);
+  const {texts, columns} = data, trees = data.trees.map(rows => treeOf(rows, columns));
   const text = number => number === null || number === undefined ? null : texts[number];
-  const isSuspicious = action => Boolean(action.extra.suspicious) || action.values.suspicious > 0;
+  const isSuspicious = action => Boolean(action.extra.suspicious) || action.metrics.suspicious > 0;
   const input = (type, attributes = {}) => make("input", {type, ...attributes});
   const low = input("number", {step: "any"}), high = input("number", {step: "any"}), item = input("search", {placeholder: "item"});
   const turn = make("select", {style: "flex: none"}, make("option", {value: ""}, "all"), [...new Set(trees.flatMap(tree => tree.nodes.map(node => node.turn)))].map(k => make("option", {value: k}, k)));
@@ -54,22 +75,6 @@ function showTrees(data, section) {
   const list = make("select", {"aria-label": "tree"}), drawing = make("div", {class: "drawing", tabindex: 0, "aria-label": "the tree"}), detail = make("div");
   let tree = null, node = null, action = null;
 
-  // Adds to a tree what is looked up often. A node's key has its episode, in a group of episodes
-  function prepare(tree) {
-    tree.byKey = new Map();
-    for (const node of tree.nodes) {
-      node.prefix = node.episode === null ? "" : `e${node.episode}`;
-      node.key = node.prefix + node.path;
-      tree.byKey.set(node.key, node);
-      node.actions.forEach(action => { action.node = node; action.values = Object.fromEntries(metrics.map((name, k) => [name, action.metrics[k]])); });
-    }
-    tree.actions = tree.nodes.flatMap(node => node.actions);
-    const rewards = tree.actions.map(action => action.reward);
-    tree.low = rewards.reduce((a, b) => Math.min(a, b));
-    tree.high = rewards.reduce((a, b) => Math.max(a, b));
-    const roots = tree.nodes.filter(node => node.turn === 1).flatMap(node => node.actions);
-    tree.value = roots.reduce((sum, action) => sum + action.return, 0) / roots.length;
-  }
   const child = action => tree.byKey.get(`${action.node.prefix}${action.node.path.replace(/\/$/, "")}/${action.action}`);
   const parent = node => node.parent === "" ? null : tree.byKey.get(node.prefix + node.parent);
   const actionBefore = node => parent(node)?.actions.find(action => child(action) === node);
@@ -77,7 +82,7 @@ function showTrees(data, section) {
     (low.value === "" || action.reward >= +low.value) && (high.value === "" || action.reward <= +high.value) &&
     (turn.value === "" || action.node.turn === +turn.value) && (!suspicious.checked || isSuspicious(action)) &&
     tree.item.toLowerCase().includes(item.value.toLowerCase());
-  const roles = node => Object.keys(node.prompts).filter(role => node.prompts[role] !== null);
+  const roles = node => Object.keys(node.prompts).filter(role => node.prompts[role] !== null && node.prompts[role] !== undefined);
 
   // The drawing: a column per turn, the nodes of a branch side by side
 
@@ -153,8 +158,8 @@ function showTrees(data, section) {
     return value === null || value === undefined ? null : make("span", {}, make("span", {class: "dim"}, `${name} `), make("b", {}, show(value)));
   }
   function card(one, acting) {
-    const parts = metrics.map((name, k) => number(name, one.metrics[k]));
-    const others = Object.entries(one.extra).filter(([name]) => name !== "tests" && name !== "suspicious");
+    const parts = Object.entries(one.metrics).map(([name, value]) => number(name, value));
+    const others = Object.entries(one.extra).filter(([name, value]) => name !== "tests" && name !== "suspicious" && value !== null);
     return make("div", {class: `card ${one === action ? "chosen" : ""} ${matches(tree, one) ? "" : "faded"}`, onclick: () => one !== action && choose(one, false)},
       make("h4", {}, `Joint action ${one.action}`, isSuspicious(one) ? make("span", {class: "failed"}, `  suspicious: ${one.extra.suspicious || ""}`) : null),
       make("div", {class: "numbers"}, number("reward", one.reward), number("return", one.return),
@@ -170,7 +175,7 @@ function showTrees(data, section) {
     const acting = roles(node), way = [];
     for (let at = node; at; at = parent(at)) way.unshift(at);
     detail.replaceChildren(
-      make("h3", {}, `Item ${tree.item}, ${node.episode === null ? "" : `episode ${node.episode}, `}node ${node.path}, turn ${node.turn}`),
+      make("h3", {}, `Item ${tree.item}, ${node.prefix ? `episode ${node.prefix.slice(1)}, ` : ""}node ${node.path}, turn ${node.turn}`),
       make("div", {class: "bar small"}, "Way: ", way.map(at => make("button", {type: "button", onclick: () => choose(at.actions[0])}, at.key)),
         make("span", {class: "dim"}, `Acting: ${acting.join(", ")}`), make("a", {href: hash()}, "link to this node")),
       make("details", {open: true}, make("summary", {}, "Prompts"), make("div", {class: "columns"}, acting.map(role => make("div", {}, make("h4", {}, role), code(text(node.prompts[role])))))),

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -97,8 +98,7 @@ class RunReport(TrainerCallback):
         start = time.monotonic()
         if start < self.next_refresh and not now:
             return
-        with harmless(Path(args.output_dir)):
-            folder = Path(args.output_dir)
+        with harmless(folder := Path(args.output_dir)):
             write_page(run_report(folder, state.log_history), folder / REPORT_FILE)
         end = time.monotonic()
         self.next_refresh = end + max(SECONDS_BETWEEN, (end - start) / SHARE_OF_TIME)
@@ -121,7 +121,7 @@ def run_report(folder: Path, logs: list[dict[str, Any]] | None = None) -> dict[s
 
 def chosen_trees(folder: Path) -> list[list[Row]]:
     """Returns the trees that a page shows: those that every run keeps or, from a trace, a few of evenly spaced files."""
-    files = trace_files(folder / TRACE_FOLDER)
+    files = trace_files(folder / TRACE_FOLDER) or trace_files(folder / TREES_FOLDER)
     spaced = [files[k * (len(files) - 1) // MAX_FILES] for k in range(MAX_FILES + 1)] if files else []
     trees = []
     for path in dict.fromkeys(spaced):
@@ -130,8 +130,6 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
             batches.setdefault((tree[0]["split"], tree[0]["step"]), []).append(tree)
         latest = {split: (step, batch) for (split, step), batch in sorted(batches.items())}  # of each split
         trees += [tree for step, batch in latest.values() for _, tree in choose_trees(batch, 3, step)]
-    for path in trace_files(folder / TREES_FOLDER):
-        trees += trees_of(read_rows(path))
     return trees
 
 
@@ -153,7 +151,7 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         "max_steps": state.max_steps,
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "finished": False,
-        "command": os.environ.get(COMMAND_VARIABLE) or without_secrets(["python", *sys.argv]),
+        "command": without_secrets(os.environ.get(COMMAND_VARIABLE) or shlex.join(["python", *sys.argv])),
         "machine": f"{args.world_size} process{several} on {device}",
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     }
