@@ -94,11 +94,13 @@ def test_hostile_text_stays_text(run):
 
 
 def test_a_run_without_a_trace_keeps_a_few_trees(tmp_path):
-    trainer = tiny_trainer(tmp_path, environment=Workflow(), num_turns=3, max_steps=30, items_per_device=4)
+    trainer = tiny_trainer(
+        tmp_path, environment=Workflow(), num_turns=3, max_steps=22, items_per_device=4, num_generations=2
+    )
     trainer.train()
     page = read_page(tmp_path / "report.html")["trees"]
     trees = [[dict(zip(page["columns"], row, strict=True)) for row in tree] for tree in page["trees"]]
-    assert sorted({tree[0]["step"] for tree in trees}) == list(range(1, 30, 2)) and len(trees) == 3 * 15
+    assert sorted({tree[0]["step"] for tree in trees}) == list(range(1, 22, 2)) and len(trees) == 3 * 11
     for row in trees[-1]:
         acting = [role for role in ("aux", "main") if row[f"prompt/{role}"] is not None]
         assert acting and [x for x in ("aux", "main") if row[f"completion/{x}"] is not None] == acting

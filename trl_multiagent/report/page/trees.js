@@ -44,10 +44,14 @@ function tests(text) {
 
 // Makes a tree of the rows of a trace: nodes with their joint actions
 function treeOf(rows, columns) {
-  const tree = {byKey: new Map()};
+  const tree = {byKey: new Map()}, kinds = new Map();
+  columns.forEach((name, k) => {
+    const [kind, ...rest] = name.split("/");
+    if (rest.length) kinds.set(kind, [...kinds.get(kind) || [], [rest.join("/"), k]]);
+  });
   for (const cells of rows) {
     const row = Object.fromEntries(columns.map((name, k) => [name, cells[k]]));
-    const of = kind => Object.fromEntries(columns.filter(name => name.startsWith(`${kind}/`)).map(name => [name.slice(kind.length + 1), row[name]]));
+    const of = kind => Object.fromEntries((kinds.get(kind) || []).map(([name, k]) => [name, cells[k]]));
     const prefix = row.episode === null || row.episode === undefined ? "" : `e${row.episode}`, key = prefix + row.node;
     Object.assign(tree, {id: [row.split, row.step, row.process, row.tree].join("-"), step: row.step, split: row.split, item: String(row.item)});
     if (!tree.byKey.has(key)) tree.byKey.set(key, {key, prefix, path: row.node, parent: row.parent, turn: row.turn, prompts: of("prompt"), actions: []});

@@ -72,7 +72,8 @@ class Observer:
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
         training = mode == "train"
-        keeps_trees = training and self.keeps_trees()
+        is_due = trainer.state.global_step + 1 >= self.next_kept
+        keeps_trees = training and is_due and self.trace is None and trainer.args.process_index == 0
         if self.trace is None and not trainer.log_completions and not keeps_trees:
             return
         rows = trace_rows(
@@ -93,12 +94,6 @@ class Observer:
                 self.trees.add(tree)
             with harmless(Path(trainer.args.output_dir)):
                 self.trees.flush()
-
-    def keeps_trees(self) -> bool:
-        """Returns whether the report needs trees of this step: those of a run without a trace, at evenly spaced steps."""
-        trainer = self.trainer
-        is_due = trainer.state.global_step + 1 >= self.next_kept
-        return self.trace is None and trainer.args.process_index == 0 and is_due
 
     # Optimizer steps
 

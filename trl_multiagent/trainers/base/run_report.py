@@ -24,7 +24,7 @@ from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import read_run, run_page, without_secrets
 from trl_multiagent.report.trees import Row, trees_of
 from trl_multiagent.trainers.base.completions import choose_trees
-from trl_multiagent.trainers.base.trace_files import read_rows, trace_files
+from trl_multiagent.trainers.base.trace_files import read_file, trace_files
 
 
 logger = logging.get_logger(__name__)
@@ -81,10 +81,6 @@ class RunReport(TrainerCallback):
                 file.write(f"{json.dumps(state.log_history[-1])}\n")
             self.refresh(args, state)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if self.is_running:
-            self.refresh(args, state)
-
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if self.is_running:
             path = Path(args.output_dir) / RUN_FILE
@@ -126,7 +122,7 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
     trees = []
     for path in dict.fromkeys(spaced):
         batches: dict[tuple[str, int], list[list[Row]]] = {}
-        for tree in trees_of(read_rows(path)):
+        for tree in trees_of(read_file(path).to_dict("records")):
             batches.setdefault((tree[0]["split"], tree[0]["step"]), []).append(tree)
         latest = {split: (step, batch) for (split, step), batch in sorted(batches.items())}  # of each split
         trees += [tree for step, batch in latest.values() for _, tree in choose_trees(batch, 3, step)]
@@ -136,11 +132,11 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
 def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
     """Returns what a run is, as plain values."""
     values = args.to_dict()
-    # A field without a default, or whose default is made for each object, counts as given
+    # A field whose default is made for each object counts as given
     given = {
         field.name: values[field.name]
         for field in dataclasses.fields(args)
-        if field.init and field.name not in UNSHOWN and values.get(field.name) != default_of(field)
+        if field.init and field.name not in UNSHOWN and values.get(field.name) != field.default
     }
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     several = "es" if args.world_size > 1 else ""
@@ -155,7 +151,3 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         "machine": f"{args.world_size} process{several} on {device}",
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     }
-
-
-def default_of(field: dataclasses.Field) -> Any:
-    return field.default_factory() if callable(field.default_factory) else field.default

@@ -88,11 +88,6 @@ def read_file(path: Path) -> pd.DataFrame:
     return pd.read_json(path, lines=True, dtype={"item": str})
 
 
-def read_rows(path: Path) -> list[TraceRow]:
-    """Reads the rows of one file of a trace."""
-    return read_file(path).to_dict("records")
-
-
 def write_rows(rows: list[TraceRow], path: Path, file_format: str) -> None:
     """Writes rows to one file."""
     if file_format == "jsonl":
