@@ -1,7 +1,7 @@
 """
 The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved teams, `collect`
-collects preferences, `reproduce` runs named experiments, `report` makes the page of a run, `init` writes a small task to start from, `push`
-uploads to the Hub, `env` is for bug reports.
+collects preferences, `reproduce` runs named experiments, `plan` prints what a training needs, `report` makes the page of a run, `init` writes a
+small task to start from, `push` uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -69,6 +69,15 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     again.add_argument("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
     add_seeds(again, [0, 1, 2])
     again.add_argument("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
+
+    text = "Print the plan of a training: steps, calls, memory of each GPU by part, and the shortest time of a step."
+    plan = commands.add_parser("plan", help=text, description=text + " Other arguments are those of `train`.")
+    plan.add_argument("config", metavar="CONFIG", help="YAML file of a training, or its name in the package.")
+    plan.add_argument(
+        "--gpu", default="H100", help="Kind of GPU: T4, 4090, L40S, A100-40, A100, H100 (default) or H200."
+    )
+    plan.add_argument("--num_gpus", metavar="N", type=positive, default=1, help="Number of GPUs, 1 by default.")
+    plan.add_argument("--zero", type=int, choices=range(4), default=0, help="Stage of ZeRO; 0, the default, for none.")
 
     # The other arguments of these commands are those of a recipe or an evaluation, which have help of their own
     rest: dict[str, Any] = {"allow_abbrev": False, "add_help": False}
@@ -330,6 +339,13 @@ def run_command(argv: Sequence[str] | None) -> None:
         report(arguments.folders, arguments.output)
     elif command == "reproduce":
         reproduce(arguments, rest, parser)
+    elif command == "plan":
+        from trl_multiagent.recipe.memory import GPUS, print_memory_plan
+
+        if arguments.gpu not in GPUS:
+            parser.error(f"--gpu {arguments.gpu!r} is not known: choose one of {', '.join(GPUS)}.")
+        argv = ["--config", arguments.config, *rest]
+        print_memory_plan(TASKS, argv, "trl-multiagent plan", arguments.zero, arguments.num_gpus, arguments.gpu)
     elif command == "run" or (command == "train" and {"-h", "--help"} & set(rest)):
         train(arguments.algorithm, rest, None)
     elif command == "train":
