@@ -16,7 +16,7 @@ from trl_multiagent.evaluation.cross_play import CrossPlay, summarize_cross_play
 from trl_multiagent.evaluation.metrics import FINAL, Numbers, Result, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
 from trl_multiagent.folders import write_json, write_text
-from trl_multiagent.report.html import REPORT_FILE, write_page
+from trl_multiagent.report.html import REPORT_FILE, json_values, write_page
 from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
 from trl_multiagent.report.tables import text_table
 
@@ -94,7 +94,7 @@ class Report:
         if self.cross_play:
             contents["cross_play"] = {x.metric: x.to_json() for x in self.cross_play}
             contents["cross_play"]["runs"] = self.cross_play[0].runs
-        return without_nan(contents)
+        return json_values(contents, digits=17)
 
     def write(self, folder: Path) -> list[Path]:
         """Writes the JSON file, the table, the picture and the page, and returns their paths."""
@@ -210,15 +210,6 @@ def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
     return {turn: {name: x.to_json() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
-
-
-def without_nan(value: Any) -> Any:
-    """Replaces numbers that are not finite, which JSON does not have, by null."""
-    if isinstance(value, dict):
-        return {name: without_nan(x) for name, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show(estimate: Estimate | None, name: str) -> str:

@@ -30,7 +30,7 @@ def render(data: dict[str, Any]) -> str:
     scripts = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.iife.min.js", "trees.js", "report.js")]
     styles = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "report.css")]
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    contents = json.dumps(plain(data), allow_nan=False, separators=(",", ":"))
+    contents = json.dumps(json_values(data), allow_nan=False, separators=(",", ":"))
     values = {
         "title": html.escape(str(data["title"])),
         "policy": " ".join(f"'sha256-{digest}'" for digest in hashes),
@@ -42,12 +42,12 @@ def render(data: dict[str, Any]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 
-def plain(value: Any) -> Any:
-    """Returns values that JSON has: numbers that are not finite become null, floats keep six digits, and other objects become texts."""
+def json_values(value: Any, digits: int = 6) -> Any:
+    """Returns values that JSON has: floats with so many digits, null for those that are not finite, and texts for other objects."""
     if isinstance(value, dict):
-        return {str(name): plain(x) for name, x in value.items()}
+        return {str(name): json_values(x, digits) for name, x in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(x) for x in value]
+        return [json_values(x, digits) for x in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int) else str(value)

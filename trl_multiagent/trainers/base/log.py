@@ -90,9 +90,9 @@ class Observer:
             self.shown_rows = rows
         if keeps_trees and rows:
             self.next_kept = rows[0]["step"] + -(-trainer.state.max_steps // KEPT_STEPS)
-            for _, tree in choose_trees(trees_of(rows), KEPT_TREES, rows[0]["step"]):
-                self.trees.add(tree)
             with harmless(Path(trainer.args.output_dir)):
+                for _, tree in choose_trees(trees_of(rows), KEPT_TREES, rows[0]["step"]):
+                    self.trees.add(tree)
                 self.trees.flush()
 
     # Optimizer steps

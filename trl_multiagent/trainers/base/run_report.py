@@ -47,6 +47,7 @@ UNSHOWN = {
     "debug",
 }
 UNSHOWN |= {"accelerator_config", "ddp_find_unused_parameters", "generation_batch_size", "steps_per_generation"}
+UNSHOWN |= {"include_for_metrics", "pad_to_multiple_of"}
 
 
 class RunReport(TrainerCallback):
