@@ -1,5 +1,7 @@
 """Tiny models and environments that the tests share."""
 
+import json
+
 import torch
 import transformers
 from datasets import Dataset
@@ -194,6 +196,15 @@ def tiny_items(number: int = 12) -> Dataset:
     return Dataset.from_dict({"x": [str(10**k % 997) * (1 + k % 3) for k in range(number)]})
 
 
+PROBLEM = {"prompt": 'def f(x):\n    """Double x."""\n', "entry_point": "f"}
+PROBLEM["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
+
+
+def write_problems(path, number: int) -> None:
+    """Writes rows of HumanEval's form."""
+    path.write_text("".join(json.dumps({"task_id": f"T/{k}", **PROBLEM}) + "\n" for k in range(number)))
+
+
 # Arguments for short runs on the CPU that write nothing
 SHORT = {"max_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
 SHORT |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
@@ -218,6 +229,11 @@ def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer,
     own.setdefault("train_dataset", tiny_items())
     args = tiny_config(output_dir, config, **arguments)
     return trainer(team, environment, args, **own)
+
+
+def same_teams(*folders) -> bool:
+    teams = [AgentTeam.from_pretrained(str(folder)).parameters() for folder in folders]
+    return all(torch.equal(a, b) for a, b in zip(*teams, strict=True))
 
 
 def flip(path, position=0.5):
