@@ -11,7 +11,7 @@ import pytest
 
 from trl_multiagent import cli
 from trl_multiagent.report.curves import curves, mean_and_band, series_of, thinned, welch_interval
-from trl_multiagent.report.html import render
+from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import read_run, without_secrets
 from trl_multiagent.report.trees import MAX_TEXT, tree_page, trees_of
 from trl_multiagent.trainers.base import run_report
@@ -63,6 +63,11 @@ def test_the_page_has_the_numbers_of_the_run(run):
     assert facts["agents"].keys() == {"aux", "main"} and facts["dataset"].startswith("12 items")
     assert facts["settings"]["seed"] == 7 and facts["settings"]["num_turns"] == 2 and "beta" not in facts["settings"]
     assert not page["metrics"].keys() & {"step", "epoch", "train_runtime"}
+    assert json_values({"tokens": 1234567.0, "x": 1 / 3, "y": [math.nan]}) == {
+        "tokens": 1234567.0,
+        "x": 0.333333,
+        "y": [None],
+    }
 
 
 def test_the_page_has_the_trees_of_the_trace(run):

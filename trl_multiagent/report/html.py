@@ -48,6 +48,6 @@ def json_values(value: Any, digits: int = 6) -> Any:
         return {str(name): json_values(x, digits) for name, x in value.items()}
     if isinstance(value, list | tuple):
         return [json_values(x, digits) for x in value]
-    if isinstance(value, float):
+    if isinstance(value, float) and not value.is_integer():  # counts stay exact
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int) else str(value)
