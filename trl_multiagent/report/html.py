@@ -50,4 +50,4 @@ def json_values(value: Any, digits: int = 6) -> Any:
         return [json_values(x, digits) for x in value]
     if isinstance(value, float) and not value.is_integer():  # counts stay exact
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int) else str(value)
+    return value if value is None or isinstance(value, int | float) else str(value)
