@@ -13,10 +13,13 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TABLES = {
     "actor_critic": "demo, ",
     "class_completion": "reference, 3 agents",
+    "engine": "sampling, ",
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
+    "gpu": "lora, bfloat16, T = 2",
     "memory_plan": "full, one process",
     "needed": "rule  ",
+    "packed": "T = 1 ",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",
     "scaling": "DDP x 2",

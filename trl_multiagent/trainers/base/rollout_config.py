@@ -120,6 +120,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     > - `loss_type`: Defaults to `"luspo"`, the sum over tokens of -A log pi, averaged over rows.
     > - `scale_rewards`: Defaults to `"none"`: advantages are not divided by a standard deviation of rewards.
     > - `num_generations`: Defaults to `4`, `num_generations_eval` to `1`.
+    > - `per_device_eval_batch_size`: Defaults to `items_per_device * num_generations`, whole items.
     > - `bf16`: Defaults to `True` if the GPU supports bf16, else `False`.
     > - `disable_dropout`: Defaults to `True`, because the completions are sampled without dropout.
     """
@@ -182,6 +183,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     on_cliff: str | None = setting(choices=("stop", "rollback"))
     cliff_drop: float = setting(default=0.3, gt=0, le=1000)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 4, ge=1)
+    per_device_eval_batch_size: int | None = setting(
+        "Episodes that an evaluation plays at once; by default as many as the first turn of a step has completions.",
+        ge=1,
+    )
     num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
     scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=("none", False))
@@ -322,6 +327,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             try_generation(self)
 
     def _check_vllm(self) -> None:
+        if self.devices is not None:
+            raise ValueError(
+                "`devices` does not go with vLLM, whose engines would all be on the first GPU: leave one out."
+            )
         if self.stop_strings:
             raise ValueError("`stop_strings` do not go with vLLM: leave them out, or set `use_vllm` to False.")
         if not is_vllm_available():
@@ -353,6 +362,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                     f"is not a whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
                 )
             self.items_per_device = max(1, self.rows_per_device // self.rows_per_item)
+        if self.per_device_eval_batch_size is None:
+            num_items = math.ceil(self.items_per_device * self.num_generations / self.num_generations_eval)
+            self.per_device_eval_batch_size = num_items * self.num_generations_eval
         rows = self.items_per_device * self.rows_per_item
         self.gradient_accumulation_steps: int = math.ceil(rows / self.per_device_train_batch_size)
         if self.rows_per_device == 1:  # GRPOConfig requires at least two
