@@ -23,6 +23,7 @@ from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples
 
+from pages import read_page
 from tiny import Workflow, count_reward, team_of, tiny_team
 
 
@@ -79,6 +80,11 @@ def test_numbers_are_those_of_the_transcripts(evaluated):
     assert (evaluated / "evaluation.png").stat().st_size > 10_000
     assert set(contents["policies"]) == {"plain", "raw_single_agent", "concatenation", "pipeline", "discussion"}
     assert set(contents["differences"]) == set(contents["policies"]) - {"plain"}
+    page = read_page(evaluated / "report.html")["evaluation"]
+    assert page["policies"]["plain"]["results"]["final"]["pass@1"] == pytest.approx(
+        team["results"]["final"]["pass@1"], rel=1e-5
+    )
+    assert page.keys() == contents.keys() and page["differences"].keys() == contents["differences"].keys()
 
 
 def test_an_evaluation_goes_on_where_it_was_killed(evaluated, runs, tmp_path):
@@ -224,6 +230,8 @@ def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsy
     assert [x["main"] for x in mixed] != [x["main"] for x in answers]
     assert "agents trained together" in capsys.readouterr().out
     assert (tmp_path / "cross_play.png").stat().st_size > 10_000
+    shown = read_page(tmp_path / "report.html")["evaluation"]["cross_play"]
+    assert shown["return"]["matrices"]["aux"][0] == pytest.approx(cross_play["return"]["matrices"]["aux"][0], rel=1e-5)
 
 
 def test_several_teams_and_a_dry_run(runs, tmp_path, capsys):

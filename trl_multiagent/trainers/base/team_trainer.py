@@ -19,7 +19,9 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
+from trl_multiagent.jobs.identity import describe_dataset
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
+from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.episodes import turns_of_episodes
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
@@ -29,6 +31,7 @@ from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.failed_saves import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.hub import TeamHubMixin
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
+from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 
 
@@ -105,6 +108,15 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         """Checks the accelerator. Called after the TRL trainer is initialized."""
         check_distribution(self.accelerator)
         self.add_callback(CheckpointCallback(self))
+        self.add_callback(RunReport(self._name, self._report_facts))
+
+    def _report_facts(self) -> dict[str, Any]:
+        """Returns what is trained, and on what, for the report of the run."""
+        return {
+            "environment": "" if self.environment is None else environment_name(self.environment),
+            "agents": {agent["role"]: agent["base"] or "" for agent in self.team.summary()},
+            "dataset": describe_dataset(self.train_dataset),
+        }
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
