@@ -105,7 +105,7 @@ def test_no_prompts_need_no_call():
     assert generate_groups(tiny_llama(), [], [], config()) == []
 
 
-@pytest.mark.parametrize("architecture", ["llama", *ARCHITECTURES, "bloom"])
+@pytest.mark.parametrize("architecture", ["llama", *ARCHITECTURES, "bloom", "lfm2"])
 def test_completions_do_not_depend_on_their_batch(architecture):
     """Nor on the order, nor on the budget. Rows end at many lengths, some at their first token; a penalty does not see the padding."""
     model = tiny_llama(initializer_range=0.3) if architecture == "llama" else other_model(architecture)
@@ -127,6 +127,7 @@ def test_completions_do_not_depend_on_their_batch(architecture):
     ("architecture", "settings", "named"),
     [
         ("bloom", {}, "the cache of BloomForCausalLM"),
+        ("lfm2", {}, "the cache of Lfm2ForCausalLM"),
         ("llama", {"no_repeat_ngram_size": 12}, "NoRepeatNGramLogitsProcessor"),
         ("llama", {"cache_implementation": "static"}, "the cache of LlamaForCausalLM"),
     ],

@@ -81,6 +81,9 @@ def other_model(architecture: str, sliding_window: int = 4) -> PreTrainedModel:
             "pad_token_id": 257,
         }
         return transformers.BloomForCausalLM(transformers.BloomConfig(initializer_range=0.3, **size))
+    elif architecture == "lfm2":  # a layer keeps a state of its own
+        size |= {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 1, "intermediate_size": 64}
+        return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**size))
     elif architecture == "gemma3":
         layers = ["sliding_attention", "full_attention"]
         return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(layer_types=layers, **size, **gqa))
