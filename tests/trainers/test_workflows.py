@@ -4,6 +4,7 @@ computation in plain PyTorch, one sequence at a time.
 """
 
 import copy
+import types
 from statistics import fmean, pstdev
 
 import pytest
@@ -153,8 +154,8 @@ def test_one_turn_of_episodes_is_one_turn_of_a_tree(tmp_path):
 
         return {role: [of_node(node, role) for node in nodes] for role in ROLES}
 
-    episodes.sampler = sample
-    sample.chat_roles = frozenset()
+    episodes.sampler = types.SimpleNamespace(chat_roles=frozenset(), stream="")
+    episodes._sample = sample
     gradients = Gradients()
     episodes.add_callback(gradients)
     episodes.train()
