@@ -1,0 +1,64 @@
+"""
+Several LoRA adapters of one base in one forward, each on its own rows of the batch.
+
+The base computes all rows at once, and a forward hook of every LoRA layer adds to each row what the adapter of its agent adds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from peft import LoraConfig, PeftModel
+from peft.tuners.lora.layer import LoraLayer, MultiheadAttention, ParamWrapper
+from torch import nn
+
+
+class Group(Protocol):
+    """The rows of several adapters."""
+
+    def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """Returns what a layer computes from x, given the result of its base."""
+        ...
+
+
+def can_group(model: PeftModel, adapter: str) -> bool:
+    """
+    Returns whether an adapter can compute its rows beside those of others. It must be LoRA or rsLoRA of linear layers. DoRA needs more than
+    the result of the base, a copy of a module computes in its place, and an expert gets tokens whose rows it does not know.
+    """
+    config = cast(LoraConfig, model.peft_config[adapter])
+    if config.modules_to_save or config.trainable_token_indices is not None:
+        return False
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer) or adapter not in {*layer.lora_A, *layer.lora_embedding_A}:
+            continue
+        is_linear = adapter in layer.lora_A and isinstance(layer.lora_A[adapter], nn.Linear)
+        if not is_linear or isinstance(layer, MultiheadAttention | ParamWrapper):
+            return False
+        if adapter in layer.lora_variant or "expert" in name:
+            return False
+    return True
+
+
+@dataclass
+class Blocks:
+    """
+    Consecutive rows of several adapters, for the update. It calls the modules of the adapters, which therefore have their dropout, and which
+    ZeRO-3 gathers. The name of an adapter that does not exist stands for the base alone.
+    """
+
+    adapters: Sequence[str]
+    sizes: Sequence[int]  # the number of rows of each
+
+    def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        length = len(x) // sum(self.sizes)  # some models merge the dimensions of rows and tokens
+        sizes = [size * length for size in self.sizes]
+        blocks = []
+        for adapter, own, block in zip(self.adapters, x.split(sizes), result.split(sizes), strict=True):
+            if adapter in layer.lora_A:
+                lora_a, lora_b = layer.lora_A[adapter], layer.lora_B[adapter]
+                own = layer.lora_dropout[adapter](own.to(lora_a.weight.dtype))
+                block = block + lora_b(lora_a(own)) * layer.scaling[adapter]
+            blocks.append(block)
+        return torch.cat(blocks).to(result.dtype)

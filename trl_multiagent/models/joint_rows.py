@@ -1,0 +1,57 @@
+"""Joins the inputs of several agents on one base, so that one forward computes them, and splits its output."""
+
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import ModelOutput
+
+
+PADDING = {"labels": -100, "shift_labels": -100}  # the values of other inputs are 0
+MOST_PADDING = 1.25  # tokens with the padding of joint rows, per token without it
+
+
+def group_inputs(names: dict[str, str], team_inputs: dict[str, dict[str, Any]]) -> list[list[str]]:
+    """
+    Groups roles whose rows one forward can compute: those with the same entry of `names`, the same kinds of inputs, and log-probabilities as
+    output. An agent with a router loss stays alone, because it sums over the tokens of a forward.
+
+    Rows of different lengths need padding. If that adds more than a quarter of the tokens, the agents stay alone, unless ZeRO-3 gathers the
+    base for each forward; its processes must also agree on their number.
+    """
+    groups: dict[Any, list[str]] = {}
+    for role, inputs in team_inputs.items():
+        joins = role in names and inputs.get("fused_lm_head") and not {"router_weights", "shared_prompts"} & {*inputs}
+        groups.setdefault((names[role], *sorted(inputs)) if joins else role, []).append(role)
+    result = []
+    for roles in groups.values():
+        shapes = [team_inputs[role]["input_ids"].shape for role in roles]
+        longest = max(length for _, length in shapes)
+        padded, tokens = sum(rows * longest for rows, _ in shapes), sum(rows * length for rows, length in shapes)
+        fits = padded <= MOST_PADDING * tokens or is_deepspeed_zero3_enabled()
+        result += [roles] if fits else [[role] for role in roles]
+    return result
+
+
+def join_inputs(inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Concatenates the rows of several agents, padded on the right. What is not a tensor is the same for all."""
+    longest = max(x["input_ids"].size(1) for x in inputs)
+    joined = dict(inputs[0])
+    for name, value in joined.items():
+        if isinstance(value, torch.Tensor):
+            padded = [pad(x[name], (0, longest - x[name].size(1)), value=PADDING.get(name, 0)) for x in inputs]
+            joined[name] = torch.cat(padded)
+    return joined
+
+
+def split_output(output: ModelOutput, inputs: list[dict[str, Any]]) -> list[ModelOutput]:
+    """Returns the part of each agent in the output for joined inputs. Values that are no table of rows and tokens are left out."""
+    longest = max(x["input_ids"].size(1) for x in inputs)
+    tables = {name: x for name, x in output.items() if isinstance(x, torch.Tensor) and x.dim() > 1}
+    outputs, start = [], 0
+    for rows, length in (x["input_ids"].shape for x in inputs):
+        own = {name: x[start : start + rows, : x.size(1) - (longest - length)] for name, x in tables.items()}
+        outputs.append(type(output)(**own))
+        start += rows
+    return outputs
