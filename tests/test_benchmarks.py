@@ -15,6 +15,7 @@ TABLES = {
     "class_completion": "reference, 3 agents",
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
+    "grouped": "sampling  ",
     "needed": "rule  ",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",

@@ -46,21 +46,19 @@ def opt():
     return OPTForCausalLM(OPTConfig(vocab_size=258, max_position_embeddings=64, word_embed_proj_dim=16, **size))
 
 
+TOKENS = {"trainable_token_indices": [65]}
 # Each with the number of its forwards
 TEAMS = {
     "two agents": (lambda: adapted({}, {}), 1),
     "other ranks and layers": (lambda: adapted({}, {"r": 7, "use_rslora": True}, {"target_modules": ["v_proj"]}), 1),
-    "biases": (lambda: adapted({"lora_bias": True}, {}), 1),
+    "biases": (lambda: adapted({"lora_bias": True}, {}), 2),
     "rows and tokens in one dimension": (lambda: adapted({}, {}, base=opt()), 1),
     "two bases": (lambda: team_of("lora on two bases", ROLES), 2),
     "frozen": (frozen, 1),
     "shared": (lambda: team_of("shared", ROLES), 1),
     "with DoRA": (lambda: adapted({}, {"use_dora": True}, {}), 2),
     "with a copied module": (lambda: adapted({"modules_to_save": ["norm"]}, {}, {}), 2),
-    "with tokens of its own": (
-        lambda: adapted({}, {"trainable_token_indices": [65]}, base=tiny_llama(tie_word_embeddings=False)),
-        2,
-    ),
+    "with tokens of their own": (lambda: adapted(TOKENS, TOKENS, base=tiny_llama(tie_word_embeddings=False)), 2),
     "with embeddings": (lambda: adapted({}, {}, {"target_modules": ["embed_tokens", "q_proj"]}), 2),
 }
 

@@ -40,7 +40,7 @@ CASES = {
     "full, recomputed": ("full", {"gradient_checkpointing": True, "num_generations_eval": 2}),
     "heterogeneous": ("heterogeneous", {}),
     "shared": ("shared", {"beta": 0.1}),
-    "lora": ("lora", {"beta": 0.1}),
+    "lora": ("lora", {"beta": 0.1, "gradient_checkpointing": True}),
     "lora on two bases": ("lora on two bases", {}),
     "lora and whole modules": ("lora and whole modules", {"beta": 0.1, "gradient_checkpointing": True}),
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),

@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel
 from peft.tuners.lora.layer import LoraLayer, MultiheadAttention, ParamWrapper
 from torch import nn
+from torch.nn.functional import linear
 
 
 class Group(Protocol):
@@ -24,11 +25,11 @@ class Group(Protocol):
 
 def can_group(model: PeftModel, adapter: str) -> bool:
     """
-    Returns whether an adapter can compute its rows beside those of others. It must be LoRA or rsLoRA of linear layers. DoRA needs more than
-    the result of the base, a copy of a module computes in its place, and an expert gets tokens whose rows it does not know.
+    Returns whether an adapter can compute its rows beside those of others. It must be LoRA or rsLoRA of linear layers, without biases. DoRA
+    needs more than the result of the base, a copy of a module computes in its place, and an expert gets tokens whose rows it does not know.
     """
     config = cast(LoraConfig, model.peft_config[adapter])
-    if config.modules_to_save or config.trainable_token_indices is not None:
+    if config.modules_to_save or config.trainable_token_indices is not None or config.lora_bias:
         return False
     for name, layer in model.named_modules():
         if not isinstance(layer, LoraLayer) or adapter not in {*layer.lora_A, *layer.lora_embedding_A}:
@@ -62,3 +63,45 @@ class Blocks:
                 block = block + lora_b(lora_a(own)) * layer.scaling[adapter]
             blocks.append(block)
         return torch.cat(blocks).to(result.dtype)
+
+
+class Stacked:
+    """
+    Rows of several adapters in any order, for sampling, in which no weight changes. The weights are stacked at the start, so a layer adds two
+    products however many adapters there are: with all A, of which a row keeps the part of its own adapter, and with all B. As in [`Blocks`], a
+    name without an adapter stands for the base alone.
+
+    Attributes:
+        rows (`torch.Tensor`): The position of each row's adapter in `adapters`.
+    """
+
+    rows: torch.Tensor
+
+    def __init__(self, model: PeftModel, adapters: Sequence[str]):
+        layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+        self.weights = {
+            layer: stack(layer, adapters) for layer in layers if not layer.lora_A.keys().isdisjoint(adapters)
+        }
+
+    def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        if layer not in self.weights:
+            return result
+        all_a, all_b, scales = self.weights[layer]
+        x = x.reshape(len(self.rows), -1, x.size(-1)).to(all_a.dtype)  # some models merge rows and tokens
+        added = linear(linear(x, all_a) * scales[self.rows], all_b)
+        return (result + added.view_as(result)).to(result.dtype)
+
+
+@torch.no_grad()
+def stack(layer: LoraLayer, adapters: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Returns the weights A of all adapters of a layer, of shape `(sum of ranks, inputs)`, the weights B, of shape `(outputs, sum of ranks)`,
+    and the factors between them, of shape `(num_adapters, 1, sum of ranks)`: for each adapter its scaling at its own ranks, else 0.
+    """
+    present = [adapter for adapter in adapters if adapter in layer.lora_A]
+    all_a = torch.cat([layer.lora_A[adapter].weight for adapter in present])
+    all_b = torch.cat([layer.lora_B[adapter].weight for adapter in present], dim=1)
+    ranks = [adapter for adapter in present for _ in layer.lora_A[adapter].weight]
+    own = torch.tensor([[rank == adapter for rank in ranks] for adapter in adapters])
+    factors = torch.tensor([layer.scaling[adapter] for adapter in ranks]) * own
+    return all_a, all_b, factors.unsqueeze(1).to(all_a)
