@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage check test-rounding test-latest lint types format clean
+.PHONY: help setup demo test coverage check test-rounding test-latest lint types format docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,9 +40,9 @@ demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
 	$(VENV)/bin/accelerate launch --config_file accelerate_configs/single.yaml \
 		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
 
-# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, and the clients of endpoints
+# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, the clients of endpoints, and the site
 $(VENV)/.extras: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,endpoints,quantization]"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,docs,endpoints,quantization]"
 	@touch $@
 
 test: $(VENV)/.extras  ## Run the tests
@@ -79,5 +79,11 @@ format: setup  ## Repair style and formatting
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+# Warnings, such as a broken link, are errors. The site needs no network, but its search needs a server
+docs: setup  ## Build the documentation site in build/site
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@echo "To read it: $(VENV)/bin/python -m http.server --directory build/site --bind 127.0.0.1"
+
 clean:  ## Remove .venv and the results of runs
-	rm -rf $(VENV) $(VENV)-latest outputs .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(VENV)-latest build outputs .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -30,7 +30,7 @@ test_endpoints test_preference_run test_marlhf test_preference_processes test_li
 test_madpo_trainer test_control test_collection test_magrpo_update test_recipe test_code_reward test_commands test_precision
 test_earned_attacks test_failures test_experiments test_wheel test_joint_reward_trainer test_own_family test_docs test_own_task
 test_iterations test_rewards test_bad_endings test_router_loss test_two_hosts test_dropout test_cli
-test_verdicts test_answers test_client test_positions test_quantized_base test_report test_earned_reward
+test_verdicts test_site test_answers test_client test_positions test_quantized_base test_report test_earned_reward
 """.split()
 # The longest of the others, which `make check` runs too
 NEXT = """

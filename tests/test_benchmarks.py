@@ -16,6 +16,7 @@ TABLES = {
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
     "grouped": "sampling  ",
+    "memory_plan": "full, one process",
     "needed": "rule  ",
     "preference": "madpo_iter",
     "sandbox": "sandbox, tier seccomp",

@@ -17,6 +17,7 @@ from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.base import judge
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.training import parse_recipe
+from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import tiny_environment, tiny_items, tiny_team, tiny_trainer
 
@@ -66,8 +67,29 @@ def test_readme_example(run_example, tmp_path, capsys):
     (example,) = [block for block in python_blocks(ROOT / "README.md") if "FunctionEnvironment(" in block]
     assert len(example.strip().splitlines()) <= 25
     run_example(example)
-    assert (tmp_path / "haiku" / "agents" / "poet" / "config.json").is_file()
+    assert (tmp_path / "editor" / "agents" / "writer" / "config.json").is_file()
     assert "'reward':" in capsys.readouterr().out
+
+
+def test_example_for_users_of_trl(run_example, tmp_path):
+    (example,) = python_blocks(ROOT / "docs" / "from_trl.md")
+    names = run_example(example)
+    assert (tmp_path / "poets" / "agents" / "critic" / "config.json").is_file()
+    rewards = names["reward"](
+        [{"poet": "rain falls", "critic": " falls"}, {"poet": "it", "critic": "it"}], ["rain"] * 2
+    )
+    assert rewards == [1.0, 0.0]
+
+
+def test_example_of_an_algorithm(run_example):
+    (example,) = python_blocks(ROOT / "docs" / "algorithms.md")
+    trainer = run_example(example)["trainer"]
+    indices = [(0, 0), (1, 1), (2, 2)]
+    samples = {role: Samples([1], [[2], [3], [4]], ["a", "b", "c"]) for role in ("poet", "critic")}
+    node = Node({}, (), {"poet": "", "critic": ""}, samples, indices, returns=[0.0, 9.0, 2.0])
+    advantages = trainer.node_advantages(node)
+    assert {role: x.tolist() for role, x in advantages.items()} == {"poet": [-1, 1, 0], "critic": [-1, 1, 0]}
+    assert trainer.state.global_step == 1
 
 
 def test_migration_example(run_example, tmp_path):
@@ -93,8 +115,16 @@ def test_a_picture_is_drawn_by_its_script(tmp_path, name):
     assert imread(tmp_path / "picture.png").shape == imread(script.with_name(f"{name}.png")).shape
 
 
+def test_the_picture_of_the_trainers_is_drawn_by_its_script(tmp_path):
+    script = ROOT / "docs" / "images" / "make_trainers.py"
+    names = {"__name__": "script", "__file__": str(script)}
+    exec(script.read_text(), names)
+    names["draw"]({name: [[0.5] * names["STEPS"]] * 3 for name in names["NAMES"]}, tmp_path / "picture.png")
+    assert imread(tmp_path / "picture.png").shape == imread(script.with_name("trainers.png")).shape
+
+
 @pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name
 )
 def test_links_and_commands_name_files_that_exist(path):
     text = path.read_text()

@@ -1,6 +1,6 @@
 """
 The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved teams, `collect`
-collects preferences, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug reports.
+collects preferences, `reproduce` runs named experiments, `plan` prints what a training needs, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -51,6 +51,21 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     text = "Where to write it; by default the working directory."
     init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help=text)
 
+    text = "Train a team for several seeds and its control, evaluate them, and show the published numbers."
+    again = commands.add_parser("reproduce", help=text, description=text + " Other arguments go to the trainings.")
+    again.add_argument("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
+    add_seeds(again, [0, 1, 2])
+    again.add_argument("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
+
+    text = "Print the plan of a training: steps, calls, memory of each GPU by part, and the shortest time of a step."
+    plan = commands.add_parser("plan", help=text, description=text + " Other arguments are those of `train`.")
+    plan.add_argument("config", metavar="CONFIG", help="YAML file of a training, or its name in the package.")
+    plan.add_argument(
+        "--gpu", default="H100", help="Kind of GPU: T4, 4090, L40S, A100-40, A100, H100 (default) or H200."
+    )
+    plan.add_argument("--num_gpus", metavar="N", type=positive, default=1, help="Number of GPUs, 1 by default.")
+    plan.add_argument("--zero", type=int, choices=range(4), default=0, help="Stage of ZeRO; 0, the default, for none.")
+
     # The other arguments of these commands are those of a recipe or an evaluation, which have help of their own
     rest: dict[str, Any] = {"allow_abbrev": False, "add_help": False}
     train = commands.add_parser(
@@ -58,7 +73,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help="Train a team through `accelerate launch`, on code generation or on a task of your own.",
         description="Trains a team through `accelerate launch`, on code generation or on the task that --task names. All "
         "other arguments go to the recipe: `trl-multiagent train magrpo --help` lists them.",
-        usage="%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--task TASK] --config FILE "
+        usage="%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--seeds LIST [--jobs N]] [--task TASK] --config FILE "
         "[recipe arguments]",
         **rest,
     )
@@ -72,6 +87,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         command.add_argument("--accelerate_config", metavar="FILE", help=text)
         text = "Number of processes, for `accelerate launch`."
         command.add_argument("--num_processes", metavar="N", type=positive, help=text)
+    add_seeds(train, None)
     for command in (train, commands.add_parser("run", help="What `train` launches in every process.", **rest)):
         command.add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
     return parser, train
@@ -102,6 +118,23 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1.")
     return int(text)
+
+
+def add_seeds(parser: argparse.ArgumentParser, default: list[int] | None) -> None:
+    """Adds the flags for several seeds."""
+    text = (
+        "Train once per seed, each in its own folder, such as 0,1,2. Started again, it goes on with what is missing."
+    )
+    parser.add_argument("--seeds", metavar="LIST", type=several_seeds, default=default, help=text)
+    parser.add_argument("--jobs", metavar="N", type=positive, default=1, help="Seeds at the same time, 1 by default.")
+
+
+def several_seeds(text: str) -> list[int]:
+    """Reads seeds that are separated by commas."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) < 2**32 for part in parts) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of different seeds, such as 0,1,2.")
+    return [int(part) for part in parts]
 
 
 def launch(command: Sequence[str], check: Callable[[], object], prog: str, options: argparse.Namespace) -> None:
@@ -204,7 +237,29 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
     prog = f"trl-multiagent train {algorithm}"
     if options is None:
         return run_recipe(algorithm, TASKS, argv, prog=prog)
+    if options.seeds is not None:
+        from trl_multiagent.recipe.seeds import train_with_seeds
+
+        flags = [(f"--{name}", vars(options)[name]) for name in ("accelerate_config", "num_processes")]
+        launch_flags = [str(text) for flag in flags if flag[1] is not None for text in flag]
+        status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, options.jobs, launch_flags)
+        if status or "--dry_run" in argv:
+            sys.exit(status)
+        return print(f"Evaluate them together: trl-multiagent evaluate {shlex.join(map(str, runs))}")
     launch(["run", algorithm, *argv], partial(read_settings, algorithm, TASKS, argv, prog), prog, options)
+
+
+def reproduce(arguments: argparse.Namespace, rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Reproduces an experiment, or lists all of them."""
+    from trl_multiagent.recipe import reproduce
+
+    known, name = reproduce.experiments(), arguments.name
+    if name is None:
+        return print("\n".join(f"{name:<10}{experiment['about']}" for name, experiment in known.items()))
+    if name not in known:
+        parser.error(f"there is no experiment {name!r}: choose one of {', '.join(known)}.")
+    folder = arguments.output_dir or Path("outputs") / "reproduce" / name
+    sys.exit(reproduce.reproduce(name, TASKS, arguments.seeds, arguments.jobs, folder, rest))
 
 
 def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
@@ -256,6 +311,15 @@ def run_command(argv: Sequence[str] | None) -> None:
         init(arguments.folder)
     elif command == "push":
         push(arguments)
+    elif command == "reproduce":
+        reproduce(arguments, rest, parser)
+    elif command == "plan":
+        from trl_multiagent.recipe.memory import GPUS, print_memory_plan
+
+        if arguments.gpu not in GPUS:
+            parser.error(f"--gpu {arguments.gpu!r} is not known: choose one of {', '.join(GPUS)}.")
+        argv = ["--config", arguments.config, *rest]
+        print_memory_plan(TASKS, argv, "trl-multiagent plan", arguments.zero, arguments.num_gpus, arguments.gpu)
     elif command == "run" or (command == "train" and {"-h", "--help"} & set(rest)):
         train(arguments.algorithm, rest, None)
     elif command == "train":

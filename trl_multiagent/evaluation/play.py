@@ -20,8 +20,7 @@ from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.jobs.identity import describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
-from trl_multiagent.models.generation import generate_groups
-from trl_multiagent.rollout.episodes import derive_seed, nodes_of_episode, play_episodes
+from trl_multiagent.rollout.episodes import nodes_of_episode, play_episodes
 from trl_multiagent.rollout.sampler import (
     Completions,
     Level,
@@ -79,8 +78,8 @@ class Policy:
 
 class EpisodeGenerator(TransformersGenerator):
     """
-    Samples episodes. The random numbers of a completion depend on the seed, the item, the episode, the turn and the role
-    alone, so neither the other episodes of a batch nor the number of processes changes it, up to rounding.
+    Samples episodes, and measures the time. Neither the other episodes of a batch nor the number of processes changes a completion, up to
+    rounding.
     """
 
     def __init__(self, policy: Policy, team: SamplingTeam, config: EvaluationConfig):
@@ -92,10 +91,9 @@ class EpisodeGenerator(TransformersGenerator):
         if config.temperature != 0:
             arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
         given = {name: value for name, value in arguments.items() if value is not None}
-        super().__init__(team, sampling_arguments(given), config.generation_token_budget, config.stop_strings)
-        self.seed = config.seed
+        budget, stops = config.generation_token_budget, config.stop_strings
+        super().__init__(team, sampling_arguments(given), budget, stops, config.seed)
         self.silent_role = policy.replaced.role if policy.replaced and policy.replaced.by == NOTHING else None
-        self.items: Sequence[int] = ()  # those of the batch
         self.generation_seconds: list[dict[str, float]] = []  # of each role's generate call, for every turn
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
@@ -107,29 +105,16 @@ class EpisodeGenerator(TransformersGenerator):
     def sample(
         self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
     ) -> list[list[list[int]]]:
-        """Samples one completion per node. The episodes of an item that have the same prompt read it once."""
         nodes = level.nodes[role]
         if not nodes:
             return []
         if role == self.silent_role:
             self.generation_seconds[-1][role] = 0.0
             return [[self.team.end_tokens(role)[:1]] for _ in nodes]
-        seeds = [
-            derive_seed(self.seed, self.items[node.tree], node.episode, len(node.history), role) for node in nodes
-        ]
-        same: dict[tuple[int, ...], list[int]] = {}  # the nodes of each prompt
-        for k, ids in enumerate(prompt_ids):
-            same.setdefault(tuple(ids), []).append(k)
-        rows = list(same.values())
-        if len({len(row) for row in rows}) > 1:
-            rows = [[k] for k in range(len(nodes))]
-        prompts, row_seeds = [prompt_ids[row[0]] for row in rows], [[seeds[k] for k in row] for row in rows]
-        stops = self.team.tokenizers[role], self.stop_strings.get(role, ())
         start = time.perf_counter()
-        groups = generate_groups(agent, prompts, len(rows[0]), config, self.token_budget, row_seeds, stops)
+        completions = super().sample(agent, role, prompt_ids, level, config)
         self.generation_seconds[-1][role] = time.perf_counter() - start
-        of_nodes = {k: ids for row, group in zip(rows, groups, strict=True) for k, ids in zip(row, group, strict=True)}
-        return [[of_nodes[k]] for k in range(len(nodes))]
+        return completions
 
 
 def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, accelerator: Accelerator) -> Records:
@@ -227,7 +212,7 @@ def play_batch(
     the number of episodes, and for every turn the seconds of each role's generate call, which makes the answers of all these episodes.
     """
     start = time.perf_counter()
-    generator.items, generator.generation_seconds = batch, []
+    generator.generation_seconds = []
     levels = play_episodes(
         [dataset[item] for item in batch],
         policy.environment,
@@ -235,6 +220,7 @@ def play_batch(
         lambda nodes: judge_nodes(policy.environment, nodes, evaluation=True, chat_roles=sampler.chat_roles),
         num_turns=policy.num_turns(config),
         num_episodes=config.num_episodes,
+        numbers=batch,
     )
     scoring_metrics(policy.environment)  # they are about the last call; reading them starts the next count
     timing = {
@@ -244,8 +230,8 @@ def play_batch(
     }
     return [
         {
-            "item": batch[root.tree],
-            "id": names[batch[root.tree]],
+            "item": root.tree,
+            "id": names[root.tree],
             "episode": root.episode,
             "timing": timing,
             "turns": [turn_record(node, sampler) for node in nodes_of_episode(root)],

@@ -9,23 +9,22 @@ import inspect
 from typing import Any, cast
 
 import torch
-from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, StaticCache
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
-
-
-def can_sample_from_shared_prompts(model: PreTrainedModel, generation_config: GenerationConfig) -> bool:
-    """Returns whether completions can be sampled from a prompt that was read once."""
-    return _can_continue_cache(model) and not generation_config.cache_implementation
 
 
 def can_share_prompts(model: PreTrainedModel) -> bool:
     """Returns whether rows of a training batch can continue a prompt. Layers with activation checkpointing fill no cache."""
-    return _can_continue_cache(model) and not model.is_activation_checkpointing
+    return can_continue_cache(model) and not model.is_activation_checkpointing
 
 
-def _can_continue_cache(model: PreTrainedModel) -> bool:
+def can_continue_cache(model: PreTrainedModel) -> bool:
     """Returns whether a model's cache holds plain keys and values, and whether the model accepts positions that skip padding."""
-    return cast(Any, model)._supports_default_dynamic_cache() and takes_positions(model)
+    if not cast(Any, model)._supports_default_dynamic_cache() or not takes_positions(model):
+        return False
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer) for layer in layers)
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
@@ -38,40 +37,71 @@ def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
+class RoomyLayer(DynamicLayer):
+    """
+    A cache layer with room for `max_length` tokens, which are written in place. A growing layer is copied as a whole at every token. Keys and
+    values may differ in data type, as under autocast.
+    """
+
+    def __init__(self, max_length: int):
+        super().__init__()
+        self.max_length = max_length
+
+    @classmethod
+    def of(cls, layer: DynamicLayer, rows: torch.Tensor, max_length: int) -> "RoomyLayer":
+        """Returns some rows of another layer, with room."""
+        roomy = cls(max_length)
+        if layer.get_seq_length() > 0:
+            roomy.update(layer.keys[rows], layer.values[rows])
+        return roomy
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        start = self.get_seq_length()
+        if start == 0:
+            self.lazy_initialization(key_states, value_states)
+            self.rooms = [x.new_empty(*x.shape[:-2], self.max_length, x.size(-1)) for x in (key_states, value_states)]
+        end = start + key_states.size(-2)
+        for room, states in zip(self.rooms, (key_states, value_states), strict=True):
+            room[..., start:end, :] = states
+        self.keys, self.values = (room[..., :end, :] for room in self.rooms)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Selects at most as many rows as there are. Those that keep their place are not copied."""
+        moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero().squeeze(1)
+        self.rooms = [room[: len(indices)].index_copy_(0, moved, room[indices[moved]]) for room in self.rooms]
+        self.keys, self.values = (room[..., : self.get_seq_length(), :] for room in self.rooms)
+
+
 def prompt_cache(
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
-    num_generations: int,
-    max_new_tokens: int,
+    owners: torch.Tensor,
+    max_length: int,
 ) -> Cache:
     """
     Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left, for sampling. Returns the keys and values of all prompt tokens
-    but the last, which `generate` reads itself. The cache has `num_prompts * num_generations` rows; the completions of a prompt, of
-    `max_new_tokens` at most, follow each other.
+    but the last, with a row for each entry of `owners`, which is the index of its prompt. The rows will have `max_length` tokens at most.
     """
-    config = model.config.get_text_config(decoder=True)
-    cache = DynamicCache(config=config)
-    if input_ids.size(1) == 1:
-        return cache
-    inputs = cast(Any, model).prepare_inputs_for_generation(
-        input_ids[:, :-1],
-        attention_mask=attention_mask[:, :-1],
-        position_ids=token_positions(attention_mask)[:, :-1],
-        past_key_values=cache,
-        use_cache=True,
-    )
-    model.base_model(**inputs)  # the backbone alone, because the logits of prompts are not needed
-    # Two cases need a cache that grows: layers that keep only a window, and autocast, which mixes data types
-    if any(cache.is_sliding) or torch.is_autocast_enabled(input_ids.device.type):
-        cache.batch_repeat_interleave(num_generations)
-        return cache
-    # Otherwise the cache gets room for the completions at once: a growing cache is copied as a whole at every token
-    roomy = StaticCache(config=config, max_cache_len=input_ids.size(1) + max_new_tokens)
-    for index, layer in enumerate(cast(Any, cache.layers)):
-        keys, values = (x.repeat_interleave(num_generations, dim=0) for x in (layer.keys, layer.values))
-        roomy.update(keys, values, index)
-    return roomy
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    if input_ids.size(1) > 1:
+        inputs = cast(Any, model).prepare_inputs_for_generation(
+            input_ids[:, :-1],
+            attention_mask=attention_mask[:, :-1],
+            position_ids=token_positions(attention_mask)[:, :-1],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        model.base_model(**inputs)  # the backbone alone, because the logits of prompts are not needed
+    for k, layer in enumerate(cast(Any, cache.layers)):
+        if type(layer) is DynamicLayer:
+            cache.layers[k] = RoomyLayer.of(layer, owners, max_length)
+        else:  # it keeps a window
+            layer.batch_select_indices(owners)
+    return cache
 
 
 def continue_prompts(

@@ -1,8 +1,8 @@
 """
 Collects joint preferences: samples joint answers to every item, scores them, pairs them, and writes an ordinary dataset.
 
-Items are collected in chunks. The candidates of a chunk depend on the seed and on the number of the chunk alone, so neither an
-interruption nor the number of processes changes the result.
+Items are collected in chunks. What the candidates of an item draw depends on the seed, the round and the item alone, and the random numbers of
+the environment on the chunk, so neither an interruption nor the number of processes changes the result.
 """
 
 import contextlib
@@ -167,7 +167,7 @@ class _Collection:
         if missing and self.stage.has(STATE_FILE.format(missing[0] - count)):
             state = torch.load(self.folder / STATE_FILE.format(missing[0] - count), weights_only=True)
             self.environment.load_state_dict(state)
-        sampler = team_sampler(self.team, self.config)
+        sampler = team_sampler(self.team, self.config, f"{self.config.seed}/{self.round}/team")
         sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
         parts, left = ([self.chunks[number] for number in numbers] for numbers in (own, missing))
         silent = config.disable_tqdm or not self.state.is_main_process
@@ -228,6 +228,7 @@ class _Collection:
                 num_turns=1,
                 num_generations=num_candidates,
                 process_reward=self.config.process_reward,
+                numbers=self.chunks[chunk],
             )
         if any(node.role_rewards for node in nodes):
             raise ValueError(

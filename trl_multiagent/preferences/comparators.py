@@ -74,7 +74,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     Makes the comparator that `config.comparator_policy` names for a team that is trained, or `None` if there is none. `history` depends on
     the number of the `round`. Raises `ValueError` if a model or team cannot be loaded or has other roles, or there is no saved team.
     """
-    policy = config.comparator_policy
+    policy, seed = config.comparator_policy, f"{config.seed}/{round}/comparator"
     if policy is None:
         return None
     if policy in ("model", "api"):
@@ -85,7 +85,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     elif policy == "history" and round > 0:
         folder = history_folder(config, round)
         name, other = f"history:{folder.name}", load(str(folder), team.roles, team)
-    return Comparator(name, other, team_sampler(other, config))
+    return Comparator(name, other, team_sampler(other, config, seed))
 
 
 def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Comparator:
@@ -104,7 +104,9 @@ def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Compa
         name = f"model:{names if isinstance(names, str) else ','.join(names)}"
         other = load(names, roles if mode == "decentralized" else [SOLO], team)
         answers = len(roles) if mode == "centralized" else 1  # in one text
-        sample = team_sampler(other, config, answers * config.max_completion_length)
+        sample = team_sampler(
+            other, config, f"{config.seed}/{round}/comparator", answers * config.max_completion_length
+        )
     if mode == "decentralized":
         return Comparator(name, other, sample, client)
     one_for_all = CentralizedSampler if mode == "centralized" else SequentialSampler
@@ -130,10 +132,12 @@ def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> A
     return team.requires_grad_(False).eval().to(device=like.device, dtype=like.dtype)
 
 
-def team_sampler(team: AgentTeam, config: PreferenceConfig, max_new_tokens: int | None = None) -> TeamSampler:
+def team_sampler(
+    team: AgentTeam, config: PreferenceConfig, seed: str, max_new_tokens: int | None = None
+) -> TeamSampler:
     """Samples with a team as the settings say. `max_new_tokens` replaces their `max_completion_length`."""
     settings = {**config.sampling_kwargs, "max_new_tokens": max_new_tokens or config.max_completion_length}
-    generator = TransformersGenerator(team, sampling_arguments(settings), config.generation_token_budget)
+    generator = TransformersGenerator(team, sampling_arguments(settings), config.generation_token_budget, seed=seed)
     return TeamSampler(team, generator, config.use_chat_template)
 
 
@@ -178,7 +182,9 @@ class CentralizedSampler:
         self.sampler, self.roles = sampler, tuple(roles)
 
     def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
-        asked = [Node(node.item, (), {SOLO: central_prompt(self.roles, node.prompts)}) for node in nodes]
+        asked = [
+            Node(node.item, (), {SOLO: central_prompt(self.roles, node.prompts)}, tree=node.tree) for node in nodes
+        ]
         result: dict[str, list[Samples]] = {role: [] for role in self.roles}
         for samples in self.sampler(asked, num_candidates)[SOLO]:
             answers = [split_blocks(text, self.roles).answers for text in samples.texts]
@@ -204,7 +210,13 @@ class SequentialSampler:
         for role in self.roles:
             first = not result  # all candidates of an item have the same prompt
             asked = [
-                Node(node.item, (), {SOLO: self.prompt(role, node.prompts, answers[k * num_candidates + c])})
+                Node(
+                    node.item,
+                    (),
+                    {SOLO: self.prompt(role, node.prompts, answers[k * num_candidates + c])},
+                    tree=node.tree,
+                    path=(len(result), c),  # the roles' draws differ
+                )
                 for k, node in enumerate(nodes)
                 for c in range(1 if first else num_candidates)
             ]

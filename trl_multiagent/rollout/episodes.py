@@ -1,7 +1,7 @@
 """Plays episodes: sequences of turns without branches, each with one joint action."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn
@@ -18,12 +18,13 @@ def play_episodes(
     num_episodes: int = 1,
     discount: float = 1.0,
     process_reward: Callable[[float], float] = float,
+    numbers: Sequence[int] | None = None,
 ) -> list[list[Node]]:
     """
     Plays a batch of episodes, turn by turn.
 
     Args:
-        items, environment, sample, num_turns, discount, process_reward: See [`~rollout.tree.grow_trees`].
+        items, environment, sample, num_turns, discount, process_reward, numbers: See [`~rollout.tree.grow_trees`].
         score (`Callable`, *optional*):
             `nodes -> outcomes` of each node's joint action. Called once per turn. By default, the environment's `evaluate`.
         num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
@@ -48,6 +49,7 @@ def play_episodes(
         num_episodes=num_episodes,
         discount=discount,
         process_reward=process_reward,
+        numbers=numbers,
     )
 
 

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.positions import check_prompts, learned_positions
+from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
@@ -48,6 +50,7 @@ class Level:
     nodes: dict[str, list[Node]]  # for each agent, the nodes of a turn at which it acts; for some agents perhaps none
     prompt_ids: dict[str, list[list[int]]]  # the token ids of its prompt at each of them
     num_generations: int  # of each prompt
+    stream: str = ""  # names what is sampled twice at the same nodes
 
 
 @dataclass
@@ -73,6 +76,9 @@ class TransformersGenerator:
     """
     Samples with transformers, one agent after the other. `arguments`: fields of [`~transformers.GenerationConfig`], complete, see
     [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: see [`Generator`].
+
+    With a `seed`, what a completion draws depends on the seed, the stream, the item's number, the episode or the path of joint actions, the turn,
+    the role and the completion's number alone. Without one, torch's global generator decides for each level.
     """
 
     def __init__(
@@ -81,8 +87,10 @@ class TransformersGenerator:
         arguments: dict[str, Any],
         token_budget: int | None = None,
         stop_strings: Mapping[str, Sequence[str]] | None = None,
+        seed: int | str | None = None,
     ):
         self.team = team
+        self.seed = seed
         self.arguments = arguments
         self.token_budget = token_budget
         self.stop_strings = stop_strings or {}
@@ -107,9 +115,37 @@ class TransformersGenerator:
     def sample(
         self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
     ) -> list[list[list[int]]]:
-        """Samples the completions of one agent; see [`~models.generation.generate_groups`]."""
+        """Samples the completions of one agent; see [`~models.generation.generate_groups`]. Nodes with the same prompt read it once."""
+        seeds = self.seeds(role, level)
+        same: dict[tuple[int, ...], list[int]] = {}  # the nodes of each prompt
+        for k, ids in enumerate(prompt_ids):
+            same.setdefault(tuple(ids), []).append(k)
+        prompts, row_seeds = (
+            [[*ids] for ids in same],
+            [[x for k in nodes for x in seeds[k]] for nodes in same.values()],
+        )
         stops = self.team.tokenizers[role], self.stop_strings.get(role, ())
-        return generate_groups(agent, prompt_ids, level.num_generations, config, self.token_budget, stops=stops)
+        groups = generate_groups(agent, prompts, row_seeds, config, self.token_budget, stops)
+        completions: list[list[list[int]]] = [[] for _ in prompt_ids]
+        for nodes, group in zip(same.values(), groups, strict=True):
+            for position, k in enumerate(nodes):
+                completions[k] = group[position * level.num_generations :][: level.num_generations]
+        return completions
+
+    def seeds(self, role: str, level: Level) -> list[list[int]]:
+        """Returns a seed for each completion of an agent."""
+        nodes, numbers = level.nodes[role], range(level.num_generations)
+        if self.seed is None:
+            drawn = int(torch.randint(2**62, ()))
+            return [[derive_seed(drawn, k, g) for g in numbers] for k in range(len(nodes))]
+        stream = (self.seed, level.stream) if level.stream else (self.seed,)
+        seeds = []
+        for node in nodes:
+            place = (*stream, node.tree, node.episode, len(node.history), role)
+            # In an episode, there is one path and one completion
+            of_node = [()] if node.episode is not None else [(*node.path, g) for g in numbers]
+            seeds.append([derive_seed(*place, *x) for x in of_node])
+        return seeds
 
 
 class TeamSampler:
@@ -126,7 +162,11 @@ class TeamSampler:
         history_options ([`~rollout.history.HistoryOptions`], *optional*):
             What the agents see of their past turns. By default, each sees all of its own prompts and responses.
         chat_template_kwargs (`dict[str, Any]`, *optional*): Arguments of the chat templates.
+
+    `stream` can be set, see [`Level`].
     """
+
+    stream = ""
 
     def __init__(
         self,
@@ -158,7 +198,7 @@ class TeamSampler:
         for role in roles:
             self.check_lengths(role, prompts[role])
         prompt_ids = {role: [prompt.ids for prompt in prompts[role]] for role in roles}
-        completions = self.generator.generate(Level(own, prompt_ids, num_generations))
+        completions = self.generator.generate(Level(own, prompt_ids, num_generations, self.stream))
         samples: dict[str, list[Samples]] = {role: [] for role in roles}
         for role in roles:
             for prompt, of_node in zip(prompts[role], completions[role], strict=True):

@@ -57,7 +57,8 @@ class Node:
     role_returns: dict[str, list[float]] = field(default_factory=dict)  # returns by role, likewise
     # Subtracted from an agent's returns, see `rollout.credit`. Empty without counterfactual credit
     counterfactuals: dict[str, list[float]] = field(default_factory=dict)
-    tree: int = 0  # the number of the item in its batch
+    tree: int = 0  # the number of the item, by default in its batch
+    path: tuple[int, ...] = ()  # the joint actions that led here
     episode: int | None = None  # the number of the episode among those of its item; `None` in a tree
     ended_early: bool = False  # whether early termination made this node a leaf
     ended: list[int] = field(default_factory=list)  # the joint actions after which the environment ended the episode
@@ -160,6 +161,7 @@ def grow_trees(
     process_reward: Callable[[float], float] = float,
     with_unvisited: bool = False,
     num_episodes: int | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> list[list[Node]]:
     """
     Grows a rollout tree for each item; with `handoff`, a chain; with `num_episodes`, a group of episodes.
@@ -178,6 +180,7 @@ def grow_trees(
             needs them, because their targets contain its value of what follows.
         num_episodes (`int`, *optional*): Plays so many independent episodes of each item. Episode e of item i is entry
             `i * num_episodes + e` of the first turn. `num_generations` is 1 then.
+        numbers (`Sequence[int]`, *optional*): The `tree` of each item's nodes, on which draws depend. By default, its position.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
@@ -186,7 +189,8 @@ def grow_trees(
         items = [dict(item) for item in items for _ in range(num_episodes)]
     nodes = root_nodes(items, environment)
     for k, node in enumerate(nodes):
-        node.tree, episode = divmod(k, num_episodes or 1)
+        position, episode = divmod(k, num_episodes or 1)
+        node.tree = position if numbers is None else numbers[position]
         node.episode = None if num_episodes is None else episode
     levels = []
     for turn in range(num_turns):
@@ -289,7 +293,9 @@ def _grow_children(
                 node.ended.append(action)
             continue
         before = {role: (x, g) for (role, x), g in zip(node.samples.items(), node.indices[action], strict=True)}
-        child = Node(node.item, history, child_prompts, tree=node.tree, episode=node.episode)
+        child = Node(
+            node.item, history, child_prompts, tree=node.tree, path=(*node.path, action), episode=node.episode
+        )
         child.continues = {**node.continues, **before}
         (node.children if is_continued else node.unvisited)[action] = child
         if is_continued:

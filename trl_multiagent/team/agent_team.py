@@ -314,6 +314,7 @@ class AgentTeam(SingleModel):
         generation_token_budget: int | None = 262144,
         history_options: HistoryOptions = FULL_HISTORY,
         stop_strings: Mapping[str, Sequence[str]] | None = None,
+        seed: int | None = None,
         **generation_kwargs: Any,
     ) -> list[Turn] | list[list[Turn]]:
         """
@@ -329,6 +330,8 @@ class AgentTeam(SingleModel):
                 call. More are generated in several calls. With `None`, all items share one call.
             history_options ([`~rollout.history.HistoryOptions`], *optional*): What agents see of their past turns; by default all of them.
             stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
+            seed (`int`, *optional*): What an answer draws depends on this seed, the item's position, the turn and the role alone. By default,
+                the seed is drawn from torch's global generator.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
 
         Returns:
@@ -349,7 +352,8 @@ class AgentTeam(SingleModel):
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         check_stop_strings(stop_strings, self.roles)
-        arguments = (sampling_arguments(generation_kwargs), generation_token_budget, stop_strings)
+        seed = int(torch.randint(2**62, ())) if seed is None else seed
+        arguments = (sampling_arguments(generation_kwargs), generation_token_budget, stop_strings, seed)
         sampler = TeamSampler(self, TransformersGenerator(self, *arguments), use_chat_template, history_options)
         rows, are_texts = rows_of(item)
         if are_texts and num_turns != 1:

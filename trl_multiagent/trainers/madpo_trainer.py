@@ -406,9 +406,10 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, None, None]:
         if isinstance(inputs, list):
+            first = self._count_items(len(inputs))
             items = without_repeated(self.accelerator, inputs)
             with fail_together(self.accelerator):
-                levels = self._play_episodes(items)
+                levels = self._play_episodes(items, 1, "evaluation", first)
             add_task_metrics(self, "eval", levels)
             return None, None, None
         length = len(self.accelerator.gradient_state.active_dataloader.dataset)
@@ -424,9 +425,11 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             output.metrics[f"{kwargs['metric_key_prefix']}_loss"] = (totals / sizes.clamp(min=1)).sum().item()
         return output
 
-    def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
-        turns = self.args.num_turns
-        return play_episodes(items, self.environment, self.sampler, num_turns=turns, num_episodes=num_episodes)
+    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
+        numbers = range(first, first + len(items))
+        options: dict[str, Any] = {"num_turns": self.args.num_turns, "num_episodes": num_episodes, "numbers": numbers}
+        with temporarily_set(self.sampler, stream=stream):
+            return play_episodes(items, self.environment, self.sampler, **options)
 
     # Metrics and checkpoints
 

@@ -120,12 +120,16 @@ class MAGRPOTrainer(RolloutTrainer):
         """Samples the completions of the initial agents at some nodes."""
         args, own = self.args, self.generator
         with self.observer.timed("generate"), self._computing_as_reference() as reference:
-            sampler = self.sampler
+            sampler = copy.copy(self.sampler)
+            # With the draws of the trained agents, the answers would depend on each other
+            sampler.stream = f"untrained {self.state.global_step}"
             if not self.team.has_adapters:  # else the team itself computes as its reference
-                team = self.accelerator.unwrap_model(reference)
-                generator = TransformersGenerator(team, own.arguments, args.generation_token_budget, args.stop_strings)
-                sampler = copy.copy(sampler)
-                sampler.team, sampler.generator = team, generator
+                team, limits = (
+                    self.accelerator.unwrap_model(reference),
+                    (args.generation_token_budget, args.stop_strings),
+                )
+                sampler.team = team
+                sampler.generator = TransformersGenerator(team, own.arguments, *limits, args.seed)
             return sampler(nodes, args.completions_per_node)
 
     def _over_siblings(self, returns: torch.Tensor) -> torch.Tensor:

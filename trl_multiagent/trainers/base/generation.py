@@ -35,7 +35,7 @@ class TrainerGenerator(TransformersGenerator):
         stop_strings: Mapping[str, Sequence[str]] | None = None,
         gathers: bool = True,
     ):
-        super().__init__(trainer.team, arguments, token_budget, stop_strings)
+        super().__init__(trainer.team, arguments, token_budget, stop_strings, trainer.args.seed)
         self.trainer = trainer
         self.gathers = gathers
 

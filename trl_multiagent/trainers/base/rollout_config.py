@@ -19,7 +19,7 @@ JOINT_MODES = {"align": "align", "aligned": "align", "cross": "cross", "crossed"
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
 OTHER_LOSS = "the loss that it belongs to is not available"
 MICRO_BATCHES = "it depends on how a batch is split into micro-batches"
-ONE_CALL = "a level of the trees is generated in one `generate` call"
+CONTINUOUS_BATCHING = "it took 3 times as long on a CPU, reads old keys after an update, may hang, and returns failures as results; use vLLM on a GPU"
 EVALUATION = "an evaluation plays episodes and computes no loss"
 OWN_ARGUMENT = "use the argument of this name"
 SAMPLES = "the agents learn from samples; lower `temperature` for less variety"
@@ -144,8 +144,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), OTHER_LOSS),
         **dict.fromkeys(("entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"), MICRO_BATCHES),
         **dict.fromkeys(("entropy_target", "use_adaptive_entropy", "top_entropy_quantile"), MICRO_BATCHES),
-        **dict.fromkeys(("use_transformers_continuous_batching", "use_transformers_paged"), ONE_CALL),
-        "transformers_continuous_batching_config": ONE_CALL,
+        **dict.fromkeys(("use_transformers_continuous_batching", "use_transformers_paged"), CONTINUOUS_BATCHING),
+        "transformers_continuous_batching_config": CONTINUOUS_BATCHING,
         "cast_lm_head_to_fp32": "load the agents in float32 instead",
         "reward_weights": "the environment weights its reward functions",
         "multi_objective_aggregation": "the environment adds up its reward functions",

@@ -215,7 +215,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _play_trees(self, items: list[dict]) -> list[list[Node]]:
         args = self.args
-        with scoring(ScoringContext(trainer_state=self.state)):
+        first, stream = self.accelerator.process_index * args.items_per_device, f"step {self.state.global_step}"
+        with scoring(ScoringContext(trainer_state=self.state)), temporarily_set(self.sampler, stream=stream):
             return grow_trees(
                 items,
                 self.environment,
@@ -230,12 +231,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 process_reward=self._process_reward,
                 with_unvisited=self.team.critics is not None,
                 num_episodes=args.num_episodes,
+                numbers=range(first, first + len(items)),
             )
 
-    def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
-        """Plays episodes that are not trained on."""
+    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
         self.observer.reported = {}
-        with scoring(ScoringContext(trainer_state=self.state)):
+        with scoring(ScoringContext(trainer_state=self.state)), temporarily_set(self.sampler, stream=stream):
             return play_episodes(
                 items,
                 self.environment,
@@ -245,6 +246,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 num_episodes=num_episodes,
                 discount=self.args.discount,
                 process_reward=self._process_reward,
+                numbers=range(first, first + len(items)),
             )
 
     def _process_reward(self, reward: float) -> float:
@@ -456,9 +458,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, None, None]:
+        first = self._count_items(len(inputs))
         with fail_together(self.accelerator):
             items = without_repeated(self.accelerator, inputs, self.num_generations_eval)
-            levels = self._play_episodes(items)
+            levels = self._play_episodes(items, 1, "evaluation", first)
         self.observer.rollout("eval", levels)
         return None, None, None
 

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from transformers import TrainingArguments
-from transformers.trainer_utils import PredictionOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 from transformers.utils import logging
 from trl.models import prepare_deepspeed
 from trl.trainer.callbacks import SyncRefModelCallback
@@ -129,11 +129,25 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         if self.environment is None:
             raise ValueError("To play episodes, pass the task's `environment` when the trainer is created.")
         with self.team.evaluating(), temporarily_set(self.generator, synchronized=False):
-            return turns_of_episodes(self._play_episodes(list(items), num_episodes))
+            stream = f"collaborate/{torch.randint(2**62, ())}"  # other draws at every call
+            return turns_of_episodes(self._play_episodes(list(items), num_episodes, stream))
 
-    def _play_episodes(self, items: list[dict], num_episodes: int = 1) -> list[list[Node]]:
-        """Plays sampled episodes of the environment. Returns the nodes of every turn."""
+    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
+        """
+        Plays sampled episodes of the environment that are not trained on. `first`: the number of the first item. Returns the nodes of every
+        turn.
+        """
         raise NotImplementedError
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        self._num_evaluated = 0
+        return super().evaluation_loop(*args, **kwargs)
+
+    def _count_items(self, number: int) -> int:
+        """Returns the number of this process's first item in the evaluation, if each process gets `number` items next."""
+        first = self._num_evaluated + self.accelerator.process_index * number
+        self._num_evaluated += self.accelerator.num_processes * number
+        return first
 
     def evaluate(
         self,

@@ -1,0 +1,171 @@
+"""The memory that `trl-multiagent plan` computes, against hand-computed bytes, teams that are built, and measured peaks."""
+
+import pytest
+import yaml
+from peft import LoraConfig, get_peft_model
+
+from trl_multiagent import AgentTeam, MAGRPOConfig, cli
+from trl_multiagent.environments.functions import TASK
+from trl_multiagent.recipe.memory import Size, memory_parts, size_of
+from trl_multiagent.recipe.training import parse_recipe
+
+from tiny import byte_tokenizer, tiny_llama
+
+
+def size(**changes):
+    values = {"trained": 1000, "frozen": 0, "base": 0, "base_bytes": 4.0, "reference": 0, "largest": 500, "agents": 2}
+    return Size(**{**values, "dimensions": tiny_llama().config, "prompt": 10, **changes})
+
+
+def parts(stage=0, processes=1, bf16=False, of=None, **changes):
+    args = MAGRPOConfig("plan", bf16=bf16, use_cpu=True, max_completion_length=6, report_to="none", **changes)
+    return memory_parts(args, of or size(), stage, processes)
+
+
+@pytest.mark.parametrize(
+    ("stage", "processes", "bf16", "held", "gradients"),
+    [
+        (0, 1, False, 12, 4),
+        (0, 1, True, 12, 4),
+        (0, 4, True, 12 + 4, 4),  # and the buckets of DDP
+        (1, 4, True, 2 + 12 / 4, 2),
+        (2, 4, True, 2 + 12 / 4, 2 / 4),
+        (3, 4, True, 16 / 4, 0),
+        (3, 2, False, 20 / 2, 0),
+    ],
+)
+def test_bytes_per_parameter(stage, processes, bf16, held, gradients):
+    of_phase = parts(stage, processes, bf16)
+    assert sum(of_phase["held"].values()) == 1000 * held
+    assert of_phase["update"]["gradients"] == 1000 * gradients
+
+
+def test_frozen_weights_and_references():
+    lora = parts(of=size(trained=100, base=1000, base_bytes=2.0, reference=100))["held"]
+    assert lora["weights"] == 4 * 100 + 2 * 1000 and lora["reference policies"] == 400
+    assert lora["optimizer"] == 800
+    assert parts(3, 4, True, of=size(frozen=200))["held"]["weights"] == 2 * 1200 / 4
+
+
+def test_sampling_and_update():
+    """2 layers, 2 heads of 16 numbers, 32 hidden and 64 inner dimensions, 258 tokens; prompts of 10 tokens, answers of 6."""
+    of_phase = parts(
+        items_per_device=3, num_generations=4, per_device_train_batch_size=2, generation_token_budget=None
+    )
+    assert of_phase["sampling"]["key-value cache"] == 2 * 4 * 2 * 2 * 16 * (3 * 4) * 16
+    assert of_phase["sampling"]["probabilities"] == 3 * 4 * 12 * 258
+    rows, length, layer = 2, 16, 4 * (16 * 32 + 4 * 64)
+    assert of_phase["update"]["activations"] == rows * length * (2 * 2 * 4 * 32 + layer)  # one layer at a time
+    assert of_phase["update"]["log-probabilities"] == 4 * 4 * 32 * 258
+    assert parts(gradient_checkpointing=False, per_device_train_batch_size=2)["update"]["activations"] == (
+        2 * 2 * rows * length * layer
+    )
+    # A token budget bounds the rows of a call; two turns have longer prompts and four nodes
+    two = parts(num_turns=2, items_per_device=3, generation_token_budget=22 * 5)["sampling"]["key-value cache"]
+    assert two == 2 * 4 * 2 * 2 * 16 * 5 * 22
+    assert parts(bf16=True)["update"]["weights to compute with"] == 2000  # copies that autocast makes
+    assert parts(3, 4, True)["sampling"]["weights of an agent"] == 1000
+
+
+# Peaks in MiB that benchmarks/team_memory.py measured: two full agents with 103.8 M parameters together, rows of about 30 tokens
+# and benchmarks/memory_plan.py with 155.8 M
+SMALL, LARGE = 103_835_648, 155_770_880
+MEASURED = [
+    (SMALL, 0, 1, True, 1354.8, 1845.5),
+    (SMALL, 0, 1, False, 1252.9, 1659.0),
+    (SMALL, 3, 2, True, 955.8, 1199.3),
+    (LARGE, 0, 2, False, 2420.8, 3028.3),
+    (LARGE, 0, 2, True, 2585.2, 3322.9),
+    (LARGE, 1, 2, False, 1524.2, 2128.7),
+    (LARGE, 1, 2, True, 1242.8, 1832.7),
+    (LARGE, 2, 2, False, 1525.0, 2146.8),
+    (LARGE, 2, 2, True, 1242.6, 1832.6),
+]
+
+
+@pytest.mark.parametrize(("parameters", "stage", "processes", "bf16", "sampling", "update"), MEASURED)
+def test_measured_peaks(parameters, stage, processes, bf16, sampling, update):
+    config = tiny_llama().config
+    layers = 4 if parameters == SMALL else 6
+    config.update({"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": layers})
+    config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64})
+    team = size(trained=parameters, largest=parameters // 2, dimensions=config, prompt=22)
+    of_phase = parts(stage, processes, bf16, of=team, items_per_device=2 // processes, per_device_train_batch_size=2)
+    sums = {phase: sum(numbers.values()) / 2**20 for phase, numbers in of_phase.items()}
+    assert sums["held"] + sums["sampling"] == pytest.approx(sampling, rel=0.1)
+    assert sums["held"] + sums["update"] == pytest.approx(update, rel=0.1)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A model, and a configuration that names it."""
+    monkeypatch.chdir(tmp_path)
+    tiny_llama().save_pretrained("model")
+    byte_tokenizer().save_pretrained("model")
+    (tmp_path / "rows.jsonl").write_text('{"x": "1"}\n{"x": "1234"}\n')
+    (tmp_path / "rewards.py").write_text("def zero(completions, **columns):\n    return [0.0 for _ in completions]\n")
+    settings = {
+        "agent_model": {"name": "model"},
+        "dataset": {"name": "rows.jsonl"},
+        "prompts": {"aux": "Task {x}:", "main": "{x}"},
+        "reward_funcs": ["rewards.zero"],
+        "magrpo": {"max_completion_length": 6, "use_cpu": True},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def counted(*overrides, algorithm="magrpo"):
+    recipe = parse_recipe(algorithm, TASK, ["--config", "run.yaml", "--override", *overrides])
+    return size_of(recipe, recipe.make_environment(), [{"x": "1"}, {"x": "1234"}])
+
+
+def test_counts_are_those_of_the_teams(files):
+    number = tiny_llama().num_parameters()
+    full = counted("magrpo.beta=0.1")
+    assert (full.trained, full.reference, full.largest, full.prompt) == (
+        2 * number,
+        2 * number,
+        number,
+        len("Task 1234:"),
+    )
+    assert counted("agent_model.share_weights=true").trained == number
+    frozen = counted("magrpo.frozen_agents=[aux]")
+    assert (frozen.trained, frozen.frozen) == (number, number)
+    lora = counted("peft.r=4", "agent_model.torch_dtype=bfloat16", "magrpo.beta=0.1")
+    recipe = parse_recipe("magrpo", TASK, ["--config", "run.yaml", "--override", "peft.r=4"])
+    team = AgentTeam.from_pretrained("model", ["aux", "main"], peft_config=recipe.peft_config)
+    assert lora.trained == sum(x.numel() for x in team.parameters() if x.requires_grad)
+    assert (lora.base, lora.base_bytes, lora.reference) == (number, 2.0, 0)
+    team.save_pretrained("team")
+    saved = counted("agent_model.name=team", "magrpo.beta=0.1")
+    assert (saved.trained, saved.base, saved.reference) == (lora.trained, number, lora.trained)
+
+
+def test_critics_are_trained_too(files, tmp_path):
+    settings = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    settings["iac"] = settings.pop("magrpo")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    number = tiny_llama().num_parameters()
+    adapter = get_peft_model(tiny_llama(), LoraConfig(r=4, target_modules="all-linear")).get_nb_trainable_parameters()[
+        0
+    ]
+    for form, critic in (("adapter", adapter), ("model", number), ("head", 0)):
+        counted_here = counted(f"iac.critic_form={form}", "iac.critic_lora_r=4", algorithm="iac")
+        assert counted_here.trained == 2 * number + 2 * critic
+
+
+def test_command(files, capsys):
+    cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"])
+    out = capsys.readouterr().out
+    assert "Each of 4 GPUs, ZeRO-2:" in out and "of 80 GB (A100): it fits" in out and "step, at least" in out
+    cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "T4", "--max_completion_length", "1000000"])
+    out = capsys.readouterr().out
+    assert "does not fit" in out and "lower `" in out
+    for argv, message in (
+        (["run.yaml", "--gpu", "B52"], "choose one of T4"),
+        (["marlhf_demo"], "not for marlhf"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["plan", *argv])
+        assert ended.value.code == 2 and message in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""Several seeds and named experiments. The trainings themselves are replaced by a script that writes down how it was started."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from trl_multiagent import cli
+from trl_multiagent.recipe.reproduce import experiments
+from trl_multiagent.settings.read import RECIPES, config_file
+
+
+# Fails once for seed 1, after a checkpoint; an evaluation succeeds
+SCRIPT = """#!{python}
+import json, pathlib, sys
+arguments = sys.argv[3:]
+with open("calls.jsonl", "a") as file:
+    file.write(json.dumps(arguments) + "\\n")
+if arguments[0] == "train":
+    folder = pathlib.Path(arguments[arguments.index("--output_dir", arguments.index("--seed")) + 1])
+    if folder.name == "seed_1" and not folder.exists():
+        (folder / "checkpoint-2").mkdir(parents=True)
+        sys.exit(3)
+"""
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path, monkeypatch):
+    path = tmp_path / "python"
+    path.write_text(SCRIPT.format(python=sys.executable))
+    path.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(path))
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*argv):
+    """Runs a command. Returns its exit status, and the arguments of all commands that were started so far."""
+    try:
+        cli.main([*argv])
+        status = 0
+    except SystemExit as error:
+        status = error.code or 0
+    with open("calls.jsonl", "a+") as file:
+        file.seek(0)
+        return status, [json.loads(line) for line in file]
+
+
+TRAIN = ("train", "magrpo", "--task", "needed", "--config", "needed_rule")
+
+
+def test_seeds_go_on_after_a_failure(capsys):
+    status, calls = run(*TRAIN, "--seeds", "0,1,2")
+    folders = [f"outputs/needed_rule/needed_rule_seeds/seed_{seed}" for seed in range(3)]
+    flags = [
+        ["--seed", str(k), "--output_dir", x, "--override", "output.save_path=null"] for k, x in enumerate(folders)
+    ]
+    same = ["train", "magrpo", "--task", "needed", "--config", "needed_rule"]
+    assert status == 3 and calls == [same + flags[0], same + flags[1]]  # no run starts after one has failed
+    assert "ended with status 3" in capsys.readouterr().err
+
+    status, calls = run(*TRAIN, "--seeds", "0,1,2,3", "--jobs", "2", "--num_processes", "2")
+    new = {call[call.index("--seed") + 1]: call for call in calls[2:]}
+    assert status == 0 and len(calls) == 5 and new.keys() == {"1", "2", "3"}
+    assert new["1"][2:4] == ["--num_processes", "2"]
+    assert new["1"][-2:] == ["--resume_from_checkpoint", "true"] and "--resume_from_checkpoint" not in new["2"]
+    assert f"evaluate {' '.join(folders)}" in capsys.readouterr().out
+
+    status, calls = run(*TRAIN, "--seeds", "0,1", "--max_steps", "7")
+    assert status == 2 and len(calls) == 5
+    assert "magrpo.max_steps was 200, is 7. Choose another --output_dir" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--seeds", "0,0"), "no list of different seeds"),
+        (("--seeds", "0,x"), "no list of different seeds"),
+        (("--seeds", "0,1", "--seed=3"), "--seed does not go with --seeds"),
+        (("--seeds", "0", "--resume_from_checkpoint", "true"), "goes on by itself"),
+    ],
+)
+def test_flags_that_do_not_fit(flags, message, capsys):
+    assert run(*TRAIN, *flags) == (2, [])
+    assert message in capsys.readouterr().err
+
+
+def test_reproduce(capsys):
+    status, calls = run("reproduce", "needed", "--seeds", "0,2", "--max_steps", "3")
+    folder = "outputs/reproduce/needed"
+    assert status == 0 and [call[0] for call in calls] == ["train", "train", "evaluate"]
+    assert ["--max_steps", "3"] == calls[1][calls[1].index("--max_steps") :][:2]
+    teams = [f"{folder}/seed_0", f"{folder}/seed_2"]
+    assert calls[2] == [
+        "evaluate",
+        *teams,
+        *"--num_episodes 1 --ablate messages --output_dir".split(),
+        f"{folder}/evaluation",
+    ]
+    assert re.search(r"best team without messages, exact +0\.25", capsys.readouterr().out)
+    assert run("reproduce", "neded")[0] == 2
+    assert "choose one of demo, needed" in capsys.readouterr().err
+
+
+def test_experiments_name_configurations(capsys):
+    for name, experiment in experiments().items():
+        arguments = experiment["train"].split()
+        assert config_file("--config", arguments[arguments.index("--config") + 1], RECIPES)
+        assert len({len(row) for row in experiment.get("published", [[]])}) == 1, name
+    run("reproduce")
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*experiments()]

@@ -1,0 +1,66 @@
+"""The documentation site is built without a warning, and the notebook of the quickstart runs."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from nbclient import NotebookClient
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages of the site as HTML, by their address. A warning of MkDocs, such as a link without a target, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    return {
+        path.relative_to(folder).as_posix().removesuffix("index.html"): path.read_text()
+        for path in folder.rglob("*.html")
+    }
+
+
+def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site):
+    pages = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    families = {f"recipes/{path.parent.name}" for path in (ROOT / "recipes").glob("*/README.md")}
+    assert {
+        f"{page}/" for page in (pages - {"index"}) | families | {"quickstart", "CHANGELOG", "benchmarks"}
+    } <= site.keys()
+    for name, html in site.items():
+        loaded = re.findall(
+            r'<(?:script|img|iframe)[^>]* src="(https?:[^"]+)"|<link[^>]*stylesheet[^>]* href="(https?:[^"]+)"', html
+        )
+        assert not loaded, name
+
+
+def test_two_roles_that_take_turns_are_one_click_from_the_home_page(site):
+    article = site[""].partition("<article")[2]
+    assert '<a href="workflows/">Roles that take turns</a>' in article.partition("<h2")[0]
+    assert "order=" in re.sub(r"<[^>]+>", "", site["workflows/"].partition("<article")[2])[:3000]
+
+
+def test_lists_of_github_are_lists(site):
+    steps = site["magrpo/"].partition("<ol>")[2].partition("</ol>")[0]
+    assert steps.count("<li>") == 8 and steps.count("<table>") == 1
+
+
+def test_docstrings_become_lists_of_arguments_with_links(site):
+    html = site["api/trainers/"]
+    argument = r'<li><strong>environment</strong> \(<a [^>]*href="\.\./environments/#trl_multiagent\.[\w.]+Environment"[^>]*><code>Environment</code></a>'
+    assert re.search(argument, html) and "<strong>Args</strong>" in html and "[`" not in html
+    links = site["api/environments/"] + site["benchmarks/"]
+    assert "github.com/trl-multiagent/trl_multiagent/blob/main/" in site["tasks/"] and '.py"' not in links
+
+
+def test_the_notebook_of_the_quickstart_learns(tmp_path):
+    notebook = nbformat.read(ROOT / "docs" / "quickstart.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    texts = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
+    before, after, loaded = re.findall(r"'reader': .* reward (\S+)", "".join(texts))
+    assert float(before) < 0.5 <= min(float(after), float(loaded))

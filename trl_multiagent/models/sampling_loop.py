@@ -1,0 +1,222 @@
+"""
+The sampling loop. It is faster than that of transformers: rows that have ended leave the batch, the cache is written in place, and a token is
+found with one random number instead of one per token of the vocabulary. What a row draws depends on its own random numbers alone.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+import torch
+from transformers import Cache, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedTokenizerBase as Tokenizer
+from transformers.generation import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+PENALTY = RepetitionPenaltyLogitsProcessor  # the only one that reads the tokens before
+COVERED = (PENALTY, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+GPU_PERIOD = 8  # tokens between two looks at which rows have ended, for which a GPU would have to wait
+MOST_LIVE = 0.75  # share of rows that go on, from which on the others leave
+
+
+class StopStrings(StoppingCriteria):
+    """
+    Ends a completion with the token that completes a string, not reading the prompt. Keeps the `lengths` of completions that ended, one per
+    row.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt_length: int, num_rows: int):
+        self.tokenizer, self.strings, self.prompt_length = tokenizer, strings, prompt_length
+        self.num_tokens = 4 + max(len(x.encode()) for x in strings)  # a token of the text has at least one byte
+        self.lengths = torch.full((num_rows,), torch.inf)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return self.ended(input_ids, torch.arange(len(input_ids)))
+
+    def ended(self, input_ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Returns which of some rows end with their last token. `places`: their indices in the batch at the start."""
+        completions, places = input_ids[:, self.prompt_length :], places.cpu()
+        texts = self.tokenizer.batch_decode(completions[:, -self.num_tokens :], skip_special_tokens=True)
+        ended = torch.tensor([any(string in text for string in self.strings) for text in texts])
+        lengths = torch.where(ended, completions.size(1), torch.inf)
+        self.lengths[places] = lengths.minimum(self.lengths[places])
+        return ended.to(input_ids.device)
+
+
+@dataclass
+class Rows:
+    """The rows of a batch that are left. Tensors have an entry per row."""
+
+    places: torch.Tensor  # their indices at the start
+    ids: torch.Tensor  # of the tokens: the prompt, the completion so far, and room for the rest of it
+    mask: torch.Tensor | None  # of the tokens; `None` without padding
+    positions: torch.Tensor  # of the last token of the prompt, of shape `(num_rows, 1)`
+    numbers: torch.Tensor  # the random numbers, of shape `(num_rows, max_new_tokens)`
+    end_tokens: torch.Tensor  # the ids of the tokens that end it, of shape `(num_rows, n)`
+    ended: torch.Tensor
+
+    def keep(self, rows: torch.Tensor) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            setattr(self, field.name, None if value is None else value[rows])
+
+
+class SamplingLoop:
+    """
+    The argument `custom_generate` of `generate`. Settings that it does not cover go to transformers' own loop, with the same random numbers.
+
+    Args:
+        attention_mask (`torch.Tensor`): Of the prompts, of shape `(num_rows, prompt_length)`. Padding is on the left.
+        numbers (`torch.Tensor`): Random numbers between 0 and 1, of shape `(num_rows, max_new_tokens)`, one per token.
+        end_tokens (`torch.Tensor`): The tokens that end each row, of shape `(num_rows, n)`. -1 is none.
+        stops ([`StopStrings`], *optional*): Ends rows, too.
+        cache ([`~transformers.Cache`], *optional*): Keys and values of the prompts but for their last tokens, see
+            [`~shared_prompts.prompt_cache`]. Without one, the model cannot use this loop.
+        **inputs: More arguments of the model.
+    """
+
+    def __init__(
+        self,
+        attention_mask: torch.Tensor,
+        numbers: torch.Tensor,
+        end_tokens: torch.Tensor,
+        stops: StopStrings | None = None,
+        cache: Cache | None = None,
+        **inputs: Any,
+    ):
+        self.attention_mask, self.numbers, self.end_tokens = attention_mask, numbers, end_tokens
+        self.stops, self.cache, self.inputs = stops, cache, inputs
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        other = [type(x).__name__ for x in logits_processor if type(x) not in COVERED]
+        known = (MaxLengthCriteria, EosTokenCriteria, StopStrings)
+        other += [type(x).__name__ for x in stopping_criteria if type(x) not in known]
+        if self.cache is None:
+            other += [f"the cache of {type(model).__name__}"]
+        if other:
+            logger.warning_once(
+                f"transformers' own sampling loop is used, because of {', '.join(other)}: it draws the same, but takes longer."
+            )
+            choice = SeededChoice(self.numbers, input_ids.size(1))
+            config = copy.copy(generation_config)
+            if config.do_sample:
+                logits_processor = LogitsProcessorList([*logits_processor, choice])
+                config.do_sample = False  # one token is left, which is slower to draw than to find
+            return cast(Any, type(model))._sample(
+                model, input_ids, logits_processor, stopping_criteria, config, **kwargs
+            )
+        with cast(Any, model)._optimize_model_for_decode():  # mixtures of experts on a GPU
+            return self.run(model, input_ids, logits_processor, generation_config)
+
+    def run(
+        self, model: PreTrainedModel, input_ids: torch.Tensor, processors: LogitsProcessorList, config: Any
+    ) -> torch.Tensor:
+        """Samples all rows. Returns prompts and completions. What follows the end of a completion has no meaning."""
+        rows, length = self.first_rows(input_ids, config.pad_token_id), input_ids.size(1)
+        result, last, seen = rows.ids.clone(), rows.ids.size(1), length
+        period = 1 if input_ids.device.type == "cpu" else GPU_PERIOD
+        while length < last:
+            scores = self.forward(model, rows, length)
+            if processors:
+                scores = processors(cast(Any, rows.ids[:, :length]), cast(Any, scores))
+            step = length - input_ids.size(1)
+            tokens = choose(scores, rows.numbers[:, step, None]) if config.do_sample else scores.argmax(dim=-1)
+            rows.ids[:, length] = tokens
+            rows.ended |= (tokens[:, None] == rows.end_tokens).any(dim=1)
+            length += 1
+            if (length - input_ids.size(1)) % period == 0 or length == last:
+                if self.stops is not None:
+                    for end in range(seen + 1, length + 1):
+                        rows.ended |= self.stops.ended(rows.ids[:, :end], rows.places)
+                seen = length
+                if len(rows.ended) - int(rows.ended.sum()) <= MOST_LIVE * len(rows.ended):
+                    live = live_rows(rows.ended)
+                    result[rows.places] = rows.ids
+                    rows.keep(live)
+                    if len(live) == 0:
+                        break
+                    cast(Cache, self.cache).batch_select_indices(live)
+        result[rows.places] = rows.ids
+        return result[:, :length]
+
+    def first_rows(self, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
+        """Returns the rows with their prompts. In place of padding they have their first token, because a penalty reads all tokens."""
+        device, mask = input_ids.device, self.attention_mask
+        first = input_ids.gather(1, mask.argmax(dim=1, keepdim=True))
+        room = input_ids.new_full(self.numbers.shape, pad_token_id)
+        return Rows(
+            places=torch.arange(len(input_ids), device=device),
+            ids=torch.cat([torch.where(mask == 1, input_ids, first), room], dim=1),
+            mask=None if bool(mask.all()) else torch.cat([mask, torch.ones_like(room)], dim=1),
+            positions=mask.sum(dim=1, keepdim=True) - 1,
+            numbers=self.numbers.to(device),
+            end_tokens=self.end_tokens.to(device),
+            ended=torch.zeros(len(input_ids), dtype=torch.bool, device=device),
+        )
+
+    def forward(self, model: PreTrainedModel, rows: Rows, length: int) -> torch.Tensor:
+        """Returns the logits of the next token of each row, which has `length` tokens. This is what a CUDA graph would replay."""
+        outputs = model(
+            input_ids=rows.ids[:, length - 1 : length],
+            attention_mask=None if rows.mask is None else rows.mask[:, :length],
+            position_ids=rows.positions + (length - self.attention_mask.size(1)),
+            past_key_values=self.cache,
+            use_cache=True,
+            **self.inputs,
+        )
+        return outputs.logits[:, -1].float()
+
+
+def live_rows(ended: torch.Tensor) -> torch.Tensor:
+    """Returns the indices of the rows that go on, the last of them in the places of those that have ended: few rows of the cache move."""
+    live = (~ended).nonzero().squeeze(1)
+    order = torch.arange(len(live), device=ended.device)
+    holes = ended[: len(live)].nonzero().squeeze(1)
+    order[holes] = live[len(live) - len(holes) :]
+    return order
+
+
+def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """
+    Returns the next token of each row: the first one at which the cumulative probability exceeds the row's random number. `numbers` has the
+    shape `(num_rows, 1)`.
+    """
+    cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Rounding must not lead beyond the last token that has a probability
+    u = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, u, right=True).squeeze(1)
+
+
+class SeededChoice(LogitsProcessor):
+    """Chooses tokens in transformers' own loop as [`choose`] does: all others get the probability zero."""
+
+    def __init__(self, numbers: torch.Tensor, prompt_length: int):
+        self.numbers, self.prompt_length = numbers, prompt_length
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        # On a GPU, `generate` may compute steps after the last one, whose tokens it drops
+        step = min(input_ids.size(1) - self.prompt_length, self.numbers.size(1) - 1)
+        chosen = choose(scores.float(), self.numbers[:, step, None].to(scores.device))[:, None]
+        return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0))

@@ -1,0 +1,273 @@
+"""
+The plan of a training on rollouts with its memory and time per device, computed without weights and without a GPU.
+
+What is held between steps (weights, gradients, the optimizer's state) is exact for Adam; see docs/distributed.md for the formulas. What sampling and the update
+need on top are estimates: the key-value cache of the longest level, the activations of a micro-batch, and the log-probabilities.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.folders import ADAPTER_CONFIG
+from trl_multiagent.models.pretrained import find_file
+from trl_multiagent.recipe.plan import print_plan, rollout_lines
+from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.recipe.run import end_on_wrong_input, settings_of
+from trl_multiagent.recipe.training import make_recipe
+from trl_multiagent.rollout.tree import root_nodes
+from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
+from trl_multiagent.settings.command_line import make_parser, read_layers
+from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.team.files import AgentSource, find_sources
+from trl_multiagent.team.load import build
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
+
+
+GB = 1e9
+# Gigabytes of memory, terabytes per second, and teraflops of dense matrix products in bfloat16, as their makers publish them
+GPUS = {
+    "T4": (16, 0.32, 65),
+    "4090": (24, 1.01, 165),
+    "L40S": (48, 0.86, 362),
+    "A100-40": (40, 1.56, 312),
+    "A100": (80, 2.04, 312),
+    "H100": (80, 3.35, 990),
+    "H200": (141, 4.8, 990),
+}
+USABLE = 0.95  # of a GPU's memory; the driver and fragments take the rest
+WIDTH = 40  # characters of a bar that is as long as the memory of the GPU
+ADVICE = {
+    "held": "use ZeRO (`--accelerate_config zero3`), LoRA (`peft: {r: 16}`), one model for all (`agent_model.share_weights`) or smaller models.",
+    "sampling": "lower `generation_token_budget`, `max_completion_length` or `items_per_device`.",
+    "update": "lower `per_device_train_batch_size` or `max_completion_length`, or set `gradient_checkpointing: true`.",
+}
+# Parameters that DeepSpeed gathers at a time, and gradients that it collects before it splits them
+MAX_LIVE, MAX_BUCKET = 1e9, 5e8
+CHUNK_TOKENS, CHUNK_WORDS, CHUNK_COPIES = 4096, 32768, 4  # TRL computes log-probabilities in such parts
+MEASURED_ITEMS = 64  # whose first prompts are measured
+
+
+def print_memory_plan(
+    tasks: Mapping[str, str], argv: Sequence[str], prog: str, stage: int, processes: int, gpu: str
+) -> None:
+    """
+    Prints the plan of a run, with the memory and the shortest possible time of a step. Wrong settings end the program.
+
+    Args:
+        tasks (`Mapping[str, str]`): The tasks that have a name.
+        argv (`Sequence[str]`): The arguments of a training, with `--config`. The algorithm is the one that has a section in the file.
+        prog (`str`): Name of the program in messages.
+        stage (`int`): The stage of ZeRO, 0 without DeepSpeed.
+        processes (`int`): Number of GPUs.
+        gpu (`str`): A key of `GPUS`.
+    """
+    with end_on_wrong_input(prog):
+        arguments, rest = make_parser("magrpo", prog).parse_known_args(argv)
+        written = read_layers("magrpo", arguments, [])[0]
+        algorithm = next((name for name in written if name in ALGORITHMS), "magrpo")
+        if ALGORITHMS[algorithm].run != ROLLOUTS:
+            raise ConfigError(
+                f"the plan is for algorithms that learn from rollouts, not for {algorithm}: use --dry_run."
+            )
+        settings = settings_of(algorithm, tasks, read_layers(algorithm, arguments, rest), prog, arguments.config)
+        settings.dry_run = True
+    recipe = make_recipe(settings)
+    with end_on_wrong_input(prog):
+        environment = recipe.make_environment()
+        items = recipe.load_datasets()[0]
+        size = size_of(recipe, environment, [items[k] for k in range(min(len(items), MEASURED_ITEMS))])
+        lines = rollout_lines(recipe, environment.roles, environment)
+    print_plan(lines, "Plan: no model was loaded, nothing was written.")
+    print(f"\nEach of {processes} GPUs{f', ZeRO-{stage}' * (stage > 0)}:")
+    print(
+        "\n".join(
+            f"  {line}"
+            for line in [*memory_lines(recipe, size, stage, processes, gpu), *time_lines(recipe, size, gpu)]
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the memory of a team depends on: numbers of parameters, and the tokens of a prompt."""
+
+    trained: int  # of agents and critics
+    frozen: int  # of agents that are not trained
+    base: int  # of bases with adapters
+    base_bytes: float  # of a parameter of a base
+    reference: int  # of the reference policies, if they have weights of their own
+    largest: int  # of one agent, with its base
+    dimensions: Any  # the text configuration of the largest agent
+    prompt: int  # tokens of the longest first prompt
+    agents: int  # number of agents
+
+
+def size_of(recipe: Recipe, environment: Environment, items: Sequence[dict]) -> Size:
+    """Builds the models without weights, and counts. Only configurations and tokenizers are read, of the Hub too."""
+    args, loader, roles = recipe.training_args, recipe.loader, environment.roles
+    sources, form = find_sources(build(loader.models, loader.builders), roles, {})
+    frozen_roles = args.frozen_agents or ()
+    numbers, configs, bases = {}, {}, {}
+    for role, source in sources.items():
+        name = base_of(source)
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(name.name, **name.arguments, **loader.arguments)
+            model = AutoModelForCausalLM.from_config(config)
+            adapter = loader.peft_config if name == source else LoraConfig.from_pretrained(source.name)
+            numbers[role] = model.num_parameters()
+            if adapter is not None:
+                adapter.inference_mode = False  # as which it was saved
+                bases[name] = numbers[role]
+                numbers[role] = trainable(get_peft_model(model, adapter))
+            configs[role] = config.get_text_config()
+    shares = (recipe.agent_model.share_weights or form == "shared") and not bases
+    counted = dict(list(numbers.items())[:1]) if shares else numbers
+    trained = sum(number for role, number in counted.items() if role not in frozen_roles)
+    largest = max(numbers, key=lambda role: numbers[role] + bases.get(base_of(sources[role]), 0))
+    refers = vars(args).get("beta", 0.0) != 0.0 and not (bases and loader.peft_config is not None)
+    reference = trained if refers else 0
+    trained += critic_parameters(recipe, [role for role in roles if role not in frozen_roles], configs[roles[0]])
+    frozen = sum(number for role, number in counted.items() if role in frozen_roles)
+    whole = numbers[largest] + bases.get(base_of(sources[largest]), 0)
+    prompt = max(longest_prompt(role, sources[role], environment, items) for role in roles)
+    base_bytes = 4.0 if loader.base_dtype == "float32" else 2.0
+    if recipe.agent_model.is_quantized:
+        base_bytes = 0.5 if recipe.agent_model.load_in_4bit else 1.0
+    return Size(
+        trained, frozen, sum(bases.values()), base_bytes, reference, whole, configs[largest], prompt, len(roles)
+    )
+
+
+def base_of(source: AgentSource) -> AgentSource:
+    """Returns the model of an agent, which for an adapter is its base."""
+    file = find_file(f"{source.name}/{source.subfolder}" if source.subfolder else source.name, ADAPTER_CONFIG)
+    return (
+        source if file is None else AgentSource(str(LoraConfig.from_pretrained(source.name).base_model_name_or_path))
+    )
+
+
+def trainable(model: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def critic_parameters(recipe: Recipe, trained_roles: Sequence[str], config: Any) -> int:
+    """Returns the number of trained parameters of all critics, each with the dimensions of the agents' first model or a model of its own."""
+    args = recipe.training_args
+    if not isinstance(args, ActorCriticConfig) or args.critic_form == "head":
+        return 0
+    names = args.critic_names(trained_roles)
+    models = [args.critic_models] * len(names) if isinstance(args.critic_models, str) else args.critic_models
+    total = 0
+    for k in range(len(names)):
+        own = config if models is None else AutoConfig.from_pretrained(build(models[k], recipe.builders))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(own)
+            if args.critic_form == "adapter":
+                total += trainable(
+                    get_peft_model(model, LoraConfig(r=args.critic_lora_r, target_modules="all-linear"))
+                )
+            else:
+                total += model.num_parameters()
+    return total
+
+
+def longest_prompt(role: str, source: AgentSource, environment: Environment, items: Sequence[dict]) -> int:
+    """Returns the number of tokens of the longest first prompt of an agent, of the first items; 0 if none is known."""
+    name = base_of(source)
+    tokenizer = AutoTokenizer.from_pretrained(name.name, **name.arguments)
+    nodes = root_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
+    texts = [x.prompts[role] for x in nodes if role in x.prompts]
+    texts = [x if isinstance(x, str) else "\n".join(str(message["content"]) for message in x) for x in texts]
+    return max((len(tokenizer(text)["input_ids"]) for text in texts), default=0)
+
+
+def memory_lines(recipe: Recipe, size: Size, stage: int, processes: int, gpu: str) -> Iterator[str]:
+    """Yields the lines of a plan about the memory of each of several GPUs, under a stage of ZeRO (0 for none), with bars."""
+    parts, capacity = memory_parts(recipe.training_args, size, stage, processes), GPUS[gpu][0]
+    sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
+    peak = sums["held"] + max(sums["sampling"], sums["update"])
+    for phase, numbers in parts.items():
+        for name, number in numbers.items():
+            if number:
+                bar = "#" * round(WIDTH * min(number / GB / capacity, 1.5))
+                yield f"{phase:<9} {name:<24}{number / GB:9.3f} GB  {bar}".rstrip()
+    fits = peak / GB <= USABLE * capacity
+    yield f"{'peak':<34}{peak / GB:9.3f} GB of {capacity} GB ({gpu}): it {'fits' if fits else 'does not fit'}"
+    if not fits:
+        phase = max(("sampling", "update"), key=lambda name: sums[name])
+        largest = "held" if sums["held"] > sums[phase] else phase
+        yield f"To change     {ADVICE[largest]}"
+
+
+def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str, dict[str, float]]:
+    """
+    Returns the bytes of each part, for what is `held` between steps, and for what `sampling` and `update` need besides.
+
+    Args:
+        args ([`RolloutConfig`]): The configuration of the trainer.
+        size ([`Size`]): The numbers of parameters.
+        stage (`int`): The stage of ZeRO, 0 without DeepSpeed.
+        processes (`int`): Number of devices.
+    """
+    half = bool(args.bf16 or args.fp16)
+    number = 2.0 if half else 4.0  # bytes of an activation
+    mixed = half and stage > 0  # DeepSpeed computes with weights in 16 bits, and its optimizer has others
+    weight = 2.0 if mixed or args.rounds_stochastically else 4.0
+    # DeepSpeed has a float32 copy of its own beside Adam's two moments; those of torchao have 8 bits
+    state = 2.0 if args.rounds_stochastically else 12.0 if stage > 0 else 8.0
+    of_weights = processes if stage == 3 else 1
+    base = min(size.base_bytes, 2.0) if mixed else size.base_bytes
+    gradients = weight * size.trained / (processes if stage >= 2 else 1)
+    held = {
+        "weights": (weight * (size.trained + size.frozen) + base * size.base) / of_weights,
+        "reference policies": weight * size.reference / of_weights,
+        "optimizer": state * size.trained / (processes if stage > 0 else 1),
+        "gradients": gradients if stage == 3 else 0.0,
+        "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
+    }
+    text, longest = size.dimensions, size.prompt + args.num_turns * args.max_completion_length
+    rows = args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
+    if args.generation_token_budget is not None:
+        rows = max(1, min(rows, args.generation_token_budget // longest))
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    copies = number * (size.trained + size.frozen) if half and weight == 4.0 else 0.0  # that autocast makes
+    sampling = {
+        "key-value cache": 2 * number * text.num_hidden_layers * heads * head * rows * longest,
+        "probabilities": 3 * 4.0 * rows * text.vocab_size,
+        "weights of an agent": number * size.largest if stage == 3 or copies else 0.0,
+    }
+    tokens, layers = args.per_device_train_batch_size * longest, text.num_hidden_layers
+    of_layer = tokens * number * (16 * text.hidden_size + 4 * text.intermediate_size)
+    kept = size.agents * layers * tokens * number * text.hidden_size
+    unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0
+    live = min(size.trained + size.frozen + size.base, MAX_LIVE)
+    update = {
+        "gradients": 0.0 if stage == 3 else gradients,
+        "activations": kept + of_layer if args.gradient_checkpointing else size.agents * layers * of_layer,
+        "log-probabilities": 4.0 * CHUNK_COPIES * min(tokens, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
+        "weights to compute with": number * live if stage == 3 else copies,
+        "gradients not yet split": weight * min(unsplit, MAX_LIVE if stage == 3 else MAX_BUCKET),
+        "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,
+    }
+    return {"held": held, "sampling": sampling, "update": update}
+
+
+def time_lines(recipe: Recipe, size: Size, gpu: str) -> Iterator[str]:
+    """
+    Yields the lines of a plan about the shortest possible time of an optimizer step: reading the weights once per sampled token of a level, and the matrix
+    products of the update, at the full speed of the GPU. Sampling with transformers takes several times as long, because it launches many small kernels.
+    """
+    args, (_, bandwidth, flops) = recipe.training_args, GPUS[gpu]
+    agents, length = size.agents, args.max_completion_length
+    read = 2.0 * size.largest * agents * args.num_turns * length
+    tokens = args.items_per_device * args.rows_per_item * (size.prompt + length) * agents
+    operations = 4 if size.base else 6  # per parameter and token; frozen weights need no gradient
+    computed = (operations + 2 * args.gradient_checkpointing) * size.largest * tokens
+    yield f"step, at least: sampling {read / bandwidth / 1e12:.3g} s, update {computed / flops / 1e12:.3g} s (the speed of {gpu} as published)"

@@ -1,0 +1,54 @@
+"""Reproduces named experiments: a team and its control for several seeds, beside the numbers that were published."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trl_multiagent.report.tables import text_table
+
+
+def experiments() -> dict[str, dict[str, Any]]:
+    """Returns the experiments by name: `about`, `train` and `evaluate`, the arguments of these commands, and `published`, rows of a table."""
+    return yaml.safe_load((files("trl_multiagent") / "data" / "experiments.yaml").read_text(encoding="utf-8"))
+
+
+def reproduce(
+    name: str, tasks: Mapping[str, str], seeds: Sequence[int], num_jobs: int, folder: Path, more: Sequence[str]
+) -> int:
+    """
+    Trains the team of an experiment for each seed, evaluates all teams together, with what they are compared with, and prints the results and
+    the published numbers. It goes on after an interruption.
+
+    Args:
+        name (`str`): A key of [`experiments`].
+        tasks (`Mapping[str, str]`): The tasks that have a name.
+        seeds (`Sequence[int]`): The seeds.
+        num_jobs (`int`): Trainings at the same time.
+        folder (`Path`): Folder of the results.
+        more (`Sequence[str]`): More arguments of the trainings, such as `--dry_run` or `--max_steps 5`.
+
+    Returns:
+        `int`: The exit status: 0, or that of the training or evaluation that failed.
+    """
+    from trl_multiagent.recipe.seeds import train_with_seeds
+
+    experiment = experiments()[name]
+    algorithm, *argv = shlex.split(experiment["train"])
+    prog = f"trl-multiagent reproduce {name}"
+    argv = [*argv, *more, "--output_dir", str(folder)]
+    status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds, num_jobs)
+    evaluation = [*shlex.split(experiment["evaluate"]), "--output_dir", str(folder / "evaluation")]
+    command = ["evaluate", *map(str, runs), *evaluation]
+    if status == 0 and "--dry_run" in more:
+        print(f"Then: trl-multiagent {shlex.join(command)}")
+    elif status == 0:
+        status = subprocess.run([sys.executable, "-m", "trl_multiagent.cli", *command]).returncode
+    if status == 0 and "published" in experiment:
+        print("\n".join(["", "Published:", *text_table(experiment["published"])]))
+    return status
