@@ -32,7 +32,11 @@ SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vo
 
 def make_team(num_agents: int, size: dict[str, int]) -> AgentTeam:
     torch.manual_seed(0)
-    heads = {"num_attention_heads": max(2, size["hidden_size"] // 64), "num_key_value_heads": 2, "tie_word_embeddings": True}
+    heads = {
+        "num_attention_heads": max(2, size["hidden_size"] // 64),
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
     base = Qwen2ForCausalLM(Qwen2Config(**size, **heads))
     add_fused_lm_head(base, outputs=("log_probs", "entropy"))
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)

@@ -5,7 +5,7 @@ The base computes all rows at once, and a forward hook of every LoRA layer adds 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 import torch
@@ -65,27 +65,23 @@ class Blocks:
         return torch.cat(blocks).to(result.dtype)
 
 
+@dataclass
 class Stacked:
     """
-    Rows of several adapters in any order, for sampling, in which no weight changes. The weights are stacked at the start, so a layer adds two
+    Rows of several adapters in any order, for sampling, in which no weight changes. A layer's weights are stacked once, so it adds two
     products however many adapters there are: with all A, of which a row keeps the part of its own adapter, and with all B. As in [`Blocks`], a
-    name without an adapter stands for the base alone.
-
-    Attributes:
-        rows (`torch.Tensor`): The position of each row's adapter in `adapters`.
+    name without an adapter stands for the base alone. The caller sets `rows` before a forward: the position of each row's adapter in `adapters`.
     """
 
-    rows: torch.Tensor
-
-    def __init__(self, model: PeftModel, adapters: Sequence[str]):
-        layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
-        self.weights = {
-            layer: stack(layer, adapters) for layer in layers if not layer.lora_A.keys().isdisjoint(adapters)
-        }
+    adapters: Sequence[str]
+    rows: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    weights: dict[LoraLayer, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        if layer not in self.weights:
+        if layer.lora_A.keys().isdisjoint(self.adapters):
             return result
+        if layer not in self.weights:
+            self.weights[layer] = stack(layer, self.adapters)
         all_a, all_b, scales = self.weights[layer]
         x = x.reshape(len(self.rows), -1, x.size(-1)).to(all_a.dtype)  # some models merge rows and tokens
         added = linear(linear(x, all_a) * scales[self.rows], all_b)

@@ -12,13 +12,20 @@ PADDING = {"labels": -100, "shift_labels": -100}  # the values of other inputs a
 MOST_PADDING = 1.25  # tokens with the padding of joint rows, per token without it
 
 
+def is_little_padding(padded: int, tokens: int) -> bool:
+    """
+    Returns whether agents share a forward that computes `padded` tokens where they have `tokens`. Under ZeRO-3 they always do: it gathers the
+    base for each forward, and the processes must agree on the number of forwards.
+    """
+    return padded <= MOST_PADDING * tokens or is_deepspeed_zero3_enabled()
+
+
 def group_inputs(names: dict[str, str], team_inputs: dict[str, dict[str, Any]]) -> list[list[str]]:
     """
     Groups roles whose rows one forward can compute: those with the same entry of `names`, the same kinds of inputs, and log-probabilities as
     output. An agent with a router loss stays alone, because it sums over the tokens of a forward.
 
-    Rows of different lengths need padding. If that adds more than a quarter of the tokens, the agents stay alone, unless ZeRO-3 gathers the
-    base for each forward; its processes must also agree on their number.
+    Rows of different lengths need padding. If that adds more than a quarter of the tokens, the agents stay alone, see [`is_little_padding`].
     """
     groups: dict[Any, list[str]] = {}
     for role, inputs in team_inputs.items():
@@ -29,8 +36,7 @@ def group_inputs(names: dict[str, str], team_inputs: dict[str, dict[str, Any]]) 
         shapes = [team_inputs[role]["input_ids"].shape for role in roles]
         longest = max(length for _, length in shapes)
         padded, tokens = sum(rows * longest for rows, _ in shapes), sum(rows * length for rows, length in shapes)
-        fits = padded <= MOST_PADDING * tokens or is_deepspeed_zero3_enabled()
-        result += [roles] if fits else [[role] for role in roles]
+        result += [roles] if is_little_padding(padded, tokens) else [[role] for role in roles]
     return result
 
 

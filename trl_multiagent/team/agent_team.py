@@ -18,7 +18,7 @@ from trl.trainer.utils import get_config_model_id
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
-from trl_multiagent.models.grouped_lora import Blocks
+from trl_multiagent.models.grouped_lora import Blocks, Stacked
 from trl_multiagent.models.joint_rows import group_inputs, join_inputs, split_output
 from trl_multiagent.models.pretrained import gathered, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
@@ -120,7 +120,7 @@ class AgentTeam(SingleModel):
             and not all(x.is_floating_point() for x in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
         ]
         # The agents that can compute together with others, by the model on which they do
-        self._joinable = {
+        self.joinable = {
             role: name
             for role, name in self._model_names.items()
             if self.has_shared_weights or self._adapters.can_group(role)
@@ -472,6 +472,16 @@ class AgentTeam(SingleModel):
             self._computes_as_reference = False
             self._select(self.active)
 
+    def _adapter_names(self, roles: Sequence[str]) -> list[str]:
+        return [reference_name(role) if self._computes_as_reference else role for role in roles]
+
+    @contextlib.contextmanager
+    def sampling(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
+        """Makes agents on one model ready to sample together within the block. Yields the model and, for several agents, their adapters."""
+        group = Stacked(self._adapter_names(roles)) if len(roles) > 1 else None
+        with self._computing(roles[0], None, group):
+            yield self.active_agent, group
+
     # Forward
 
     def forward(
@@ -500,7 +510,7 @@ class AgentTeam(SingleModel):
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
         outputs: dict[str, Any] = {}
-        for roles in group_inputs(self._joinable, team_inputs):
+        for roles in group_inputs(self.joinable, team_inputs):
             outputs |= self._run_together(roles, [team_inputs[role] for role in roles])
         for name, inputs in (critic_inputs or {}).items():
             critics = cast(Critics, self.critics)
@@ -513,8 +523,7 @@ class AgentTeam(SingleModel):
         if len(roles) == 1:
             with self.activate(roles[0]) as agent:
                 return {roles[0]: run_agent(agent, **inputs[0])}
-        adapters = [reference_name(role) if self._computes_as_reference else role for role in roles]
-        group = Blocks(adapters, [len(x["input_ids"]) for x in inputs])
+        group = Blocks(self._adapter_names(roles), [len(x["input_ids"]) for x in inputs])
         with self._computing(roles[0], None, group):
             output = run_agent(self.active_agent, **join_inputs(inputs))
         return dict(zip(roles, split_output(output, inputs), strict=True))
