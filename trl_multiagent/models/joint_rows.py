@@ -8,7 +8,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import ModelOutput
 
 
-PADDING = {"labels": -100, "shift_labels": -100}  # the values of other inputs are 0
+PADDING = {"labels": -100, "shift_labels": -100, "readers": -1, "places": -1}  # the values of other inputs are 0
 MOST_PADDING = 1.25  # tokens with the padding of joint rows, per token without it
 
 
@@ -42,21 +42,37 @@ def group_inputs(names: dict[str, str], team_inputs: dict[str, dict[str, Any]]) 
 
 def join_inputs(inputs: list[dict[str, Any]]) -> dict[str, Any]:
     """Concatenates the rows of several agents, padded on the right. What is not a tensor is the same for all."""
-    longest = max(x["input_ids"].size(1) for x in inputs)
-    joined = dict(inputs[0])
+    longest, joined, start = max(x["input_ids"].size(1) for x in inputs), dict(inputs[0]), 0
+    if "places" in joined:  # of tokens in flattened packed rows
+        moved = []
+        for x in inputs:
+            places, (rows, length) = x["places"], x["input_ids"].shape
+            moved.append({**x, "places": (places // length + start) * longest + places % length})
+            moved[-1]["places"][places < 0] = -1
+            start += rows
+        inputs = moved
     for name, value in joined.items():
         if isinstance(value, torch.Tensor):
-            padded = [pad(x[name], (0, longest - x[name].size(1)), value=PADDING.get(name, 0)) for x in inputs]
+            tensors = [x[name] for x in inputs]
+            width, others = max(x.size(1) for x in tensors), [0, 0] * (value.dim() - 2)
+            padded = [pad(x, [*others, 0, width - x.size(1)], value=PADDING.get(name, 0)) for x in tensors]
             joined[name] = torch.cat(padded)
     return joined
 
 
 def split_output(output: ModelOutput, inputs: list[dict[str, Any]]) -> list[ModelOutput]:
-    """Returns the part of each agent in the output for joined inputs. Values that are no table of rows and tokens are left out."""
-    longest = max(x["input_ids"].size(1) for x in inputs)
+    """
+    Returns the part of each agent in the output for joined inputs. Values that are no table of rows and tokens are left out; of packed rows,
+    there are only the log-probabilities and entropies of their sequences.
+    """
+    is_packed = "places" in inputs[0]
+    shapes = [x["places" if is_packed else "input_ids"].shape for x in inputs]
+    longest = max(length for _, length in shapes)
     tables = {name: x for name, x in output.items() if isinstance(x, torch.Tensor) and x.dim() > 1}
+    if is_packed:
+        tables = {name: x for name, x in tables.items() if name in ("log_probs", "entropy")}
     outputs, start = [], 0
-    for rows, length in (x["input_ids"].shape for x in inputs):
+    for rows, length in shapes:
         own = {name: x[start : start + rows, : x.size(1) - (longest - length)] for name, x in tables.items()}
         outputs.append(type(output)(**own))
         start += rows
