@@ -139,6 +139,8 @@ def test_zero_3_gathers_the_weights_of_the_agents_that_sample(case, single, dist
     assert found["answers"] == expected["answers"]
     roles = ["aux", "main"]
     assert found["held"] == {role: roles if case in ("shared", "lora") else [role] for role in roles}
+    if case in ("full", "shared"):
+        assert (expected["whole_references"], found["whole_references"]) == (roles, [])
 
 
 @pytest.mark.parametrize("case", BFLOAT16)

@@ -162,10 +162,11 @@ def test_evaluation_plays_sampled_episodes(tmp_path):
     score = environment.score
     environment.score = lambda *args: scored.append(len(args[0])) or score(*args)
     settings = {"eval_dataset": tiny_items(4), "num_turns": 2, "num_generations_eval": 3}
-    settings |= {"per_device_eval_batch_size": 6, "early_termination_threshold": -1.0}  # ends every branch in training
+    settings["early_termination_threshold"] = -1.0  # ends every branch in training
     trainer = tiny_trainer(tmp_path, environment=environment, **settings)
     metrics = trainer.evaluate()
-    assert scored == [6, 6, 6, 6]  # 4 items x 3 episodes in batches of 6, two turns each
+    # 4 items x 3 episodes of two turns. The first turn of a training step has 2 items x 4 completions, so 3 items with theirs make a batch
+    assert scored == [9, 9, 3, 3]
     rewards = metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]
     assert metrics["eval_turn_1/expected_return"] == pytest.approx(rewards)
     assert metrics["eval_reward"] == pytest.approx(rewards / 2)

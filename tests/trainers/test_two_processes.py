@@ -54,6 +54,32 @@ def test_what_is_logged_is_exchanged_once(results, beta, logged):
         assert one == two
 
 
+def test_two_processes_sample_the_same(results):
+    """What a completion draws depends on the item's position in the batch of all processes, not on the process."""
+    one, two = (torch.load(results / number / "sampled.pt", weights_only=False) for number in ("1", "2"))
+    for name, x in one["weights"].items():
+        assert torch.allclose(x, two["weights"][name], rtol=1e-4, atol=1e-6), name
+    columns = ["step", "split", "tree", "node", "action", "completion/aux", "completion/main"]
+    traces = []
+    for number in ("1", "2"):
+        files = (results / number / "sampled" / "trace").rglob("*.jsonl")
+        rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        traces.append(sorted([row[name] for name in columns] for row in rows))
+    assert traces[0] == traces[1] and len({tuple(row[2:]) for row in traces[0]}) > 100
+    for left, right, again in zip(one["evaluations"], two["evaluations"], one["evaluations"][:1] * 2, strict=True):
+        assert left["eval_reward"] == pytest.approx(right["eval_reward"]) == pytest.approx(again["eval_reward"])
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_micro_batch_needs_one_collective_besides_that_of_the_gradients(results, beta):
+    calls = torch.load(results / "2" / f"{beta}.pt", weights_only=False)["calls"]
+    of_micro_batches = [part.split() for part in " ".join(calls).split("micro-batch")[1:]]
+    assert len(of_micro_batches) == 3 * 14  # three steps with 40 rows, three per micro-batch
+    assert len(of_micro_batches[13]) > 1  # the end of a step, and the next batch
+    others = [names for k, names in enumerate(of_micro_batches) if k % 14 != 13]
+    assert others == [["all_reduce"]] * len(others)  # whether all losses are finite
+
+
 @pytest.mark.parametrize("number", [9, 11])
 @pytest.mark.parametrize("trainer", ["madpo", "reward"])
 def test_pairs_that_are_repeated_for_the_second_process_do_not_count(results, trainer, number):

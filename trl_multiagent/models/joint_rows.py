@@ -29,7 +29,7 @@ def group_inputs(names: dict[str, str], team_inputs: dict[str, dict[str, Any]]) 
     """
     groups: dict[Any, list[str]] = {}
     for role, inputs in team_inputs.items():
-        joins = role in names and inputs.get("fused_lm_head") and not {"router_weights", "shared_prompts"} & {*inputs}
+        joins = role in names and inputs.get("fused_lm_head") and "router_weights" not in inputs
         groups.setdefault((names[role], *sorted(inputs)) if joins else role, []).append(role)
     result = []
     for roles in groups.values():

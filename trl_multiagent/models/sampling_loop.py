@@ -28,7 +28,7 @@ from trl_multiagent.models.grouped_lora import Stacked
 
 logger = logging.get_logger(__name__)
 
-PENALTY = RepetitionPenaltyLogitsProcessor  # the only one that reads the tokens before
+PENALTY = RepetitionPenaltyLogitsProcessor
 COVERED = (PENALTY, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 GPU_PERIOD = 8  # tokens between two looks at which rows have ended, for which a GPU would have to wait
 MOST_LIVE = 0.75  # share of rows that go on, from which on the others leave
@@ -158,9 +158,12 @@ class SamplingLoop:
         self, model: PreTrainedModel, input_ids: torch.Tensor, processors: LogitsProcessorList, config: Any
     ) -> torch.Tensor:
         """Samples all rows. Returns prompts and completions. What follows the end of a completion has no meaning."""
+        # A penalty that was told the padding expects all rows at every token
+        own = [PENALTY(x.penalty) if isinstance(x, PENALTY) else x for x in processors]
+        processors = LogitsProcessorList(own)
         rows, length = self.first_rows(input_ids, config.pad_token_id), input_ids.size(1)
         result, last, seen = rows.ids.clone(), rows.ids.size(1), length
-        period = 1 if input_ids.device.type == "cpu" else GPU_PERIOD
+        period = period_of(input_ids.device)
         while length < last:
             scores = self.forward(model, rows, length)
             if processors:
@@ -214,6 +217,11 @@ class SamplingLoop:
             **self.inputs,
         )
         return outputs.logits[:, -1].float()
+
+
+def period_of(device: torch.device) -> int:
+    """Returns after how many tokens it is looked which rows have ended."""
+    return 1 if device.type == "cpu" else GPU_PERIOD
 
 
 def live_rows(ended: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
 from trl_multiagent.models.grouped_lora import Blocks, Stacked
 from trl_multiagent.models.joint_rows import group_inputs, join_inputs, split_output
-from trl_multiagent.models.pretrained import gathered, hub_arguments
+from trl_multiagent.models.pretrained import copied, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
@@ -75,6 +75,7 @@ class AgentTeam(SingleModel):
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved and loaded with
             the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
+        devices (`dict[str, torch.device]`): Where each agent is, if they are on several devices, see [`~AgentTeam.place`].
         uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no dropout, and the
             update needs the log-probabilities of the policy that sampled.
 
@@ -103,6 +104,7 @@ class AgentTeam(SingleModel):
         self.frozen: frozenset[str] = frozenset()
         self.critics: Critics | None = None
         self.uses_dropout = False
+        self.devices: dict[str, torch.device] = {}
 
         self.has_adapters = isinstance(models[self.roles[0]], PeftModel)
         self.has_shared_weights = not self.has_adapters and len(self.models) < len(self.roles)
@@ -412,6 +414,15 @@ class AgentTeam(SingleModel):
         finally:
             self.train(training)
 
+    def place(self, devices: Mapping[str, torch.device]) -> None:
+        """Moves each agent to a device of its own. The outputs of a forward are on the device of the inputs."""
+        for role, device in devices.items():
+            self.policies[role].to(device)
+        self.devices = dict(devices)
+        self.hf_device_map = (
+            self.devices
+        )  # the name by which transformers and accelerate know that they must not move the team
+
     # Trained parameters
 
     @property
@@ -445,12 +456,14 @@ class AgentTeam(SingleModel):
 
     def frozen_copy(self) -> "AgentTeam":
         """Copies the agents. The weights of the copy are not trained."""
-        with gathered(self):
-            critics, self.critics = self.critics, None
-            try:
-                return copy.deepcopy(self).requires_grad_(False).eval()
-            finally:
-                self.critics = critics
+        critics, self.critics = self.critics, None
+        try:
+            parts: dict[int, Any] = {}
+            for model in self.models.values():
+                copied(model, parts)
+            return copy.deepcopy(self, parts).requires_grad_(False).eval()
+        finally:
+            self.critics = critics
 
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
@@ -497,9 +510,9 @@ class AgentTeam(SingleModel):
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the arguments go to the
-                active agent. Two entries of an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that
-                its rows continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the router
-                loss, see [`~router_loss.forward_with_expert_sums`].
+                active agent. Two kinds of arguments change an agent's forward, and exclude each other: `places` and `readers` of packed
+                rows, see [`~packing.run_packed`]; and `router_weights`, the weights of its tokens in the router loss, see
+                [`~router_loss.forward_with_expert_sums`].
             critic_inputs (`dict[str, dict]`, *optional*): Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the
                 sequences that it reads.
 
@@ -522,10 +535,10 @@ class AgentTeam(SingleModel):
         """Runs agents in one forward."""
         if len(roles) == 1:
             with self.activate(roles[0]) as agent:
-                return {roles[0]: run_agent(agent, **inputs[0])}
+                return {roles[0]: run_agent(agent, self.devices.get(roles[0]), **inputs[0])}
         group = Blocks(self._adapter_names(roles), [len(x["input_ids"]) for x in inputs])
         with self._computing(roles[0], None, group):
-            output = run_agent(self.active_agent, **join_inputs(inputs))
+            output = run_agent(self.active_agent, None, **join_inputs(inputs))
         return dict(zip(roles, split_output(output, inputs), strict=True))
 
 

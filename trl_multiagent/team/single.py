@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
+from accelerate.utils import send_to_device
 from peft import PeftModel
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
@@ -12,8 +13,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
 from trl_multiagent.models.grouped_lora import Group
+from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.router_loss import forward_with_expert_sums
-from trl_multiagent.models.shared_prompts import continue_prompts
 from trl_multiagent.team.adapters import AgentAdapters, base_of
 from trl_multiagent.team.critics import Critics
 
@@ -181,15 +182,15 @@ class SingleModel(nn.Module):
             model.add_model_tags(tags)
 
 
-def run_agent(
-    agent: PreTrainedModel,
-    shared_prompts: dict[str, torch.Tensor] | None = None,
-    router_weights: torch.Tensor | None = None,
-    **inputs: Any,
-) -> ModelOutput:
-    """Runs one agent on its entry of `team_inputs`, see [`AgentTeam.forward`]."""
+def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any) -> ModelOutput:
+    """Runs one agent on its entry of `team_inputs`, see [`AgentTeam.forward`]. From another `device`, the output returns to that of the inputs."""
+    if device is None:
+        return run(agent, **inputs)
+    return send_to_device(run(agent, **send_to_device(inputs, device)), inputs["input_ids"].device)
+
+
+def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **inputs: Any) -> ModelOutput:
+    """Runs one agent on inputs that are on its device."""
     if router_weights is not None:
         return forward_with_expert_sums(agent, router_weights, **inputs)
-    if shared_prompts is not None:
-        return continue_prompts(agent, shared_prompts, **inputs)
-    return agent(**inputs)
+    return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)

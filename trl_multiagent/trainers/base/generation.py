@@ -17,7 +17,7 @@ from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
-from trl_multiagent.trainers.base.vllm_generation import make_generations
+from trl_multiagent.trainers.base.vllm_generation import make_generations, sample_level
 
 
 class TrainerGenerator(TransformersGenerator):
@@ -93,21 +93,26 @@ class VLLMGenerator:
         self.trainer = trainer
         self.agents = make_generations(team.policies, end_tokens, trainer.accelerator, trainer.args)
         self.max_new_tokens: int = trainer.args.max_completion_length
-        self.stop_strings: Mapping[str, Sequence[str]] = {}
+        self.stop_strings: Mapping[str, Sequence[str]] = trainer.args.stop_strings or {}
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
-        completions = {}
+        trainer = self.trainer
         for role, prompt_ids in level.prompt_ids.items():
-            if self.synchronized:
-                error_barrier(self.trainer.accelerator)
-            # The weights of a frozen agent are sent once
-            step = 0 if role in self.trainer.team.frozen else self.trainer.state.global_step
-            with self.trainer.team.activate(role):
-                groups = zip(*self.agents[role].sample(role, prompt_ids, level.num_generations, step), strict=True)
-            completions[role] = [Completions(ids, logps) for ids, logps in groups]
-        return completions
+            self._wait()
+            step = (
+                0 if role in trainer.team.frozen else trainer.state.global_step
+            )  # the weights of a frozen agent are sent once
+            with trainer.team.activate(role):
+                self.agents[role].update(role, prompt_ids, step)
+        self._wait()
+        return sample_level(self.agents, level.prompt_ids, level.num_generations, trainer.accelerator)
+
+    def _wait(self) -> None:
+        """Waits for the other processes, before they do something together."""
+        if self.synchronized:
+            error_barrier(self.trainer.accelerator)
 
     def forget_weights(self) -> None:
         """Makes the next call send the weights again."""
         for agent in self.agents.values():
-            agent.loaded_steps.clear()
+            agent.sent_steps.clear()

@@ -73,6 +73,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
+        check_devices(team, args)
         if team.critics is not None and not self._trains_critics:
             raise ValueError(
                 "The team has the critics of an earlier trainer, which this one does not train. Save the team, and load its "
@@ -81,6 +82,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
+        if args.devices is not None:
+            team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
         team.uses_dropout = not args.disable_dropout
@@ -355,6 +358,20 @@ def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
         raise ValueError(
             "`agent_learning_rates` needs agents with separate weights, but the agents of this team share theirs. Set "
             "one `learning_rate` instead."
+        )
+
+
+def check_devices(team: AgentTeam, args: TeamConfig) -> None:
+    """Checks that every agent of the team can have a device of its own."""
+    if args.devices is None:
+        return
+    if set(args.devices) != set(team.roles):
+        raise ValueError(
+            f"`devices` has the roles {list(args.devices)}, it must have those of the team: {list(team.roles)}."
+        )
+    if team.form != "full" or args.critic_names(team.trained_roles):
+        raise ValueError(
+            "`devices` is for agents with a model each and without critics: leave it out for LoRA teams, shared weights and actor-critic methods."
         )
 
 
