@@ -16,6 +16,7 @@ TABLES = {
     "engine": "sampling, ",
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
+    "grouped": "sampling  ",
     "gpu": "lora, bfloat16, T = 2",
     "memory_plan": "full, one process",
     "needed": "rule  ",

@@ -40,7 +40,7 @@ CASES = {
     "full, recomputed": ("full", {"gradient_checkpointing": True, "num_generations_eval": 2}),
     "heterogeneous": ("heterogeneous", {}),
     "shared": ("shared", {"beta": 0.1}),
-    "lora": ("lora", {"beta": 0.1}),
+    "lora": ("lora", {"beta": 0.1, "gradient_checkpointing": True}),
     "lora on two bases": ("lora on two bases", {}),
     "lora and whole modules": ("lora and whole modules", {"beta": 0.1, "gradient_checkpointing": True}),
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),
@@ -158,9 +158,10 @@ def sampled(trainer) -> dict:
     """What the agents answer without randomness, and the agents that are whole in this process while each does."""
     team, generator, held = trainer.team, trainer.generator, {}
 
-    def watch(agent, role, *rest):
-        held[role] = [x for x in team.roles if all(p.numel() for p in sampling_parameters(team, x))]
-        return sample(agent, role, *rest)
+    def watch(model, group, roles, level):
+        whole = [x for x in team.roles if all(p.numel() for p in sampling_parameters(team, [x]))]
+        held.update(dict.fromkeys(roles, whole))
+        return sample(model, group, roles, level)
 
     sample = generator.sample
     with mock.patch.object(generator, "sample", watch), mock.patch.dict(generator.arguments, do_sample=False):

@@ -12,11 +12,14 @@ from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
+from trl_multiagent.models.grouped_lora import Blocks, Stacked
+from trl_multiagent.models.joint_rows import group_inputs, join_inputs, split_output
 from trl_multiagent.models.pretrained import copied, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
@@ -118,8 +121,13 @@ class AgentTeam(SingleModel):
             if not any(m.children())
             and not all(x.is_floating_point() for x in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
         ]
+        # The agents that can compute together with others, by the model on which they do
+        self.joinable = {
+            role: name
+            for role, name in self._model_names.items()
+            if self.has_shared_weights or self._adapters.can_group(role)
+        }
         self._computes_as_reference = False
-        self._active_critic: str | None = None
         self._select(self.roles[0])
         for role, tokenizer in self.tokenizers.items():
             if tokenizer.pad_token is None:
@@ -477,6 +485,16 @@ class AgentTeam(SingleModel):
             self._computes_as_reference = False
             self._select(self.active)
 
+    def _adapter_names(self, roles: Sequence[str]) -> list[str]:
+        return [reference_name(role) if self._computes_as_reference else role for role in roles]
+
+    @contextlib.contextmanager
+    def sampling(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
+        """Makes agents on one model ready to sample together within the block. Yields the model and, for several agents, their adapters."""
+        group = Stacked(self._adapter_names(roles)) if len(roles) > 1 else None
+        with self._computing(roles[0], None, group):
+            yield self.active_agent, group
+
     # Forward
 
     def forward(
@@ -487,7 +505,8 @@ class AgentTeam(SingleModel):
         **kwargs: Any,
     ) -> Any:
         """
-        Runs agents on their own inputs, or the active agent.
+        Runs agents on their own inputs, or the active agent. Agents on one base, or with shared weights, are computed together where that is
+        possible, see [`~models.joint_rows.group_inputs`] and [`~models.grouped_lora.can_group`].
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the arguments go to the
@@ -503,15 +522,24 @@ class AgentTeam(SingleModel):
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
-        outputs = {}
-        for role, inputs in team_inputs.items():
-            with self.activate(role) as agent:
-                outputs[role] = run_agent(agent, self.devices.get(role), **inputs)
+        outputs: dict[str, Any] = {}
+        for roles in group_inputs(self.joinable, team_inputs):
+            outputs |= self._run_together(roles, [team_inputs[role] for role in roles])
         for name, inputs in (critic_inputs or {}).items():
             critics = cast(Critics, self.critics)
             with self._computing(critics.backbones[name].role, name):
                 outputs[critic_key(name)] = critics.values(name, self, **inputs)
         return outputs
+
+    def _run_together(self, roles: list[str], inputs: list[dict[str, Any]]) -> dict[str, ModelOutput]:
+        """Runs agents in one forward."""
+        if len(roles) == 1:
+            with self.activate(roles[0]) as agent:
+                return {roles[0]: run_agent(agent, self.devices.get(roles[0]), **inputs[0])}
+        group = Blocks(self._adapter_names(roles), [len(x["input_ids"]) for x in inputs])
+        with self._computing(roles[0], None, group):
+            output = run_agent(self.active_agent, None, **join_inputs(inputs))
+        return dict(zip(roles, split_output(output, inputs), strict=True))
 
 
 def rows_of(item: dict | str | Iterable[dict | str]) -> tuple[list[dict], bool]:
