@@ -1,11 +1,11 @@
 """
 LoRA agents on one base: one call for all of them against one call for each, in processor time.
 
-    python benchmarks/grouped.py            # a base of 50 M parameters: about 10 minutes on one core
+    python benchmarks/grouped.py            # a base of 50 M parameters: about 4 minutes on one core
     python benchmarks/grouped.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
-The base is a random Qwen2 in float32, each agent has an adapter of rank 16 on all linear layers. `sampling` is one level of
-rollout trees; `update` the forward and the backward pass of one micro-batch, activations checkpointed. Both ways take turns.
+The base is a random Qwen2 in float32, each agent has an adapter of rank 16 on all linear layers. One level of rollout trees is sampled; both ways
+take turns.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.rollout.sampler import Level, TransformersGenerator, sampling_arguments
@@ -38,7 +37,6 @@ def make_team(num_agents: int, size: dict[str, int]) -> AgentTeam:
         "tie_word_embeddings": True,
     }
     base = Qwen2ForCausalLM(Qwen2Config(**size, **heads))
-    add_fused_lm_head(base, outputs=("log_probs", "entropy"))
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
     roles = [f"agent_{k}" for k in range(num_agents)]
     model = get_peft_model(base, lora, adapter_name=roles[0])
@@ -58,23 +56,6 @@ def sampling(team: AgentTeam, prompts: list[list[int]], num_generations: int, nu
         generator.generate(Level(dict.fromkeys(roles, nodes), dict.fromkeys(roles, prompts), num_generations))
 
     return [lambda: [sample(role) for role in team.roles], lambda: sample(*team.roles)]
-
-
-def update(team: AgentTeam, prompts: list[list[int]], num_generations: int, num_tokens: int) -> list[Callable]:
-    """Returns a function for each of the two ways."""
-    prompt_ids = torch.tensor(prompts).repeat_interleave(num_generations, dim=0)
-    ids = torch.cat([prompt_ids, torch.randint_like(prompt_ids[:, :1].expand(-1, num_tokens), 1, 200)], dim=1)
-    labels = ids.masked_fill(torch.arange(ids.size(1)) < prompt_ids.size(1), -100)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels, "fused_lm_head": True}
-
-    def backward(outputs: dict) -> None:
-        team.zero_grad()
-        sum(output.log_probs.sum() for output in outputs.values()).backward()
-
-    def alone() -> None:
-        backward({role: team(team_inputs={role: inputs})[role] for role in team.roles})
-
-    return [alone, lambda: backward(team(team_inputs=dict.fromkeys(team.roles, inputs)))]
 
 
 def seconds(ways: list[Callable], repetitions: int) -> list[float]:
@@ -104,13 +85,9 @@ def main() -> None:
         team = make_team(num_agents, size)
         torch.manual_seed(1)
         prompts = torch.randint(1, 200, (1, 60)).tolist()
-        team.gradient_checkpointing_enable({"use_reentrant": False})
-        team.enable_input_require_grads()
-        shape = (prompts, 4, 4 if options.smoke else 24)
-        for name, part in {"sampling": sampling, "update": update}.items():
-            each, one = seconds(part(team, *shape), repetitions)
-            results.append({"part": name, "agents": num_agents, "rows": 4, "each": each, "one": one})
-            print(f"{name:10}{num_agents:7}{4:6}{each:10.3f}{one:10.3f}{each / one:7.2f}", flush=True)
+        each, one = seconds(sampling(team, prompts, 4, 4 if options.smoke else 24), repetitions)
+        results.append({"part": "sampling", "agents": num_agents, "rows": 4, "each": each, "one": one})
+        print(f"{'sampling':10}{num_agents:7}{4:6}{each:10.3f}{one:10.3f}{each / one:7.2f}", flush=True)
     options.output.write_text(json.dumps({"size": size, "results": results}))
 
 

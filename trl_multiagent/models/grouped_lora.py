@@ -6,21 +6,13 @@ The base computes all rows at once, and a forward hook of every LoRA layer adds 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel
 from peft.tuners.lora.layer import LoraLayer, MultiheadAttention, ParamWrapper
 from torch import nn
 from torch.nn.functional import linear
-
-
-class Group(Protocol):
-    """The rows of several adapters."""
-
-    def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """Returns what a layer computes from x, given the result of its base."""
-        ...
 
 
 def can_group(model: PeftModel, adapter: str) -> bool:
@@ -43,34 +35,11 @@ def can_group(model: PeftModel, adapter: str) -> bool:
 
 
 @dataclass
-class Blocks:
-    """
-    Consecutive rows of several adapters, for the update. It calls the modules of the adapters, which therefore have their dropout, and which
-    ZeRO-3 gathers. The name of an adapter that does not exist stands for the base alone.
-    """
-
-    adapters: Sequence[str]
-    sizes: Sequence[int]  # the number of rows of each
-
-    def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        length = len(x) // sum(self.sizes)  # some models merge the dimensions of rows and tokens
-        sizes = [size * length for size in self.sizes]
-        blocks = []
-        for adapter, own, block in zip(self.adapters, x.split(sizes), result.split(sizes), strict=True):
-            if adapter in layer.lora_A:
-                lora_a, lora_b = layer.lora_A[adapter], layer.lora_B[adapter]
-                own = layer.lora_dropout[adapter](own.to(lora_a.weight.dtype))
-                block = block + lora_b(lora_a(own)) * layer.scaling[adapter]
-            blocks.append(block)
-        return torch.cat(blocks).to(result.dtype)
-
-
-@dataclass
 class Stacked:
     """
     Rows of several adapters in any order, for sampling, in which no weight changes. A layer's weights are stacked once, so it adds two
-    products however many adapters there are: with all A, of which a row keeps the part of its own adapter, and with all B. As in [`Blocks`], a
-    name without an adapter stands for the base alone. The caller sets `rows` before a forward: the position of each row's adapter in `adapters`.
+    products however many adapters there are: with all A, of which a row keeps the part of its own adapter, and with all B. The name of an adapter
+    that does not exist stands for the base alone. The caller sets `rows` before a forward: the position of each row's adapter in `adapters`.
     """
 
     adapters: Sequence[str]

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerationMode
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.joint_rows import is_little_padding
 from trl_multiagent.models.positions import check_prompts, learned_positions
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
@@ -32,6 +32,7 @@ from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
 
 
 CHECKED_AT_ONCE = 256  # items
+MOST_PADDING = 1.25  # tokens with the padding of one call for several agents, per token without it
 
 
 class SamplingTeam(Protocol):
@@ -124,11 +125,15 @@ class TransformersGenerator:
         return [part for roles in groups.values() for part in self.split(roles, level)]
 
     def split(self, roles: list[str], level: Level) -> list[list[str]]:
-        """Splits a group of agents if their prompts differ too much in length."""
+        """
+        Splits a group of agents if their prompts differ so much in length that padding adds more than a quarter of the tokens. Under ZeRO-3, the
+        processes must agree on the number of calls, and each call gathers the base.
+        """
         lengths = [len(ids) for role in roles for ids in level.prompt_ids[role]]
         completions = len(lengths) * level.num_generations * self.max_new_tokens
         padded = max(lengths, default=0) * len(lengths)
-        return [roles] if is_little_padding(padded + completions, sum(lengths) + completions) else [[x] for x in roles]
+        is_little = padded + completions <= MOST_PADDING * (sum(lengths) + completions)
+        return [roles] if is_little or is_deepspeed_zero3_enabled() else [[x] for x in roles]
 
     @contextlib.contextmanager
     def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:

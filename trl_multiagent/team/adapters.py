@@ -23,7 +23,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
-from trl_multiagent.models.grouped_lora import Group, can_group
+from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     hub_arguments,
@@ -60,7 +60,7 @@ class AgentAdapters:
         for role, model in models.items():
             check_adapter(role, model)
         self.models = models
-        self.group: Group | None = None  # the rows of several agents that compute together
+        self.group: Stacked | None = None  # the rows of several agents that compute together
         self.find_layers()
         self._copied_roles: set[str] = set()  # roles whose reference policy is a copy of their adapter
         for role in models:  # PEFT leaves only one adapter of a model trainable
@@ -89,7 +89,7 @@ class AgentAdapters:
         """Returns whether an agent can compute together with others on its base."""
         return role in self.models and can_group(self.models[role], role)
 
-    def activate(self, role: str, reference: bool, group: Group | None = None) -> None:
+    def activate(self, role: str, reference: bool, group: Stacked | None = None) -> None:
         """Makes an agent's adapter, its reference policy, or the adapters of a `group` on the same base what this base computes with."""
         self.group = group
         # PEFT's own `set_adapter` would also freeze the adapters of all other agents

@@ -12,14 +12,12 @@ from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
-from trl_multiagent.models.grouped_lora import Blocks, Stacked
-from trl_multiagent.models.joint_rows import group_inputs, join_inputs, split_output
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import copied, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
@@ -324,7 +322,7 @@ class AgentTeam(SingleModel):
 
         Args:
             item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text of its `prompt`
-                column. A text is answered in one turn. It is not scored, because scoring needs the other columns.
+                column, which is answered in one turn and not scored, because scoring needs the other columns.
             environment ([`Environment`]): The task; its roles are those of the team.
             num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
             use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat template.
@@ -332,8 +330,7 @@ class AgentTeam(SingleModel):
                 call. More are generated in several calls. With `None`, all items share one call.
             history_options ([`~rollout.history.HistoryOptions`], *optional*): What agents see of their past turns; by default all of them.
             stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
-            seed (`int`, *optional*): What an answer draws depends on this seed, the item's position, the turn and the role alone. By default,
-                the seed is drawn from torch's global generator.
+            seed (`int`, *optional*): Of the draws. By default, it is drawn from torch's global generator.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
 
         Returns:
@@ -355,11 +352,10 @@ class AgentTeam(SingleModel):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         check_stop_strings(stop_strings, self.roles)
         seed = int(torch.randint(2**62, ())) if seed is None else seed
-        arguments = (sampling_arguments(generation_kwargs), generation_token_budget, stop_strings, seed)
-        sampler = TeamSampler(self, TransformersGenerator(self, *arguments), use_chat_template, history_options)
-        rows, are_texts = rows_of(item)
-        if are_texts and num_turns != 1:
-            raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
+        arguments = sampling_arguments(generation_kwargs)
+        generator = TransformersGenerator(self, arguments, generation_token_budget, stop_strings, seed)
+        sampler = TeamSampler(self, generator, use_chat_template, history_options)
+        rows, are_texts = rows_of(item, num_turns)
 
         def score(nodes: list[Node]) -> list[list[Outcome]]:
             if are_texts:
@@ -505,8 +501,7 @@ class AgentTeam(SingleModel):
         **kwargs: Any,
     ) -> Any:
         """
-        Runs agents on their own inputs, or the active agent. Agents on one base, or with shared weights, are computed together where that is
-        possible, see [`~models.joint_rows.group_inputs`] and [`~models.grouped_lora.can_group`].
+        Runs agents on their own inputs, or the active agent.
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the arguments go to the
@@ -523,31 +518,24 @@ class AgentTeam(SingleModel):
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
         outputs: dict[str, Any] = {}
-        for roles in group_inputs(self.joinable, team_inputs):
-            outputs |= self._run_together(roles, [team_inputs[role] for role in roles])
+        for role, inputs in team_inputs.items():
+            with self.activate(role) as agent:
+                outputs[role] = run_agent(agent, self.devices.get(role), **inputs)
         for name, inputs in (critic_inputs or {}).items():
             critics = cast(Critics, self.critics)
             with self._computing(critics.backbones[name].role, name):
                 outputs[critic_key(name)] = critics.values(name, self, **inputs)
         return outputs
 
-    def _run_together(self, roles: list[str], inputs: list[dict[str, Any]]) -> dict[str, ModelOutput]:
-        """Runs agents in one forward."""
-        if len(roles) == 1:
-            with self.activate(roles[0]) as agent:
-                return {roles[0]: run_agent(agent, self.devices.get(roles[0]), **inputs[0])}
-        group = Blocks(self._adapter_names(roles), [len(x["input_ids"]) for x in inputs])
-        with self._computing(roles[0], None, group):
-            output = run_agent(self.active_agent, None, **join_inputs(inputs))
-        return dict(zip(roles, split_output(output, inputs), strict=True))
 
-
-def rows_of(item: dict | str | Iterable[dict | str]) -> tuple[list[dict], bool]:
-    """Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts."""
+def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[list[dict], bool]:
+    """Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts, which have one turn."""
     items = [item] if isinstance(item, str | Mapping) else list(item)
     are_texts = bool(items) and all(isinstance(x, str) for x in items)
     if not are_texts and not all(isinstance(x, Mapping) for x in items):
         raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
+    if are_texts and num_turns != 1:
+        raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
 
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
-from trl_multiagent.models.grouped_lora import Group
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.team.adapters import AgentAdapters, base_of
@@ -32,7 +32,7 @@ class SingleModel(nn.Module):
     _model_names: dict[str, str]
     _adapters: AgentAdapters
     _active_critic: str | None
-    _group: Group | None  # the agents that compute together on the active one's base
+    _group: Stacked | None  # the agents that compute together on the active one's base
     _computes_as_reference: bool
 
     # The active agent
@@ -60,7 +60,7 @@ class SingleModel(nn.Module):
             yield self.active_agent
 
     @contextlib.contextmanager
-    def _computing(self, role: str, critic: str | None, group: Group | None = None) -> Iterator[None]:
+    def _computing(self, role: str, critic: str | None, group: Stacked | None = None) -> Iterator[None]:
         """
         Makes one agent the active one; if a critic computes, on the model of this agent or on its own, also that critic; or a group of agents.
         """
@@ -71,7 +71,7 @@ class SingleModel(nn.Module):
         finally:
             self._select(*previous)
 
-    def _select(self, role: str, critic: str | None = None, group: Group | None = None) -> None:
+    def _select(self, role: str, critic: str | None = None, group: Stacked | None = None) -> None:
         self.active, self._active_critic, self._group = role, critic, group
         self._adapters.activate(role, self._computes_as_reference, group)
         if critic is not None:
