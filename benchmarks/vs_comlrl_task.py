@@ -53,6 +53,7 @@ class Steps:
         self.replies = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever the system prints goes to standard error
         self.phases = {}
+        self.work = dict  # returns what the last step could not do without, if the system tells
         self.counts = {"generate_calls": 0, "optimizer_steps": 0}
         GenerationMixin.generate = self._counted(GenerationMixin.generate)
         register_optimizer_step_post_hook(self._count_optimizer_step)
@@ -90,6 +91,23 @@ class Steps:
         self.counts = dict.fromkeys(self.counts, 0)
         self.start = clocks()
 
+    def callback(self, rewards: list[float]):
+        """A callback of `Trainer`: a step ends with its log, so that the metrics are part of it. `rewards`: those of the step."""
+        from transformers import TrainerCallback
+
+        class OneStepAtATime(TrainerCallback):
+            def on_train_begin(callback, args, state, control, **kwargs):
+                self.wait()
+
+            def on_log(callback, args, state, control, logs, **kwargs):
+                if "loss" in logs:  # not the summary at the end
+                    self.done(rewards)
+                    rewards.clear()
+                    if state.global_step < state.max_steps:
+                        self.wait()
+
+        return OneStepAtATime()
+
     def done(self, rewards: list[float]) -> None:
         """
         Ends a step.
@@ -103,6 +121,7 @@ class Steps:
             seconds={phase: times[0] for phase, times in phases.items()},
             cpu_seconds={phase: times[1] for phase, times in phases.items()},
             **self.counts,
+            work=self.work(),
             env_steps=len(rewards),
             reward=sum(rewards) / len(rewards),
             peak_memory_mb=peak_memory(),

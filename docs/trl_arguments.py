@@ -19,6 +19,7 @@ START, END = "<!-- trl arguments -->\n", "<!-- end of trl arguments -->\n"
 DIFFERS = {
     "bf16": "by default on where the hardware has it",
     "loss_type": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
+    "per_device_eval_batch_size": "by default as many episodes as the first turn of a step has completions",
     "scale_rewards": "only 'none'; see `advantage_normalization`",
 }
 NO_EFFECT = {

@@ -20,6 +20,8 @@ from forked import Forked
 
 # Tests send Ctrl-C. A shell that starts the tests in the background has them ignore it, and all their child processes too
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in ("RUN_ID", "JOB_ID"):  # which name the folders of runs
+    os.environ.pop(name, None)
 
 
 # The files that take longest, in this order. When workers share the tests, these start first, so that all workers end together

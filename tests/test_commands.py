@@ -1,9 +1,8 @@
 """Every command that a file of the repository shows is run, as a dry run where it would train."""
 
-import importlib.util
 import io
-import json
 import re
+import runpy
 import shlex
 import sys
 import tokenize
@@ -15,6 +14,8 @@ from pairs import pairs
 
 from trl_multiagent import cli
 from trl_multiagent.recipe.evaluation_settings import make_evaluation_parser
+
+from tiny import write_problems
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,11 +76,8 @@ def readers_folder(tmp_path, monkeypatch):
 
     for name in ("recipes", "accelerate_configs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    problem = {"prompt": "def f(x):\n", "entry_point": "f"}
-    problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
-    problems = "".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(200))
     for name in ("humaneval.jsonl", "mbpp_sanitized.jsonl"):
-        (tmp_path / name).write_text(problems)
+        write_problems(tmp_path / name, 200)
     (tmp_path / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
     for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", (ROOT / "docs" / "tasks.md").read_text(), flags=re.DOTALL):
         (tmp_path / block.split()[1]).write_text(block)
@@ -93,14 +91,6 @@ def readers_folder(tmp_path, monkeypatch):
 def test_there_are_commands():
     assert len(COMMANDS) > 30 and len(by_program("accelerate launch recipes/code_generation/train_")) > 10
     assert {path.name for path in COMMANDS.values()} >= {"README.md", "tasks.md", "train_marloo.py", "slurm.sbatch"}
-
-
-def plan_of_script(arguments) -> None:
-    script, argv = Path(arguments.training_script), arguments.training_script_args
-    spec = importlib.util.spec_from_file_location("shown_script", script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main([*argv, "--dry_run"])
 
 
 @pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))
@@ -124,7 +114,7 @@ def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
         if arguments.config_file is not None:
             cli.check_accelerate_config(arguments.config_file)
         monkeypatch.syspath_prepend(readers_folder)
-        plan_of_script(arguments)
+        runpy.run_path(arguments.training_script)["main"]([*arguments.training_script_args, "--dry_run"])
     assert "Dry run: no model was loaded" in capsys.readouterr().out
 
 

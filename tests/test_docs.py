@@ -19,7 +19,7 @@ from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.training import parse_recipe
 from trl_multiagent.rollout.tree import Node, Samples
 
-from tiny import tiny_environment, tiny_items, tiny_team, tiny_trainer
+from tiny import PROBLEM, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,15 +156,8 @@ def test_environment_examples(tmp_path):
         assert [outcome.reward for outcome in outcomes] == [0.0 + 5.0 + 1.0, 1.0 + 3.0 + 0.0]
         assert [outcome.extra for outcome in outcomes] == [{"grade": 5}, {"grade": 3}]
     numbers = names["GuessTheNumber"]()
-    trainer = tiny_trainer(
-        tmp_path,
-        tiny_team(numbers.roles),
-        numbers,
-        train_dataset=Dataset.from_dict({"number": [10, 50, 90]}),
-        num_turns=2,
-        trace_steps=1,
-        max_steps=2,
-    )
+    items, settings = Dataset.from_dict({"number": [10, 50, 90]}), {"num_turns": 2, "trace_steps": 1, "max_steps": 2}
+    trainer = tiny_trainer(tmp_path, tiny_team(numbers.roles), numbers, train_dataset=items, **settings)
     trainer.train()
     assert trainer.state.log_history[0]["turn_2/error"] > 0
     (reading,) = python_blocks(ROOT / "docs" / "output.md")
@@ -241,8 +234,7 @@ def test_team_examples(run_example, tmp_path):
     assert kinds == {"full": (False, False), "mixed": (False, False), "shared": (False, True), "lora": (True, False)}
 
     names["lora"].save_pretrained("outputs/job_7")
-    test = "def check(candidate):\n    assert candidate(1) == 2\n"
-    names["item"] = {"prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
+    names["item"] = PROBLEM
     run_example(use, names)
     assert len(names["turns"]) == 2 and names["turns"][1].outcome.reward >= 0.0
 
@@ -261,8 +253,7 @@ def test_actor_critic_example(run_example):
 
 def test_code_reward_example(run_example, monkeypatch):
     (example,) = python_blocks(ROOT / "docs" / "reward.md")
-    test = "def check(candidate):\n    assert candidate(1) == 2\n"
-    problem = {"task_id": "T/1", "prompt": "def f(x):\n    pass\n", "entry_point": "f", "test": test}
+    problem = {"task_id": "T/1", **PROBLEM}
     monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: Dataset.from_list([problem] * 4))
     log = run_example(example)["trainer"].state.log_history

@@ -216,8 +216,8 @@ def test_stop_strings_end_completions(pad):
     pair = max(pairs, key=pairs.get)  # letters
     singles = Counter(token for group in whole for ids in group for token in ids if token < 94).most_common(5)
     strings = [tokenizer.decode(pair), *(tokenizer.decode([token]) for token, _ in singles if token not in pair)]
-    stopped = generate_groups(model, PROMPTS, seeds, settings, stops=(tokenizer, strings))
-    split = generate_groups(model, PROMPTS, seeds, settings, token_budget=64, stops=(tokenizer, strings))
+    stopped = generate_groups(model, PROMPTS, seeds, settings, stops=[(tokenizer, strings)])
+    split = generate_groups(model, PROMPTS, seeds, settings, token_budget=64, stops=[(tokenizer, strings)])
 
     def cut(ids):
         texts = [tokenizer.decode(ids[: k + 1], skip_special_tokens=True) for k in range(len(ids))]
@@ -226,7 +226,7 @@ def test_stop_strings_end_completions(pad):
     assert stopped == split == [[cut(ids) for ids in group] for group in whole]
     lengths = Counter(len(ids) for group in stopped for ids in group)
     assert lengths[12] > 40 and sum(lengths.values()) - lengths[12] > 40 and len(lengths) > 8
-    assert generate_groups(model, PROMPTS, seeds, settings, stops=(tokenizer, [])) == whole
+    assert generate_groups(model, PROMPTS, seeds, settings, stops=[(tokenizer, [])]) == whole
 
 
 def test_stop_strings_are_not_found_in_the_prompt():
@@ -234,7 +234,7 @@ def test_stop_strings_are_not_found_in_the_prompt():
     greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
     (((first, *_),),) = generate_groups(model, [[65, 66]], [[0]], greedy)
     strings = [tokenizer.decode([66, first]), "AB"]
-    ((ids,),) = generate_groups(model, [[65, 66]], [[0]], greedy, stops=(tokenizer, strings))
+    ((ids,),) = generate_groups(model, [[65, 66]], [[0]], greedy, stops=[(tokenizer, strings)])
     assert len(ids) == 6
 
 
@@ -244,7 +244,7 @@ def test_a_token_that_goes_beyond_a_stop_string_is_kept():
     tokenizer.add_tokens(["}\n\n"])
     long = tokenizer.convert_tokens_to_ids("}\n\n")
     euro = tokenizer("€")["input_ids"]
-    ends = StopStrings(tokenizer, ["}\n", "€"], 2, 3)
+    ends = StopStrings([(tokenizer, ["}\n", "€"])], torch.zeros(3, dtype=torch.long), 2)
     rows = [[65, 66, 67, long, 68, 69], [euro[2]] * 2 + [65, *euro], [65] * 6]
     ended = [ends(torch.tensor(rows)[:, :length], None).tolist() for length in (3, 4, 5, 6)]
     assert ended == [[False] * 3, [True, False, False], [True, False, False], [True, True, False]]

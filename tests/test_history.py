@@ -56,11 +56,9 @@ HISTORY = past(("P1 ", "R1"), ("P2 ", "R2"), ("P3 ", "R3"))
     ],
 )
 def test_options_select_parts_of_the_past(options, shown):
-    text = whole_prompt("main", HISTORY, "P4", False, HistoryOptions(**options))
-    assert [word for word in text.split() if word[0] in "PR" and len(word) == 2] == [*shown.split(), "P4"]
-    messages = whole_prompt("main", HISTORY, "P4", True, HistoryOptions(**options))
-    words = " ".join(message["content"] for message in messages).split()
-    assert [word for word in words if word[0] in "PR" and len(word) == 2] == [*shown.split(), "P4"]
+    text, messages = (whole_prompt("main", HISTORY, "P4", chat, HistoryOptions(**options)) for chat in (False, True))
+    for words in (text.split(), " ".join(message["content"] for message in messages).split()):
+        assert [word for word in words if word[0] in "PR" and len(word) == 2] == [*shown.split(), "P4"]
 
 
 @pytest.mark.parametrize("options", [{"original_prompt": True, "previous_response": True}, {"memory_mode": "last"}])
@@ -179,11 +177,8 @@ def test_tokens_and_dropped_turns_do_not_depend_on_turns_in_which_an_agent_did_n
 @pytest.mark.parametrize("ends", [True, False])
 def test_tokens_are_those_of_the_text_where_the_round_trip_is_exact(template, ends):
     for tokenizer in (byte_tokenizer(template), merging_tokenizer(template)):
-        answers = [
-            tokenizer("ab é cd")["input_ids"] + [EOS] * ends,
-            [*tokenizer("cd")["input_ids"], *[EOS] * ends],
-            [],
-        ]
+        answers = [tokenizer(text)["input_ids"] + [EOS] * ends for text in ("ab é cd", "cd")]
+        answers.append([])
         samples, whole = play(tokenizer, answers)
         assert [sample.prompt_ids for sample in samples] == whole
 
@@ -300,9 +295,8 @@ def test_bytes_that_are_no_text():
     tokenizer = byte_tokenizer(TEMPLATE)
     samples, whole = play(tokenizer, [[tokenizer("é")["input_ids"][0], EOS], []])
     assert tokenizer.decode(samples[1].prompt_ids) == tokenizer.decode(whole[1])
-    assert (
-        samples[1].prompt_ids[: len(samples[0].prompt_ids) + 2] == samples[0].prompt_ids + samples[0].completion_ids[0]
-    )
+    first = samples[0].prompt_ids + samples[0].completion_ids[0]
+    assert samples[1].prompt_ids[: len(first)] == first
 
 
 # A past turn is 14 tokens as text, and 31 as chat messages
@@ -323,9 +317,8 @@ def test_the_limit_drops_the_oldest_turns(template, limit, dropped):
     assert [sample.dropped_turns for sample in samples] == dropped
     for turn, sample in enumerate(samples):
         text = tokenizer.decode(sample.prompt_ids)
-        assert [f"Prompt {k}:" in text for k in range(turn + 1)] == [
-            k >= (dropped[turn] or 0) for k in range(turn + 1)
-        ]
+        shown = [k for k in range(turn + 1) if f"Prompt {k}:" in text]
+        assert shown == [*range(dropped[turn] or 0, turn + 1)]
 
 
 def test_a_first_prompt_that_is_asked_for_is_dropped_last():
@@ -345,9 +338,6 @@ def test_a_first_turn_without_its_answer_counts_as_left_out():
     options = HistoryOptions(memory_mode="full", original_prompt=True, max_history_length=20)
     last = play(tokenizer, answers, options)[0][-1]
     assert tokenizer.decode(last.prompt_ids) == "Prompt 0:\n\n\nPrompt 1:\n" and last.dropped_turns == 1
-
-
-# Whole trees, with models
 
 
 def test_agents_see_their_own_tool_calls_as_tokens():

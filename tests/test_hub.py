@@ -1,7 +1,6 @@
 """Pushing and loading teams with the real Hub client, against a server on the loopback interface."""
 
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from trl_multiagent.hub.push import push_command_advice, push_folder
 from forked import FORKING
 from hub_client import HubClient
 from hub_server import READER, WRITER, HubServer
-from tiny import tiny_team
+from tiny import tiny_team, write_problems
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -436,10 +435,9 @@ from trl_multiagent.cli import main
 main(["push", str(folder), "user/command"])
 """
     client(TRAINER + code, folder=str(tmp_path / "run"), repo_id="user/run")
-    of_agent = ["config.json", "generation_config.json", "model.safetensors"]
-    of_agent += ["tokenizer.json", "tokenizer_config.json"]
+    of_agent = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split()
     expected = {"README.md", "team.json", "training_args.bin", "reward_curve.png", ".gitattributes"}
-    expected.add("agents/main/vocab.txt")
+    expected |= {"agents/main/vocab.txt"}
     expected |= {f"agents/{role}/{name}" for role in ("aux", "main") for name in of_agent}
     for name in ("user/run", "user/command"):
         files = server.repos[name].files()
@@ -490,10 +488,8 @@ result = [names["team"].roles, type(names["model"]).__name__, names["tokenizer"]
 
 def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
     """The script is launched as users launch it. Only one process pushes, and the pushed team is the trained one."""
-    problem = {"prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
-    problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
     data = tmp_path / "problems.jsonl"
-    data.write_text("".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(4)))
+    write_problems(data, 4)
     command = [
         *(sys.executable, "-c", LAUNCHER, "--config_file", "accelerate_configs/ddp.yaml"),
         *("recipes/code_generation/train_magrpo.py", "--config"),

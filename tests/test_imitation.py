@@ -87,11 +87,8 @@ def test_of_several_callers_one_builds(builds, monkeypatch):
 def test_fingerprint_covers_code_and_versions(tmp_path, monkeypatch):
     (tmp_path / "data").write_text("1")
     model = ImitationModel("small", demonstrate, 2, [tmp_path / "data"])
-    fingerprints = [
-        model.fingerprint(),
-        model.fingerprint(),
-        ImitationModel("small", demonstrate, 3, model.sources).fingerprint(),
-    ]
+    longer = ImitationModel("small", demonstrate, 3, model.sources)
+    fingerprints = [x.fingerprint() for x in (model, model, longer)]
     (tmp_path / "data").write_text("2")
     fingerprints.append(model.fingerprint())
     monkeypatch.setattr(imitation, "version", lambda library: "0")

@@ -41,16 +41,12 @@ def test_the_card_shows_how_to_load_one_agent():
     team = tiny_team(("main",))
     card = str(team_card(team.summary(), "user/team"))
     assert 'AutoModelForCausalLM.from_pretrained("user/team", subfolder="agents/main")' in card and "peft" not in card
+    assert "One language model." in card and "team of" not in card
     team = team_of("lora", ("main",))
     team.agents["main"].config._name_or_path = "Qwen/Qwen2.5-0.5B"
     card = str(team_card(team.summary(), "user/team"))
     assert 'base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")' in card
     assert 'PeftModel.from_pretrained(base, "user/team", subfolder="agents/main")' in card
-
-
-def test_a_card_of_one_agent():
-    card = str(team_card(tiny_team(("main",)).summary(), "user/solo"))
-    assert "One language model." in card and "team of" not in card
 
 
 def test_a_card_of_a_team_that_was_trained_without_an_environment():

@@ -52,12 +52,9 @@ def test_a_malformed_row_is_named(bad, good, problem):
 
 
 def test_forms_of_one_role_do_not_mix():
-    rows = Dataset.from_list([{**GOOD, "aux_chosen": message("yes")}])
-    with pytest.raises(ValueError, match=r"Row 0 .*'aux_chosen' and 'aux_prompt' must both be texts"):
-        check_preferences(rows, ROLES)
-    rows = Dataset.from_list([{**CHAT, "aux_rejected": "no"}])
-    with pytest.raises(ValueError, match=r"Row 0 .*'aux_rejected' and 'aux_prompt' must both be texts"):
-        check_preferences(rows, ROLES)
+    for row, name, answer in ((GOOD, "aux_chosen", message("yes")), (CHAT, "aux_rejected", "no")):
+        with pytest.raises(ValueError, match=f"Row 0 .*'{name}' and 'aux_prompt' must both be texts"):
+            check_preferences(Dataset.from_list([{**row, name: answer}]), ROLES)
 
 
 @pytest.mark.parametrize(

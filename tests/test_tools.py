@@ -1,6 +1,7 @@
 """Tools of TRL's `environment_factory` as a seat, and the reward of such an environment."""
 
 import json
+from functools import partial
 
 import pytest
 from datasets import Dataset
@@ -128,14 +129,9 @@ def test_a_tree_of_guesses():
     def agent(node, g):
         return guess(3 + 2 * g) if len(node.history) < 2 else f"done {g}"
 
-    levels = grow_trees(
-        [{"secret": 5, "limit": 9}, {"secret": 3, "limit": 9}],
-        environment,
-        sample(agent),
-        lambda nodes: judge_nodes(environment, nodes),
-        num_turns=3,
-        num_generations=2,
-    )
+    items = [{"secret": secret, "limit": 9} for secret in (5, 3)]
+    score = partial(judge_nodes, environment)
+    levels = grow_trees(items, environment, sample(agent), score, num_turns=3, num_generations=2)
     asked = [node.prompts["agent"] for node in levels[2]]
     assert asked == ["Guess! 2: " + x for x in ("up", "right", "up", "right", "right", "down", "right", "down")]
     assert levels[1][0].outcomes[1].extra == {"answer/tools": "2: right"}

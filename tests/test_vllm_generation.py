@@ -2,7 +2,10 @@
 
 import contextlib
 import copy
+import gc
 import math
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,15 +16,11 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.rollout.sampler import Completions
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.trainers.base.loss import sampling_correction
-from trl_multiagent.trainers.base.vllm_generation import (
-    AgentGeneration,
-    EngineError,
-    check_vllm,
-    make_generations,
-    max_lora_rank,
-)
+from trl_multiagent.trainers.base.vllm_checks import check_memory, check_vllm, max_lora_rank
+from trl_multiagent.trainers.base.vllm_generation import AgentGeneration, EngineError, make_generations, sample_level
 
 
 pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
@@ -59,6 +58,13 @@ def team_of(models) -> AgentTeam:
 def config(tmp_path, **settings) -> MAGRPOConfig:
     defaults = {"use_vllm": True, "use_cpu": True, "bf16": False, "items_per_device": 2, "max_completion_length": 8}
     return MAGRPOConfig(output_dir=str(tmp_path), report_to="none", **{**defaults, **settings})
+
+
+def ask(generations, prompts, num_generations, step):
+    """Sends the weights of some agents and samples their completions."""
+    for role, ids in prompts.items():
+        generations[role].update(role, ids, step)
+    return sample_level(generations, prompts, num_generations, Accelerator(cpu=True))
 
 
 def lora_model(folder: str, **settings):
@@ -259,13 +265,12 @@ def test_agents_with_the_same_weights_share_an_engine_that_sleeps(tmp_path, mode
     (engine,) = LLM.instances
     assert generations["aux"] is generations["main"] and engine.arguments["gpu_memory_utilization"] == 0.3
     assert engine.awake == set()
-    for role in ("aux", "main"):
-        completions, logps = generations[role].sample(role, [[65, 66], [67]], 3, step=0)
-        assert [len(group) for group in completions] == [3, 3] == [len(group) for group in logps]
-        assert all(math.isfinite(x) for group in logps for sequence in group for x in sequence)
-        assert engine.awake == set()
+    completions = ask(generations, {"aux": [[65, 66], [67]], "main": [[68]]}, 3, step=0)
+    assert [len(x.ids) for x in completions["aux"] + completions["main"]] == [3, 3, 3] and len(engine.calls) == 1
+    assert all(math.isfinite(x) for group in completions["main"] for sequence in group.logps for x in sequence)
+    assert engine.awake == set()
     # The engine goes to sleep even if its process has no prompts
-    assert generations["aux"].sample("aux", [], 3, step=1) == ([], [])
+    assert ask(generations, {"aux": []}, 3, step=1) == {"aux": []}
     assert engine.awake == set()
 
 
@@ -280,31 +285,34 @@ def test_adapters_share_one_engine(tmp_path, models, sleep):
     assert {name: engine.arguments[name] for name in expected} == expected
     assert engine.arguments["gpu_memory_utilization"] == 0.3
 
-    def check(role, step):
-        (completions,), (logps,) = generations[role].sample(role, [[65, 66, 67]], 4, step)
-        model.set_adapter(role)
-        for ids, sampled in zip(completions, logps, strict=True):
-            with torch.no_grad():
-                logits = model(torch.tensor([[65, 66, 67, *ids]])).logits[0, 2:-1].float() / 0.7
-            of_tokens = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-            assert torch.allclose(of_tokens, torch.tensor(sampled), atol=1e-4)
-            assert max(sampled) - min(sampled) > 1e-2
+    def check(roles, step):
+        completions = ask(generations, {role: [[65, 66, 67]] for role in roles}, 4, step)
+        for role in roles:
+            model.set_adapter(role)
+            (of_prompt,) = completions[role]
+            for ids, sampled in zip(of_prompt.ids, of_prompt.logps, strict=True):
+                with torch.no_grad():
+                    logits = model(torch.tensor([[65, 66, 67, *ids]])).logits[0, 2:-1].float() / 0.7
+                of_tokens = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+                assert torch.allclose(of_tokens, torch.tensor(sampled), atol=1e-4)
+                assert max(sampled) - min(sampled) > 1e-2
         assert engine.awake == (set() if sleep else {"weights", "kv_cache"})
 
-    check("aux", 0)
-    check("main", 0)
-    check("aux", 0)
+    check(["aux", "main"], 0)
+    check(["aux"], 0)
     assert len(engine.adapters) == 2
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".main." in name:
                 parameter.mul_(1.5)
-    check("main", 1)
-    check("aux", 1)
+    check(["main", "aux"], 1)
     assert len(engine.adapters) == 4 and engine.loaded_weights == []
-    assert [name for name, *_ in engine.calls] == ["aux", "main", "aux", "main", "aux"]
-    folder = next((tmp_path / "vllm_adapters").iterdir())
-    assert sorted(path.name for path in folder.iterdir()) == ["aux-2", "main-2"]  # earlier versions were removed
+    assert [call[:2] for call in engine.calls] == [(["aux", "main"], 8), (["aux"], 4), (["aux", "main"], 8)]
+    (folder,) = tmp_path.iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["aux-4", "main-3"]  # earlier versions were removed
+    generations.clear()
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_adapters_share_one_server(tmp_path, models):
@@ -319,7 +327,7 @@ def test_adapters_share_one_server(tmp_path, models):
         for step in range(2):
             for role in ("aux", "main", "aux"):
                 model.set_adapter(role)
-                generations[role].sample(role, [[65, 66]], 2, step)
+                ask(generations, {role: [[65, 66]]}, 2, step)
     assert [body["model"] for body in server.completions] == ["aux", "main", "aux"] * 2
     assert len(server.adapter_paths) == 4 == len(set(server.adapter_paths))
     assert all(path.startswith(str(tmp_path / "x")) for path in server.adapter_paths)
@@ -335,9 +343,9 @@ def test_a_server_that_does_not_accept_adapters_is_reported(tmp_path, models):
     model = lora_model(models["aux"])
     with VLLMServer(models["aux"]) as server:
         args = config(tmp_path, vllm_mode="server", vllm_server_base_url=server.url)
-        generation = make_generations({"aux": model}, {"aux": EOS}, Accelerator(cpu=True), args)["aux"]
-        with pytest.raises(RuntimeError, match=r"adapter of agent 'aux'.*404.*--max-loras 1 --max-lora-rank 8"):
-            generation.sample("aux", [[65]], 2, 0)
+        generations = make_generations({"aux": model}, {"aux": EOS}, Accelerator(cpu=True), args)
+        with pytest.raises(EngineError, match=r"weights of agent 'aux'.*404.*--max-loras 1 --max-lora-rank 8"):
+            ask(generations, {"aux": [[65]]}, 2, 0)
 
 
 # Complete training runs with the other forms of a team
@@ -363,9 +371,9 @@ def test_training_adapters_in_one_engine(tmp_path, models):
     start = copy.deepcopy(team.state_dict())
     trainer = train(tmp_path, team, vllm_enable_sleep_mode=True)
     (engine,) = LLM.instances
-    assert [name for name, *_ in engine.calls] == ["aux", "main"] * 4  # two steps of two turns
+    assert [names for names, *_ in engine.calls] == [["aux", "main"]] * 4  # two steps of two turns
     assert len(engine.adapters) == 4 and engine.loaded_weights == []
-    assert trainer.generator.agents["aux"].versions == {"aux": 2, "main": 2}
+    assert trainer.generator.agents["aux"].num_folders == 4
     for name, x in team.state_dict().items():
         assert torch.equal(x, start[name]) == ("lora_" not in name), name
 
@@ -382,6 +390,110 @@ def test_an_engine_has_no_critics(tmp_path, models, form):
     sent = [name for engine in LLM.instances for name in engine.loaded_weights]
     assert not [name for name in sent if "critic" in name]
     assert [len(engine.adapters) for engine in LLM.instances] == ([4] if form == "adapter" else [0, 0])
+
+
+def test_full_models_as_files(tmp_path, models):
+    trainer, servers, snapshots = train_with_servers(tmp_path, models, vllm_weight_transfer="files")
+    for role, server in servers.items():
+        assert len(server.updates) == 2 and not {"/update_weights", "/init_weight_transfer_engine"} & set(server.paths)
+        for snapshot, received in zip(snapshots, server.updates, strict=True):
+            for name, x in received.items():
+                assert torch.equal(x, snapshot[f"models.{role}.{name}"]), name
+    assert trainer.state.log_history[1]["agents/main/sampling_logp_difference"] < 1e-4
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_weights_that_a_server_cannot_read_end_the_run(tmp_path, models, monkeypatch):
+    respond = VLLMServer.respond
+    broken = lambda self, path, body: (400, {}) if path == "/collective_rpc" else respond(self, path, body)  # noqa: E731
+    monkeypatch.setattr(VLLMServer, "respond", broken)
+    with pytest.raises(
+        EngineError, match=r"weights of agent 'aux' from .*aux-1: 400.*must have access to that folder"
+    ):
+        train_with_servers(tmp_path, models, vllm_weight_transfer="files")
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_stop_strings_by_role(tmp_path, models, mode):
+    strings = {"aux": [*"aeiou"], "main": [*"0123456789"]}
+    settings = {"stop_strings": strings, "max_completion_length": 48, "max_steps": 1}
+    if mode == "server":
+        trainer, *_ = train_with_servers(tmp_path, models, **settings)
+    else:
+        trainer = tiny_trainer(tmp_path, team_of(models), trainer=Recorded, use_vllm=True, **{**TRAINING, **settings})
+        trainer.train()
+    ended = {"aux": 0, "main": 0}
+    for samples, role in zip(trainer.samples, ["aux", "main"] * 2, strict=True):
+        for s in samples:
+            for g, text in enumerate(s.texts):
+                found = [any(x in part for x in strings[role]) for part in (text[:-1], text)]
+                assert not found[0] and (found[1] or len(s.completion_ids[g]) == 48 or s.completion_ids[g][-1] == 256)
+                assert len(s.logps[g]) == len(s.completion_ids[g]) and s.is_finished(g, EOS) >= found[1]
+                ended[role] += found[1]
+    assert min(ended.values()) > 4
+
+
+def test_servers_are_asked_at_the_same_time(tmp_path, models, monkeypatch):
+    """Each server answers when both were asked."""
+    both, respond = threading.Barrier(2, timeout=60), VLLMServer.respond
+
+    def respond_together(self, path, body):
+        # Before the first completions, one server after the other is compared with the trainer
+        if (path == "/v1/completions" and "prompt_logprobs" not in body) or (
+            path == "/collective_rpc" and self.updates
+        ):
+            both.wait()
+        return respond(self, path, body)
+
+    monkeypatch.setattr(VLLMServer, "respond", respond_together)
+    train_with_servers(tmp_path, models, vllm_weight_transfer="files", vllm_importance_sampling_correction=False)
+
+
+def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.trainers.base.vllm_generation.SECONDS_TO_ANSWER", 0.0)
+    respond = VLLMServer.respond
+
+    def respond_once(self, path, body):
+        answer = respond(self, path, body)
+        if len(self.updates) == 1 and len(self.completions) == 2 and self.name == models["main"]:
+            threading.Thread(target=self.http.server_close).start()
+            self.http.shutdown()
+        return answer
+
+    monkeypatch.setattr(VLLMServer, "respond", respond_once)
+    with pytest.raises(UnavailableError) as error:
+        train_with_servers(tmp_path, models, vllm_weight_transfer="files", save_strategy="steps", save_steps=100)
+    message = str(error.value)
+    assert message.startswith("agent 'main': the vLLM server at http://127.0.0.1:") and "\n" not in message
+    assert "gave no answer (" in message and "start it again as before, and resume the run." in message
+    assert message.endswith(f"The checkpoint of this step is {tmp_path / 'checkpoint-1'}.")
+
+
+def test_an_engine_leaves_the_environment_as_it_was(tmp_path, models, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    before, seen = dict(os.environ), []
+    engine = LLM.__init__
+
+    def observed(self, **arguments):
+        seen.append({name: os.environ[name] for name in ("WORLD_SIZE", "MASTER_PORT")})
+        engine(self, **arguments)
+
+    monkeypatch.setattr(LLM, "__init__", observed)
+    train(tmp_path, team_of(models))
+    assert dict(os.environ) == before
+    assert [x["WORLD_SIZE"] for x in seen] == ["1", "1"] and "29500" not in [x["MASTER_PORT"] for x in seen]
+    assert [engine.arguments["dtype"] for engine in LLM.instances] == ["float32"] * 2
+
+
+def test_weights_that_do_not_fit_into_an_engine_are_refused(tmp_path, models):
+    """Two models with 4 bytes per parameter; each engine gets half of 30 % of the memory."""
+    team, args = team_of(models), config(tmp_path, vllm_gpu_memory_utilization=0.3)
+    size = 4 * sum(x.numel() for x in team.policies["aux"].parameters())
+    check_memory(team.policies, args, total=int(size / 0.15) + 10)
+    with pytest.raises(ValueError, match=r"agent 'aux' take .* in 2 equal parts. Set it to more than 0.30, or"):
+        check_memory(team.policies, args, total=int(size / 0.15) - 10)
+    args.bf16 = True  # two bytes
+    check_memory(team.policies, args, total=int(size / 0.15) // 2 + 10)
 
 
 def test_training_shared_weights_with_one_server(tmp_path, models):
@@ -408,7 +520,7 @@ def lost(self):
 
 def test_weights_that_do_not_arrive_in_an_engine_end_the_training(tmp_path, models, monkeypatch):
     sync = AgentGeneration.sync_weights
-    monkeypatch.setattr(AgentGeneration, "sync_weights", lambda self: lost(self) if self.loaded_steps else sync(self))
+    monkeypatch.setattr(AgentGeneration, "sync_weights", lambda self: lost(self) if self.sent_steps else sync(self))
     settings = {**TRAINING, "num_turns": 1, "max_steps": 8, "learning_rate": 5.0, **SAVED, "save_steps": 100}
     trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **settings)
     with pytest.raises(UnavailableError) as error:
@@ -470,8 +582,11 @@ def test_log_probabilities_that_are_missing_end_the_training(share, fails, tmp_p
     sample = AgentGeneration.sample
 
     def without(self, *args):
-        ids, logps = sample(self, *args)
-        return ids, [[[math.nan if k < share * len(x) else y for k, y in enumerate(x)] for x in of] for of in logps]
+        def fewer(x):
+            return [math.nan if k < share * len(x) else y for k, y in enumerate(x)]
+
+        of_roles = sample(self, *args).items()
+        return {role: [Completions(x.ids, [fewer(y) for y in x.logps]) for x in of] for role, of in of_roles}
 
     monkeypatch.setattr(AgentGeneration, "sample", without)
     settings = {**TRAINING, "max_completion_length": 10, "max_steps": 1}
@@ -514,6 +629,10 @@ def test_a_server_with_another_vocabulary_is_refused(tmp_path, models):
         ({"vllm_importance_sampling_mode": "word_mask"}, "`vllm_importance_sampling_mode` is 'word_mask'"),
         ({"generation_kwargs": {"seed": 1}}, "must not set 'seed': all completions of a prompt would be the same"),
         ({"generation_kwargs": {"n": 2}}, "must not set 'n'"),
+        ({"generation_kwargs": {"stop": ["."]}}, "must not set 'stop': use the argument `stop_strings`"),
+        ({"vllm_weight_transfer": "files"}, "`vllm_weight_transfer='files'` is for `vllm_mode='server'`"),
+        ({"vllm_weight_transfer": "gloo"}, "it must be 'nccl' or 'files'"),
+        ({"temperature": 2.5}, "`temperature` is 2.5: vLLM samples with at most 2"),
         ({"vllm_max_model_length": 8}, "no room for a prompt"),
         ({"vllm_server_base_urls": {"aux": "http://a"}}, "are for `vllm_mode='server'`"),
         ({"vllm_tensor_parallel_size": 2}, "does not divide the 1 processes"),
@@ -589,12 +708,11 @@ def test_a_server_with_unprocessed_log_probabilities_is_refused(tmp_path, models
 def test_the_weights_of_the_best_model_are_sent_again(tmp_path, models):
     trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **SAVED)
     trainer.train()
-    generation = trainer.generator.agents["aux"]
-    generation.sample("aux", [[65]], 1, trainer.state.global_step)
+    ask(trainer.generator.agents, {"aux": [[65]]}, 1, trainer.state.global_step)
     held = len(LLM.instances[0].loaded_weights)
     trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
     trainer._load_best_model()
-    generation.sample("aux", [[65]], 1, trainer.state.global_step)
+    ask(trainer.generator.agents, {"aux": [[65]]}, 1, trainer.state.global_step)
     assert len(LLM.instances[0].loaded_weights) > held
 
 

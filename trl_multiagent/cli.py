@@ -1,6 +1,7 @@
 """
 The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved teams, `collect`
-collects preferences, `reproduce` runs named experiments, `plan` prints what a training needs, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug reports.
+collects preferences, `reproduce` runs named experiments, `plan` prints what a training needs, `report` makes the page of a run, `init` writes a
+small task to start from, `push` uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -51,20 +52,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     text = "Where to write it; by default the working directory."
     init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help=text)
 
-    text = "Train a team for several seeds and its control, evaluate them, and show the published numbers."
-    again = commands.add_parser("reproduce", help=text, description=text + " Other arguments go to the trainings.")
-    again.add_argument("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
-    add_seeds(again, [0, 1, 2])
-    again.add_argument("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
-
-    text = "Print the plan of a training: steps, calls, memory of each GPU by part, and the shortest time of a step."
-    plan = commands.add_parser("plan", help=text, description=text + " Other arguments are those of `train`.")
-    plan.add_argument("config", metavar="CONFIG", help="YAML file of a training, or its name in the package.")
-    plan.add_argument(
-        "--gpu", default="H100", help="Kind of GPU: T4, 4090, L40S, A100-40, A100, H100 (default) or H200."
-    )
-    plan.add_argument("--num_gpus", metavar="N", type=positive, default=1, help="Number of GPUs, 1 by default.")
-    plan.add_argument("--zero", type=int, choices=range(4), default=0, help="Stage of ZeRO; 0, the default, for none.")
+    add_results(commands)
 
     # The other arguments of these commands are those of a recipe or an evaluation, which have help of their own
     rest: dict[str, Any] = {"allow_abbrev": False, "add_help": False}
@@ -91,6 +79,36 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     for command in (train, commands.add_parser("run", help="What `train` launches in every process.", **rest)):
         command.add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
     return parser, train
+
+
+def add_results(commands: Any) -> None:
+    """Adds the commands `report`, `reproduce` and `plan`."""
+    text = "Makes report.html in the folder of a run or an evaluation, or compares several runs. Runs with the same settings "
+    text += "but for their seeds are a group, which has means and bands."
+    report = commands.add_parser(
+        "report",
+        help="Make the page of a run or an evaluation, or compare runs.",
+        description=text,
+        allow_abbrev=False,
+    )
+    text = "Output folder of a run or an evaluation, or a folder of several runs."
+    report.add_argument("folders", metavar="RUN", nargs="+", help=text)
+    text = "The page to write; by default report.html in the folder, or comparison.html here for several folders."
+    report.add_argument("--output", metavar="FILE", help=text)
+    text = "Train a team for several seeds and its control, evaluate them, and show the published numbers."
+    again = commands.add_parser("reproduce", help=text, description=text + " Other arguments go to the trainings.")
+    again.add_argument("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
+    add_seeds(again, [0, 1, 2])
+    again.add_argument("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
+
+    text = "Print the plan of a training: steps, calls, memory of each GPU by part, and the shortest time of a step."
+    plan = commands.add_parser("plan", help=text, description=text + " Other arguments are those of `train`.")
+    plan.add_argument("config", metavar="CONFIG", help="YAML file of a training, or its name in the package.")
+    plan.add_argument(
+        "--gpu", default="H100", help="Kind of GPU: T4, 4090, L40S, A100-40, A100, H100 (default) or H200."
+    )
+    plan.add_argument("--num_gpus", metavar="N", type=positive, default=1, help="Number of GPUs, 1 by default.")
+    plan.add_argument("--zero", type=int, choices=range(4), default=0, help="Stage of ZeRO; 0, the default, for none.")
 
 
 def add_push(commands: Any) -> None:
@@ -215,6 +233,17 @@ def init(folder: str) -> None:
     print(f"Train it with: {change}trl-multiagent train magrpo --config config.yaml")
 
 
+def report(folders: Sequence[str], output: str | None) -> None:
+    """Makes the page of a run or an evaluation, or of a comparison, and prints its path."""
+    from trl_multiagent.recipe.report import make_report
+    from trl_multiagent.settings.read import fail
+
+    try:
+        print(f"Report           {make_report(folders, output)}")
+    except (ValueError, OSError) as error:
+        fail("trl-multiagent report", error)
+
+
 def push(arguments: argparse.Namespace) -> None:
     """Uploads a team or preferences, and prints the commit's address."""
     from trl_multiagent.settings.read import fail
@@ -298,7 +327,7 @@ def run_command(argv: Sequence[str] | None) -> None:
         return parser_of_train.print_help()
     arguments, rest = parser.parse_known_args(argv)
     command = arguments.command
-    if command in ("env", "init", "push") and rest:
+    if command in ("env", "init", "push", "report") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if command != "run":  # which has the command that launched it
         os.environ[COMMAND_VARIABLE] = shlex.join(["trl-multiagent", *argv])
@@ -311,6 +340,8 @@ def run_command(argv: Sequence[str] | None) -> None:
         init(arguments.folder)
     elif command == "push":
         push(arguments)
+    elif command == "report":
+        report(arguments.folders, arguments.output)
     elif command == "reproduce":
         reproduce(arguments, rest, parser)
     elif command == "plan":

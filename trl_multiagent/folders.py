@@ -23,6 +23,9 @@ TEAM_FILE = "team.json"
 CRITICS_FOLDER = "critics"  # in the folder of a team
 RECIPE_FILE = "config.yaml"  # the settings of a run
 CURVE_FILE = "reward_curve.png"  # the picture in a team's model card
+RUN_FILE = "run.json"  # what a run is
+LOG_FILE = "log.jsonl"  # the entries of its log
+ALARMS_FILE = "alarms.jsonl"
 PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them

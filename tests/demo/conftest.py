@@ -52,11 +52,8 @@ def demo_run(run_without_network, demo_cache, tmp_path_factory):
     """
     outputs = tmp_path_factory.mktemp("outputs")
     process, network = run_without_network(
-        str(Path(__file__).parent / "one_answer" / "train_magrpo.py"),
-        "--config",
-        "recipes/code_generation/configs/magrpo_demo.yaml",
-        "--override",
-        "magrpo.max_steps=1",
+        *(str(Path(__file__).parent / "one_answer" / "train_magrpo.py"), "--config"),
+        *("recipes/code_generation/configs/magrpo_demo.yaml", "--override", "magrpo.max_steps=1"),
         f"output.base_dir={outputs}",
         TRL_MULTIAGENT_CACHE=str(demo_cache),
     )

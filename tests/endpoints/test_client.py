@@ -196,12 +196,8 @@ def test_rate_limits_are_waited_for(api, after, tmp_path):
 
     def answer(request, number):
         start.append(time.monotonic())
-        wait = formatdate(time.time() + 1, usegmt=True) if after == "date" else after
-        return (
-            Reply("slow down", status=429, headers={"Retry-After": wait})
-            if number < (1 if after == "date" else 3)
-            else "at last"
-        )
+        wait, waits = (formatdate(time.time() + 1, usegmt=True), 1) if after == "date" else (after, 3)
+        return Reply("slow down", status=429, headers={"Retry-After": wait}) if number < waits else "at last"
 
     with endpoint_server(answer) as server:
         client = make_client(server, tmp_path, api, tries=1)
@@ -285,13 +281,7 @@ def test_the_key_stays_in_the_process(api, tmp_path, caplog):
 
 
 def test_no_other_key_is_sent(tmp_path, monkeypatch):
-    for name in (
-        "OPENAI_API_KEY",
-        "OPENAI_ADMIN_KEY",
-        "ANTHROPIC_API_KEY",
-        "ANTHROPIC_AUTH_TOKEN",
-        "DEEPSEEK_API_KEY",
-    ):
+    for name in "OPENAI_API_KEY OPENAI_ADMIN_KEY ANTHROPIC_API_KEY ANTHROPIC_AUTH_TOKEN DEEPSEEK_API_KEY".split():
         monkeypatch.setenv(name, KEY)
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there

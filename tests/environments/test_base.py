@@ -56,19 +56,6 @@ def test_a_template_that_needs_a_missing_column_says_which():
         env.prompts(ITEMS[0], [])
 
 
-def test_reward_functions_get_prompts_completions_and_columns():
-    seen = {}
-
-    def spy(**kwargs):
-        seen.update(kwargs)
-        return [0.0, 0.0]
-
-    score(environment(reward_funcs=spy))
-    assert seen["topic"] == ["rain", "snow"] and seen["level"] == [1, 2]
-    assert seen["completions"] == ACTIONS
-    assert [prompts["poet"] for prompts in seen["prompts"]] == ["Write about rain.", "Write about snow."]
-
-
 def test_several_rewards_are_weighted_and_logged_unweighted():
     outcomes = score(environment(reward_funcs=[matches, levels], reward_weights=[2.0, 0.5]))
     assert [outcome.reward for outcome in outcomes] == [2.0 * 1 + 0.5 * 1, 2.0 * 0 + 0.5 * 2]
@@ -180,16 +167,8 @@ def test_an_interrupt_stays_one(is_async):
 
 
 @pytest.mark.parametrize(
-    "rewards",
-    [
-        [True, 2],
-        numpy.array([1.0, 2.0], dtype="float16"),
-        torch.tensor([1.0, 2.0]),
-        torch.tensor([[1.0], [2.0]]),
-        [torch.tensor(1), numpy.float32(2)],
-    ],
-    ids=repr,
-)
+    "rewards", [[True, 2], numpy.array([1, 2], "float16"), torch.tensor([[1.0], [2.0]]), [torch.tensor(1), numpy.float32(2)]], ids=repr
+)  # fmt: skip
 def test_rewards_may_be_any_list_of_numbers(rewards):
     outcomes = score(environment(reward_funcs=lambda **columns: rewards))
     assert [outcome.reward for outcome in outcomes] == [1.0, 2.0]
@@ -214,13 +193,8 @@ def scaled(completions, scale, **columns):
 def test_partial_functions_and_callable_objects():
     functions = [partial(scaled, scale=1.0), Judge(2.0), Judge(3.0).method, partial(partial(scaled), scale=4.0)]
     env = environment(reward_funcs=(*functions, Judge(5.0)))
-    assert score(env)[0].metrics == {
-        "rewards/scaled": 1.0,
-        "rewards/Judge": 2.0,
-        "rewards/method": 3.0,
-        "rewards/scaled_2": 4.0,
-        "rewards/Judge_2": 5.0,
-    }
+    found = score(env)[0].metrics
+    assert found == {f"rewards/{x}": k + 1.0 for k, x in enumerate("scaled Judge method scaled_2 Judge_2".split())}
     assert "reward_funcs=[scaled, Judge, method, scaled_2, Judge_2]" in repr(env)
     with pytest.raises(TaskError, match=r"The reward function `Judge` returned \[\] \(list\) for"):
         score(environment(reward_funcs=Judge([])))
@@ -298,26 +272,43 @@ class Own(Environment):
         return self.answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (None, "`Own.score` returned None; it must return a list of 2 outcomes."),
-        ([Outcome(1.0)], "`Own.score` returned 1 outcomes; it must return a list of 2 outcomes."),
-        (
-            [Outcome(1.0), "good"],
-            "`Own.score` returned 'good' (str) for joint action 2 of 2; it must return an `Outcome` or a number.",
-        ),
-        ([1.0, float("nan")], "`Own.score` returned the reward nan for joint action 2 of 2"),
-        ([Outcome(None), Outcome(1.0)], "`Own.score` returned the reward None for joint action 1 of 2"),
-        ([Outcome(1.0, {"length": "long"}), Outcome(1.0)], "`Own.score` returned the metric 'length' with the value"),
-        ([Outcome(1.0, None), Outcome(1.0)], "`Own.score` returned the metrics None"),
-        (SystemExit(0), "`Own.score` called sys.exit(0)."),
-        (ZeroDivisionError("by zero"), "`Own.score` raised ZeroDivisionError: by zero"),
-    ],
-)
-def test_outcomes_that_cannot_be_used(answer, message):
+BAD_OUTCOMES = [
+    (None, "`Own.score` returned None; it must return a list of 2 outcomes."),
+    ([Outcome(1.0)], "`Own.score` returned 1 outcomes; it must return a list of 2 outcomes."),
+    ([Outcome(1.0), "good"], "returned 'good' (str) for joint action 2 of 2; it must return an `Outcome`"),
+    ([1.0, float("nan")], "`Own.score` returned the reward nan for joint action 2 of 2"),
+    ([Outcome(None), Outcome(1.0)], "`Own.score` returned the reward None for joint action 1 of 2"),
+    ([Outcome(1.0, {"length": "long"}), Outcome(1.0)], "`Own.score` returned the metric 'length' with the value"),
+    ([Outcome(1.0, None), Outcome(1.0)], "`Own.score` returned the metrics None"),
+    (SystemExit(0), "`Own.score` called sys.exit(0)."),
+    (ZeroDivisionError("by zero"), "`Own.score` raised ZeroDivisionError: by zero"),
+]
+BAD_PROMPTS = [
+    (None, "`Own.prompts` returned None; it must return a dict with a prompt for each role that acts."),
+    ({"poet": "p", "editor": "p"}, "`Own.prompts` returned a prompt for editor; the roles are poet, critic."),
+    ({}, "`Own.next_prompts` returned no prompt at the first turn; at least one role must act."),
+    ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or messages"),
+    ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or messages"),
+    (SystemExit(3), "`Own.prompts` called sys.exit(3)."),
+    (KeyError("topic"), "`Own.prompts` raised KeyError: 'topic'"),
+]
+BAD_METRICS = [
+    (None, "`Own.metrics` returned the metrics None"),
+    ({"calls": "many"}, "`Own.metrics` returned the metric 'calls'"),
+    (SystemExit(), "`Own.metrics` called sys.exit()."),
+]
+
+
+@pytest.mark.parametrize(("answer", "message"), [*BAD_OUTCOMES, *BAD_PROMPTS, *BAD_METRICS])
+def test_what_a_task_must_not_answer_is_named(answer, message):
+    task = Own(answer)
     with pytest.raises(TaskError) as error:
-        judge(Own(answer), ITEMS, ACTIONS, [[], []])
+        if (answer, message) in BAD_OUTCOMES:
+            judge(task, ITEMS, ACTIONS, [[], []])
+        elif (answer, message) in BAD_PROMPTS:
+            ask(task, ITEMS[:1], [[]])
+        else:
+            scoring_metrics(task)
     assert message in str(error.value)
 
 
@@ -326,24 +317,6 @@ def test_outcomes_become_plain_numbers():
     outcomes = judge(Own(given), ITEMS, ACTIONS, [[], []])
     assert [outcome.reward for outcome in outcomes] == [1.5, 2.0] and outcomes[0].metrics == {"length": 3.0, "ok": 1.0}
     assert all(type(x) is float for x in [outcomes[1].reward, *outcomes[0].metrics.values()])
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (None, "`Own.prompts` returned None; it must return a dict with a prompt for each role that acts."),
-        ({"poet": "p", "editor": "p"}, "`Own.prompts` returned a prompt for editor; the roles are poet, critic."),
-        ({}, "`Own.next_prompts` returned no prompt at the first turn; at least one role must act."),
-        ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or messages"),
-        ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or messages"),
-        (SystemExit(3), "`Own.prompts` called sys.exit(3)."),
-        (KeyError("topic"), "`Own.prompts` raised KeyError: 'topic'"),
-    ],
-)
-def test_prompts_that_cannot_be_used(answer, message):
-    with pytest.raises(TaskError) as error:
-        ask(Own(answer), ITEMS[:1], [[]])
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -359,20 +332,6 @@ def test_prompts_that_cannot_be_used(answer, message):
 def test_templates_and_transitions_that_fail_are_named(changes, history, message):
     with pytest.raises(TaskError) as error:
         ask(environment(**changes), ITEMS[:1], [history])
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (None, "`Own.metrics` returned the metrics None"),
-        ({"calls": "many"}, "`Own.metrics` returned the metric 'calls'"),
-        (SystemExit(), "`Own.metrics` called sys.exit()."),
-    ],
-)
-def test_metrics_that_are_no_numbers(answer, message):
-    with pytest.raises(TaskError) as error:
-        scoring_metrics(Own(answer))
     assert message in str(error.value)
 
 

@@ -63,8 +63,6 @@ TASK = Task(lambda settings: environment(), lambda settings: (tiny_items(6), tin
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RUN_ID", raising=False)
-    monkeypatch.delenv("JOB_ID", raising=False)
     seen.clear()
 
 

@@ -80,8 +80,8 @@ def history(model, task):
     ]
 
 
-RISING, FALLING, FLAT = [[0.1 * k, -0.1 * k, 0.01 * (k % 3)] for k in range(30)], None, None
-RISING, FALLING, FLAT = (list(values) for values in zip(*RISING, strict=True))
+RISING, FALLING = ([x * k for k in range(30)] for x in (0.1, -0.1))
+FLAT = [0.01 * (k % 3) for k in range(30)]
 
 
 @pytest.mark.parametrize(

@@ -37,20 +37,10 @@ def trained(tmp_path_factory):
             "dataset": {"eval_split": "test", "eval_size": ITEMS},
             "seed": seed,
             "magrpo": {
-                "num_agents": 2,
-                "output_dir": str(folder / f"run_{seed}"),
-                "items_per_device": 3,
-                "num_generations": 2,
-                "max_completion_length": 6,
-                "max_steps": 2,
-                "num_iterations": 2,
-                "frozen_agents": ["aux"],
-                "learning_rate": 0.01,
-                "gradient_checkpointing": False,
-                "bf16": False,
-                "save_strategy": "no",
-                "report_to": "none",
-                "disable_tqdm": True,
+                **{"num_agents": 2, "output_dir": str(folder / f"run_{seed}"), "items_per_device": 3, "max_steps": 2},
+                **{"num_generations": 2, "max_completion_length": 6, "num_iterations": 2, "frozen_agents": ["aux"]},
+                **{"learning_rate": 0.01, "gradient_checkpointing": False, "bf16": False, "save_strategy": "no"},
+                **{"report_to": "none", "disable_tqdm": True},
             },
         }
         path = folder / f"{seed}.yaml"
@@ -139,20 +129,15 @@ def test_an_agent_replaced_by_nothing_answers_nothing(compared):
     assert len(records) == ITEMS * 4
     assert {record["turns"][0]["completions"]["aux"] for record in records} == {""}
     team = compared / "transcripts" / "run_0" / "transcripts.jsonl"
-    mains = [
-        [json.loads(line)["turns"][0]["completions"]["main"] for line in x.read_text().splitlines()]
-        for x in (path, team)
-    ]
+    whole = [json.loads(line) for line in team.read_text().splitlines()]
+    mains = [[record["turns"][0]["completions"]["main"] for record in x] for x in (records, whole)]
     assert mains[0] == mains[1]  # the random numbers of an agent do not depend on its partner
 
 
 def test_an_agent_that_was_not_trained_is_its_untrained_self(compared):
     contributions = report(compared)["contributions"]
-    assert set(contributions) == {
-        f"{role} replaced by {by}"
-        for role in ("aux", "main")
-        for by in ("nothing", "the untrained agent", "another team's agent")
-    }
+    others = ("nothing", "the untrained agent", "another team's agent")
+    assert set(contributions) == {f"{role} replaced by {by}" for role in ("aux", "main") for by in others}
     frozen = contributions["aux replaced by the untrained agent"]["final"]["return"]
     assert frozen == {"mean": 0.0, "low": None, "high": None}  # no spread, so no interval
     assert "the loss is the whole pass rate by construction" in (compared / "evaluation.txt").read_text()
@@ -189,10 +174,8 @@ def test_a_control_that_is_there_is_not_trained_again(trained, compared, tmp_pat
     arguments = (trained / "run_0", "--control", "single_agent", "--output_dir")
     evaluate(*arguments, compared)
     assert "Training the control" not in capsys.readouterr().out and weights.stat().st_mtime_ns == before
-    for folder, state in (
-        (compared, "is there already"),
-        (tmp_path / "x", "is trained at the cost of the run: 6 scored"),
-    ):
+    states = {compared: "is there already", tmp_path / "x": "is trained at the cost of the run: 6 scored"}
+    for folder, state in states.items():
         evaluate(*arguments, folder, "--dry_run")
         assert state in capsys.readouterr().out
     assert not (tmp_path / "x").exists()

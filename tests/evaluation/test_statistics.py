@@ -104,20 +104,10 @@ def policy(name="team", kind="team", **others):
 
 def record(item, episode, rewards, passed):
     """An episode of a batch of two that took 1 s, in which aux generated for 0.1 s and main for 0.3 s in every turn."""
-    turns = [
-        {
-            "reward": r,
-            "metrics": {"passed": p},
-            "tokens": {"aux": 2, "main": 3},
-            "prompt_tokens": {"aux": 1, "main": 1},
-        }
-        for r, p in zip(rewards, passed, strict=True)
-    ]
-    timing = {
-        "batch_seconds": 1.0,
-        "batch_episodes": 2,
-        "generation_seconds": [{"aux": 0.1, "main": 0.3}] * len(turns),
-    }
+    numbers = {"tokens": {"aux": 2, "main": 3}, "prompt_tokens": {"aux": 1, "main": 1}}
+    turns = [{"reward": r, "metrics": {"passed": p}, **numbers} for r, p in zip(rewards, passed, strict=True)]
+    timing = {"batch_seconds": 1.0, "batch_episodes": 2}
+    timing["generation_seconds"] = [{"aux": 0.1, "main": 0.3}] * len(turns)
     return {"item": item, "episode": episode, "timing": timing, "turns": turns}
 
 
@@ -131,13 +121,8 @@ def test_numbers_of_transcripts_by_hand():
     assert numbers["turn_1"] == {"reward": 1.0, "pass@1": 0.5, "pass@2": 0.5, "passed": 0.5}
     assert numbers["turn_2"] == {"reward": 3.0, "pass@1": 0.75, "pass@2": 1.0, "passed": 0.75}
     assert numbers["final"] == {"return": 2.5, **numbers["turn_2"]}
-    assert result.cost == {
-        "episodes": 4,
-        "calls": 16,
-        "generated_tokens": 40,
-        "prompt_tokens": 16,
-        "wall_seconds": 2.0,
-    }
+    cost = {"episodes": 4, "calls": 16, "generated_tokens": 40, "prompt_tokens": 16, "wall_seconds": 2.0}
+    assert result.cost == cost
     # Every other turn is a draft
     final = compute_result(policy("discussion", "baseline", rounds=2), records, 2, config)
     assert final.column("reward", "turn_1").tolist() == [2.0, 4.0] and final.cost == result.cost
@@ -173,21 +158,12 @@ def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
     result = compute_result(team, records, 4, config)
     assert result.bounds("return") == (0.0, 6.0) and result.bounds("unknown") == (-np.inf, np.inf)
     report = Report(config, [result], 4)
-    assert report.to_json()["policies"]["team"]["percent_of_maximum"] == {
-        "reward": 50.0,
-        "return": pytest.approx(100 / 3),
-    }
+    shares = report.to_json()["policies"]["team"]["percent_of_maximum"]
+    assert shares == {"reward": 50.0, "return": pytest.approx(100 / 3)}
     table = report.table()
-    for text in (
-        "50.0 % of 4",
-        "pass@1, hidden tests",
-        "25.0% [",
-        "It counts all tests, also those that feedback has shown",
-        "wall s",
-        "0.8",
-        "if parallel",
-    ):
+    for text in ("50.0 % of 4", "pass@1, hidden tests", "25.0% [", "wall s", "0.8", "if parallel"):
         assert text in table, text
+    assert "It counts all tests, also those that feedback has shown" in table
 
 
 def test_all_teams_of_two_seeds_have_an_interval_over_teams():
@@ -216,9 +192,7 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     found = summarize_cross_play(results, ["x", "y", "z"], "return", config)
     assert list(found.matrices) == (["aux"] if len(roles) == 2 else list(roles))
     assert np.allclose(found.matrices[roles[0]], np.where(np.eye(3), 1.0, 0.2))
-    assert (
-        found.diagonal.mean == 1.0 and np.isnan(found.diagonal.low) and found.off_diagonal.mean == pytest.approx(0.2)
-    )
+    assert (found.diagonal.mean, found.off_diagonal.mean) == pytest.approx((1.0, 0.2)) and np.isnan(found.diagonal.low)
     radius = t_quantile(0.975, 3) * worth.std(ddof=1) / 2
     assert found.difference == pytest.approx((0.8, 0.8 - radius, 0.8 + radius))
     lines = "\n".join(cross_play_lines(found))

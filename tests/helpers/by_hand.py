@@ -11,13 +11,9 @@ from trl import GRPOTrainer, RLOOTrainer
 from tiny import SHORT, count_reward, tiny_team, tiny_trainer
 
 
-CHECKPOINTING = {
-    "kept activations": {"gradient_checkpointing": False},
-    "recomputed": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-    "recomputed, reentrant": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
-    },
+CHECKPOINTING = {"kept activations": {"gradient_checkpointing": False}} | {
+    name: {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    for name, reentrant in (("recomputed", False), ("recomputed, reentrant", True))
 }
 
 
@@ -50,9 +46,8 @@ def log_probability(model, prompt_ids, completion_ids, temperature=1.0):
 
 def baseline(returns, g, mode):
     others = returns[:g] + returns[g + 1 :]
-    return {"mean": sum(returns) / len(returns), "rloo": sum(others) / len(others), "max": max(returns), "raw": 0.0}[
-        mode
-    ]
+    of = {"mean": sum(returns) / len(returns), "rloo": sum(others) / len(others), "max": max(returns), "raw": 0.0}
+    return of[mode]
 
 
 def value(node, j, discount):
@@ -92,9 +87,8 @@ def reference_gradients(
                     with torch.no_grad(), reference.activate(role) as agent:
                         log_r = log_probability(agent, samples.prompt_ids, completion_ids, temperature)
                     kl = (log_r - log_p).exp() - (log_r - log_p) - 1
-                    ratio = (
-                        log_p - log_p.detach()
-                    ).exp()  # corrects the estimate's gradient, see `use_bias_correction_kl`
+                    # Corrects the estimate's gradient, see `use_bias_correction_kl`
+                    ratio = (log_p - log_p.detach()).exp()
                     row = row + beta * (ratio * kl).sum()
                 loss = loss + row * (weights[turn] if weights else 1.0)
         (loss / (len(nodes) * size)).backward()

@@ -40,7 +40,7 @@ CASES = {
     "full, recomputed": ("full", {"gradient_checkpointing": True, "num_generations_eval": 2}),
     "heterogeneous": ("heterogeneous", {}),
     "shared": ("shared", {"beta": 0.1}),
-    "lora": ("lora", {"beta": 0.1}),
+    "lora": ("lora", {"beta": 0.1, "gradient_checkpointing": True}),
     "lora on two bases": ("lora on two bases", {}),
     "lora and whole modules": ("lora and whole modules", {"beta": 0.1, "gradient_checkpointing": True}),
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),
@@ -88,6 +88,14 @@ REWARD_MODEL = "preferences for a reward model"
 
 
 class Deterministic:
+    whole_references = ()  # the agents whose reference is whole in this process when it is copied
+
+    def _set_up_reference(self, reference, *args):
+        if reference is not None:
+            models = reference.policies.items()
+            self.whole_references = [x for x, model in models if all(p.numel() for p in model.parameters())]
+        super()._set_up_reference(reference, *args)
+
     def _sample(self, nodes, num_generations):
         if self.args.gradient_checkpointing:
             super()._sample(nodes, num_generations)  # the collective work of generating, for its side effects
@@ -150,14 +158,16 @@ def sampled(trainer) -> dict:
     """What the agents answer without randomness, and the agents that are whole in this process while each does."""
     team, generator, held = trainer.team, trainer.generator, {}
 
-    def watch(agent, role, *rest):
-        held[role] = [x for x in team.roles if all(p.numel() for p in sampling_parameters(team, x))]
-        return sample(agent, role, *rest)
+    def watch(model, group, roles, level):
+        whole = [x for x in team.roles if all(p.numel() for p in sampling_parameters(team, [x]))]
+        held.update(dict.fromkeys(roles, whole))
+        return sample(model, group, roles, level)
 
     sample = generator.sample
     with mock.patch.object(generator, "sample", watch), mock.patch.dict(generator.arguments, do_sample=False):
         samples = trainer.sampler(root_nodes(tiny_items(2), trainer.environment), 1)
-    return {"answers": {role: [x.completion_ids for x in nodes] for role, nodes in samples.items()}, "held": held}
+    answers = {role: [x.completion_ids for x in nodes] for role, nodes in samples.items()}
+    return {"answers": answers, "held": held, "whole_references": trainer.whole_references}
 
 
 def update_in_bfloat16(teams: Path, output: Path, items_per_device: int, case: str) -> dict:

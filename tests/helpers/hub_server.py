@@ -123,16 +123,9 @@ class HubServer(ThreadingHTTPServer):
     def environment(self, home, token: str | None = WRITER) -> dict[str, str]:
         """Environment variables of a client whose cache and settings are in the folder `home`."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING", "TRANSF"))}
-        own = {
-            "HF_ENDPOINT": self.url,
-            "HF_HOME": str(home),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_DATASETS_OFFLINE": "1",
-            "NO_PROXY": "127.0.0.1,localhost",
-            "OMP_NUM_THREADS": "1",
-        }
+        on = ("HUB_DISABLE_XET", "HUB_DISABLE_TELEMETRY", "HUB_DISABLE_PROGRESS_BARS", "DATASETS_OFFLINE")
+        own = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), **{f"HF_{name}": "1" for name in on}}
+        own |= {"NO_PROXY": "127.0.0.1,localhost", "OMP_NUM_THREADS": "1"}
         return kept | own | ({"HF_TOKEN": token} if token is not None else {})
 
 

@@ -23,16 +23,7 @@ if __name__ == "__main__":
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0) != 0:
             raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
     options = ["--config_file", str(ACCELERATE_CONFIGS / "multi_node_ddp.yaml"), "--num_processes", "2"]
-    options += [
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-        "--num_machines",
-        "2",
-        "--machine_rank",
-        str(rank),
-    ]
+    options += f"--mixed_precision no --dynamo_backend no --num_machines 2 --machine_rank {rank}".split()
     options += ["--main_process_ip", "10.0.0.1", "--main_process_port", "29500"]
     sys.argv[1:] = [*options, *sys.argv[2:]]
     main()

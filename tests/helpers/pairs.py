@@ -17,18 +17,12 @@ def pairs(roles=("aux", "main"), number=12, chat=False) -> Dataset:
         text = f"Task {10**k % 997}, part {role}:"
         return [{"role": "user", "content": text}] if chat else text
 
-    rows = [
-        make_row(
-            {role: prompt(role, k) for role in roles},
-            {role: f"good {k}" + "!" * (1 + (k + n) % 4) for n, role in enumerate(roles)},
-            {role: f"{n}bad" + "?" * ((2 * k + n) % 5) for n, role in enumerate(roles)},
-            1.0 + k,
-            0.5,
-            item_id=k,
-        )
-        for k in range(number)
-    ]
-    return Dataset.from_list(rows)
+    def row(k):
+        chosen = {role: f"good {k}" + "!" * (1 + (k + n) % 4) for n, role in enumerate(roles)}
+        rejected = {role: f"{n}bad" + "?" * ((2 * k + n) % 5) for n, role in enumerate(roles)}
+        return make_row({role: prompt(role, k) for role in roles}, chosen, rejected, 1.0 + k, 0.5, item_id=k)
+
+    return Dataset.from_list([row(k) for k in range(number)])
 
 
 def pair_config(folder, config=MADPOConfig, **changes):

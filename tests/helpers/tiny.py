@@ -1,5 +1,7 @@
 """Tiny models and environments that the tests share."""
 
+import json
+
 import torch
 import transformers
 from datasets import Dataset
@@ -51,11 +53,20 @@ def tiny_llama(seed: int = 0, **changes) -> LlamaForCausalLM:
 ARCHITECTURES = ["gpt2", "mistral with a sliding window", "gemma3"]
 
 
-def other_model(architecture: str) -> PreTrainedModel:
-    """Random models with learned positions, and with caches that keep a window only."""
+def other_model(architecture: str, sliding_window: int = 4) -> PreTrainedModel:
+    """Random models with learned positions or none, with layers that see a window only, and with recurrent layers."""
     torch.manual_seed(0)
     size = {**SIZE, "initializer_range": 0.3}
-    gqa = {"num_key_value_heads": 1, "intermediate_size": 64, "head_dim": 16, "sliding_window": 4}
+    gqa = {"num_key_value_heads": 1, "intermediate_size": 64, "head_dim": 16, "sliding_window": sliding_window}
+    if architecture == "bloom":
+        return transformers.BloomForCausalLM(transformers.BloomConfig(**size))
+    if architecture == "falcon":
+        return transformers.FalconForCausalLM(transformers.FalconConfig(**size, alibi=True))
+    if architecture == "recurrent layers":
+        layers = ["linear_attention", "full_attention"]
+        return transformers.Qwen3NextForCausalLM(
+            transformers.Qwen3NextConfig(layer_types=layers, num_experts=2, **size, num_key_value_heads=1, head_dim=16)
+        )
     if architecture == "gpt2":
         return transformers.GPT2LMHeadModel(
             transformers.GPT2Config(n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size)
@@ -207,6 +218,15 @@ def tiny_items(number: int = 12) -> Dataset:
     return Dataset.from_dict({"x": [str(10**k % 997) * (1 + k % 3) for k in range(number)]})
 
 
+PROBLEM = {"prompt": 'def f(x):\n    """Double x."""\n', "entry_point": "f"}
+PROBLEM["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
+
+
+def write_problems(path, number: int) -> None:
+    """Writes rows of HumanEval's form."""
+    path.write_text("".join(json.dumps({"task_id": f"T/{k}", **PROBLEM}) + "\n" for k in range(number)))
+
+
 # Arguments for short runs on the CPU that write nothing
 SHORT = {"max_steps": 1, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
 SHORT |= {"bf16": False, "use_cpu": True, "gradient_checkpointing": False}
@@ -231,6 +251,11 @@ def tiny_trainer(output_dir, team=None, environment=None, trainer=MAGRPOTrainer,
     own.setdefault("train_dataset", tiny_items())
     args = tiny_config(output_dir, config, **arguments)
     return trainer(team, environment, args, **own)
+
+
+def same_teams(*folders) -> bool:
+    teams = [AgentTeam.from_pretrained(str(folder)).parameters() for folder in folders]
+    return all(torch.equal(a, b) for a, b in zip(*teams, strict=True))
 
 
 def flip(path, position=0.5):

@@ -81,10 +81,10 @@ class NoMemory(MAGRPOTrainer):
         super().__init__(*args, **kwargs)
         sample = self.generator.sample
 
-        def fail(agent, role, prompt_ids, level, config):
-            if RANK == 1 and role == "main" and level.nodes[role][0].history:
+        def fail(model, group, roles, level):
+            if RANK == 1 and "main" in roles and level.nodes["main"][0].history:
                 raise torch.OutOfMemoryError("no room for 7 tokens")
-            return sample(agent, role, prompt_ids, level, config)
+            return sample(model, group, roles, level)
 
         self.generator.sample = fail
 

@@ -13,13 +13,8 @@ from tiny import count_reward, tiny_environment, tiny_items, tiny_team
 
 
 def collect(folder: Path, environment=None) -> None:
-    config = PreferenceConfig(
-        output_dir=str(folder),
-        preference_num_candidates=4,
-        preference_pairs_per_sample=3,
-        max_completion_length=6,
-        items_per_chunk=5,
-    )
+    settings = {"preference_num_candidates": 4, "preference_pairs_per_sample": 3, "items_per_chunk": 5}
+    config = PreferenceConfig(output_dir=str(folder), max_completion_length=6, **settings)
     collect_preferences(tiny_team(), environment or tiny_environment(), tiny_items(), config)
 
 

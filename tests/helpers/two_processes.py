@@ -3,6 +3,7 @@ Three updates on completions that depend on nothing but the prompt, and two pass
 under a launcher.
 """
 
+import contextlib
 import sys
 import zlib
 from unittest import mock
@@ -18,8 +19,16 @@ from process_group import end_process_group
 from tiny import byte_tokenizer, tiny_classifier, tiny_items, tiny_trainer
 
 
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "barrier")
+COLLECTIVES += ("reduce", "gather", "gather_object", "broadcast_object_list", "monitored_barrier")
+
+
 class Deterministic(MAGRPOTrainer):
     reductions = 0  # for the metrics of optimizer steps
+
+    def compute_loss(self, *args, **kwargs):
+        self.calls.append("micro-batch")
+        return super().compute_loss(*args, **kwargs)
 
     def _end_step(self):
         with mock.patch.object(self.accelerator, "reduce", wraps=self.accelerator.reduce) as reduce:
@@ -40,19 +49,34 @@ class Deterministic(MAGRPOTrainer):
         return samples
 
 
+def recorded(name: str, calls: list[str]):
+    """Makes a function of `torch.distributed` note that it is called."""
+    function = getattr(torch.distributed, name)
+
+    def record(*args, **kwargs):
+        calls.append(name)
+        return function(*args, **kwargs)
+
+    return record
+
+
 def update(output: str, items_per_device: int, micro_batch: int, beta: float):
     settings = {"items_per_device": items_per_device, "per_device_train_batch_size": micro_batch, "beta": beta}
     settings |= {"num_turns": 2, "early_termination_threshold": 0.12, "max_steps": 3, "optim": "sgd"}
     settings |= {"learning_rate": 0.5, "log_completions": True, "num_completions_to_print": 1}
     settings |= {"logging_steps": 2 if beta else 1}
     trainer = tiny_trainer(f"{output}/{beta}", trainer=Deterministic, train_dataset=tiny_items(12), **settings)
-    with mock.patch.object(base_log, "gather_object", wraps=base_log.gather_object) as gather:
+    trainer.calls = []  # of collectives, DDP's own of gradients not included, and the beginnings of micro-batches
+    with contextlib.ExitStack() as stack:
+        for name in COLLECTIVES:
+            stack.enter_context(mock.patch.object(torch.distributed, name, recorded(name, trainer.calls)))
+        gather = stack.enter_context(mock.patch.object(base_log, "gather_object", wraps=base_log.gather_object))
         trainer.train()
     if trainer.accelerator.is_main_process:
         assert trainer.accelerator.num_processes == 1 or not trainer.model_wrapped.find_unused_parameters
         log = [entry for entry in trainer.state.log_history if "reward" in entry]
         result = {"weights": trainer.team.state_dict(), "log": log, "processes": trainer.accelerator.num_processes}
-        result |= {"reductions": trainer.reductions, "gathers": gather.call_count}
+        result |= {"reductions": trainer.reductions, "gathers": gather.call_count, "calls": trainer.calls}
         torch.save(result, f"{output}/{beta}.pt")
 
 

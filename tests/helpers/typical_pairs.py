@@ -26,79 +26,58 @@ ALL_MAIN = "def f(xs):\n    return sum(x * x for x in xs if x % 2 == 0)"
 PAIRS = {
     "work that is divided": {
         "aux keeps, main squares and adds": (EVEN, SUM_OF_SQUARES),
-        "aux tells of one element, main filters by it": (
-            "def aux(x):\n    return x % 2 == 0",
-            "def f(xs):\n    return sum(x * x for x in filter(aux, xs))",
-        ),
-        "aux is given to `map`": (
-            "def aux(x):\n    return x * x if x % 2 == 0 else 0",
-            "def f(xs):\n    return sum(map(aux, xs))",
-        ),
+        "aux tells of one element, main filters by it":
+            ("def aux(x):\n    return x % 2 == 0", "def f(xs):\n    return sum(x * x for x in filter(aux, xs))"),
+        "aux is given to `map`":
+            ("def aux(x):\n    return x * x if x % 2 == 0 else 0", "def f(xs):\n    return sum(map(aux, xs))"),
         "aux is a lambda": ("aux = lambda x: x * x", "def f(xs):\n    return sum(aux(x) for x in xs if x % 2 == 0)"),
         "aux yields": (
             "def aux(xs):\n    for x in xs:\n        if x % 2 == 0:\n            yield x * x",
-            "def f(xs):\n    return sum(aux(xs))",
-        ),
+            "def f(xs):\n    return sum(aux(xs))"),
         "aux works in place": (
             "def aux(xs):\n    xs[:] = [x * x for x in xs if x % 2 == 0]",
-            "def f(xs):\n    aux(xs)\n    return sum(xs)",
-        ),
-        "aux's values are only compared": (
-            "def aux(x):\n    return x % 2",
-            "def f(xs):\n    return sum(x * x for x in xs if aux(x) == aux(0))",
-        ),
+            "def f(xs):\n    aux(xs)\n    return sum(xs)"),
+        "aux's values are only compared":
+            ("def aux(x):\n    return x % 2", "def f(xs):\n    return sum(x * x for x in xs if aux(x) == aux(0))"),
         "aux has a memo": (
             "import functools\n\n\n@functools.cache\ndef aux(x):\n    return x * x",
-            "def f(xs):\n    return sum(aux(x) for x in xs if x % 2 == 0)",
-        ),
-        "the same as the first, five of the six tests pass": (
-            EVEN,
-            "def f(xs):\n    return sum(x * x for x in aux(xs) if x < 8)",
-        ),
+            "def f(xs):\n    return sum(aux(x) for x in xs if x % 2 == 0)"),
+        "the same as the first, five of the six tests pass":
+            (EVEN, "def f(xs):\n    return sum(x * x for x in aux(xs) if x < 8)"),
     },
     "one agent does all": {
         "a single agent": (None, ALL_MAIN),
         "main does not call aux": (EVEN, ALL_MAIN),
         "main calls aux where no test comes by": (
             EVEN,
-            "def f(xs):\n    if len(xs) > 99:\n        xs = aux(xs)\n    return sum(x * x for x in xs if x % 2 == 0)",
-        ),
+            "def f(xs):\n    if len(xs) > 99:\n        xs = aux(xs)\n    return sum(x * x for x in xs if x % 2 == 0)"),
         "main returns what aux returns": (ALL_AUX, "def f(xs):\n    return aux(xs)"),
         "the same as `int(...) + 0`": (ALL_AUX, "def f(xs):\n    return int(aux(xs)) + 0"),
         "the same, behind a lambda and unused statements": (
             ALL_AUX,
-            "def f(xs):\n    n = len(xs)\n    ask = lambda ys: aux(ys)\n    total = ask(xs)\n    return total",
-        ),
-        "the same, packed and unpacked": (
-            "def aux(xs):\n    return [sum(x * x for x in xs if x % 2 == 0)]",
-            "def f(xs):\n    return aux(xs)[0]",
-        ),
+            "def f(xs):\n    n = len(xs)\n    ask = lambda ys: aux(ys)\n    total = ask(xs)\n    return total"),
+        "the same, packed and unpacked":
+            ("def aux(xs):\n    return [sum(x * x for x in xs if x % 2 == 0)]", "def f(xs):\n    return aux(xs)[0]"),
     },
     "both write everything": {
-        "main throws aux's value away": (
-            ALL_AUX,
-            "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs if x % 2 == 0)",
-        ),
+        "main throws aux's value away":
+            (ALL_AUX, "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs if x % 2 == 0)"),
         "main compares both results": (
             ALL_AUX,
             "def f(xs):\n    total = sum(x * x for x in xs if x % 2 == 0)\n    return total if aux(xs) == total else None",
         ),
         "main answers itself if aux fails": (
-            ALL_AUX,
-            "def f(xs):\n    try:\n        return aux(xs)\n    except Exception:\n"
-            "        return sum(x * x for x in xs if x % 2 == 0)",
-        ),
+            ALL_AUX, "def f(xs):\n    try:\n        return aux(xs)\n    except Exception:\n"
+            "        return sum(x * x for x in xs if x % 2 == 0)"),
         "main answers itself if aux says nothing": (
             EVEN,
             "def f(xs):\n    evens = aux(xs)\n    if evens is None:\n        evens = [x for x in xs if x % 2 == 0]\n"
-            "    return sum(x * x for x in evens)",
-        ),
+            "    return sum(x * x for x in evens)"),
     },
     "gates": {
         "aux returns 1, main asks for 1 and does everything": (
             "def aux():\n    return 1",
-            "def f(xs):\n    if aux() != 1:\n        return None\n    return sum(x * x for x in xs if x % 2 == 0)",
-        ),
+            "def f(xs):\n    if aux() != 1:\n        return None\n    return sum(x * x for x in xs if x % 2 == 0)"),
         "main asks only that there is a value": (
             EVEN,
             "def f(xs):\n    if aux(xs) is None:\n        return None\n    return sum(x * x for x in xs if x % 2 == 0)",
@@ -106,12 +85,9 @@ PAIRS = {
         "main does aux's part too and asks for the same": (
             EVEN,
             "def f(xs):\n    evens = [x for x in xs if x % 2 == 0]\n    if aux(xs) != evens:\n        return None\n"
-            "    return sum(x * x for x in evens)",
-        ),
-        "aux's answer is encoded, main decodes it": (
-            "def aux(xs):\n    return -sum(x * x for x in xs if x % 2 == 0)",
-            "def f(xs):\n    return -aux(xs)",
-        ),
+            "    return sum(x * x for x in evens)"),
+        "aux's answer is encoded, main decodes it":
+            ("def aux(xs):\n    return -sum(x * x for x in xs if x % 2 == 0)", "def f(xs):\n    return -aux(xs)"),
     },
     "answers that do not solve the task": {
         "main always returns 0": (EVEN, "def f(xs):\n    return 0"),
@@ -122,17 +98,13 @@ PAIRS = {
         "main says nothing": (EVEN, ""),
     },
     "text besides the function": {
-        "main explains its code": (
-            EVEN,
-            SUM_OF_SQUARES + "\n\nThis function adds the squares of the even numbers that the helper keeps.",
-        ),
-        "main runs on with functions that nobody needs": (
-            EVEN,
-            SUM_OF_SQUARES + "".join(f"\n\n\ndef g{k}(x):\n    return x * {k} + {k}" for k in range(8)),
-        ),
+        "main explains its code":
+            (EVEN, SUM_OF_SQUARES + "\n\nThis function adds the squares of the even numbers that the helper keeps."),
+        "main runs on with functions that nobody needs":
+            (EVEN, SUM_OF_SQUARES + "".join(f"\n\n\ndef g{k}(x):\n    return x * {k} + {k}" for k in range(8))),
         "aux writes its function five times": ("\n\n\n".join([EVEN] * 5), SUM_OF_SQUARES),
     },
-}
+}  # fmt: skip
 
 
 def payments(sandbox: Sandbox) -> dict[str, dict[str, tuple[float, float]]]:

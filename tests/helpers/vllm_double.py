@@ -1,12 +1,15 @@
 """
-Stands in for vLLM, which needs a GPU: the names that TRL and this package import from it, an engine, and a server.
+Stands in for vLLM: the names that TRL and this package import from it, an engine, and a server.
 
 TRL's own `VLLMGeneration` and `VLLMClient` run unchanged on top. The engine and the server answer with a transformers model.
-Arguments and request fields are checked against those of vLLM 0.31.0, copied into the sets below. What differs from
-vLLM: weights reach the server through a loopback socket instead of NCCL, and sampling knows temperature and stop tokens only.
+Arguments and request fields are checked against those of vLLM, copied into the sets below; tests/vllm_engine compares these with
+the vLLM that is installed. What differs from vLLM: weights reach the server through a loopback socket instead of NCCL, and sampling
+knows temperature, stop tokens and stop strings of the byte tokenizer only.
 """
 
 import contextlib
+import functools
+import itertools
 import json
 import sys
 import threading
@@ -21,19 +24,22 @@ import torch
 import trl.generation.vllm_client
 import trl.generation.vllm_generation
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
 import trl_multiagent.trainers.base.rollout_config
+
+from tiny import byte_tokenizer
 
 
 # vllm.LLM.__init__, and of its keyword arguments for vllm.EngineArgs those that are used
 LLM_ARGUMENTS = set(
     """model runner convert tokenizer tokenizer_mode skip_tokenizer_init trust_remote_code allowed_local_media_path
     allowed_media_domains tensor_parallel_size dtype quantization revision tokenizer_revision chat_template seed
-    gpu_memory_utilization cpu_offload_gb enforce_eager hf_token hf_overrides max_model_len max_num_seqs enable_sleep_mode
-    model_impl distributed_executor_backend max_num_batched_tokens logprobs_mode enable_lora max_loras
-    max_lora_rank""".split()
+    gpu_memory_utilization cpu_offload_gb enforce_eager hf_token hf_overrides
+    max_model_len max_num_seqs enable_sleep_mode model_impl distributed_executor_backend max_num_batched_tokens logprobs_mode
+    enable_lora max_loras max_lora_rank""".split()
 )
 # vllm.SamplingParams
 SAMPLING_ARGUMENTS = set(
@@ -81,25 +87,28 @@ def sample(model, prompts: list[list[int]], params: dict, generator: torch.Gener
     stop = set(params["stop_token_ids"])
     if not params["ignore_eos"]:
         stop.add(model.config.eos_token_id)
+    done = functools.partial(is_done, stop=stop, strings=params.get("stop") or [], most=params["max_tokens"])
+    assert params.get("include_stop_str_in_output", False) == bool(params.get("stop"))
     width = max(map(len, prompts), default=0)
     ids = torch.tensor([[0] * (width - len(x)) + list(x) for x in prompts])
     mask = torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x in prompts])
     completions = [([], []) for _ in prompts]
-    while any(not done(tokens, stop, params["max_tokens"]) for tokens, _ in completions):
+    while any(not done(tokens) for tokens, _ in completions):
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         logits = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[:, -1].float()
         logps = (logits / params["temperature"]).log_softmax(-1)
         drawn = torch.multinomial(logps.exp(), 1, generator=generator)
         ids, mask = torch.cat([ids, drawn], 1), torch.cat([mask, torch.ones_like(drawn)], 1)
         for (tokens, own), token, logp in zip(completions, drawn[:, 0].tolist(), logps, strict=True):
-            if not done(tokens, stop, params["max_tokens"]):
+            if not done(tokens):
                 tokens.append(token)
                 own.append(logp[token].item())
     return completions
 
 
-def done(tokens: list[int], stop: set[int], most: int) -> bool:
-    return len(tokens) == most or (bool(tokens) and tokens[-1] in stop)
+def is_done(tokens: list[int], stop: set[int], strings: list[str], most: int) -> bool:
+    text = byte_tokenizer().decode(tokens, skip_special_tokens=True) if strings else ""
+    return len(tokens) == most or (bool(tokens) and tokens[-1] in stop) or any(string in text for string in strings)
 
 
 # The engine in this process
@@ -131,14 +140,12 @@ class LLM:
         self.adapters = {}
         self.generator = torch.Generator().manual_seed(arguments["seed"])
         self.awake = {"weights", "kv_cache"}
-        self.calls = []  # (adapter name or None, number of prompts, sampling arguments)
+        self.calls = []  # (names of the adapters or None, number of prompts, sampling arguments of the first)
         self.loaded_weights = []
-        worker = SimpleNamespace(model_runner=SimpleNamespace(model=self))
-        self.llm_engine = SimpleNamespace(model_executor=SimpleNamespace(driver_worker=worker))
 
-    def load_weights(self, named_weights) -> None:
-        assert "weights" in self.awake
-        for name, x in named_weights:
+    def collective_rpc(self, method, kwargs) -> None:
+        assert method == "reload_weights" and "weights" in self.awake
+        for name, x in kwargs["weights_iterator"]:
             self.loaded_weights.append(name)
             with torch.no_grad():
                 self.model.get_parameter(name).copy_(x)
@@ -146,20 +153,27 @@ class LLM:
     def generate(self, prompts, sampling_params=None, *, use_tqdm=True, lora_request=None):
         assert self.awake == {"weights", "kv_cache"}
         assert self.model.get_input_embeddings().weight.isfinite().all()  # lost in a sleep and not sent again
-        model, params = self.model, vars(sampling_params)
-        if lora_request is not None:
-            assert self.arguments["enable_lora"]
-            if lora_request.lora_int_id not in self.adapters:
-                self.adapters[lora_request.lora_int_id] = load_adapter(self.arguments["model"], lora_request.lora_path)
-            model = self.adapters[lora_request.lora_int_id]
-        self.calls.append((lora_request and lora_request.lora_name, len(prompts), params))
-        outputs = []
-        completions = sample(model, [prompt["prompt_token_ids"] for prompt in prompts], params, self.generator)
+        requests = lora_request or [None] * len(prompts)
+        assert len(prompts) == len(sampling_params) == len(requests)
+        names = sorted({request.lora_name for request in requests}) if lora_request else None
+        self.calls.append((names, len(prompts), vars(sampling_params[0]) if prompts else None))
+        completions, outputs = [], []
+        rows = zip([prompt["prompt_token_ids"] for prompt in prompts], sampling_params, requests, strict=True)
+        for _, of_agent in itertools.groupby(rows, key=lambda row: (id(row[1]), id(row[2]))):
+            ids, params, of_request = zip(*of_agent, strict=True)
+            model = self.model if of_request[0] is None else self.adapter(of_request[0])
+            completions += sample(model, ids, vars(params[0]), self.generator)
         for prompt, (ids, logps) in zip(prompts, completions, strict=True):
             logprobs = [{i: SimpleNamespace(logprob=p, rank=1)} for i, p in zip(ids, logps, strict=True)]
             completion = SimpleNamespace(token_ids=tuple(ids), logprobs=logprobs)
             outputs.append(SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[completion]))
         return outputs
+
+    def adapter(self, request) -> PeftModel:
+        assert self.arguments["enable_lora"]
+        if request.lora_int_id not in self.adapters:
+            self.adapters[request.lora_int_id] = load_adapter(self.arguments["model"], request.lora_path)
+        return self.adapters[request.lora_int_id]
 
     def sleep(self, level: int = 1) -> None:
         assert self.arguments["enable_sleep_mode"]
@@ -292,6 +306,12 @@ class VLLMServer:
             return 200, {"message": "Weights updated"}
         elif path == "/reset_prefix_cache":
             return 200, {"success": True}
+        elif path == "/collective_rpc":
+            assert set(body) == {"method", "kwargs"} and body["method"] == "reload_weights"
+            for name, x in load_file(f"{body['kwargs']['weights_path']}/model.safetensors").items():
+                self.model.get_parameter(name).data.copy_(x)
+            self.updates.append({name: x.clone() for name, x in self.model.state_dict().items()})
+            return 200, {"results": [None]}
         elif path == "/v1/load_lora_adapter" and self.lora:
             assert set(body) <= LORA_FIELDS
             if body["lora_name"] in self.adapters and not body["load_inplace"]:

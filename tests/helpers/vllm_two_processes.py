@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
+from trl_multiagent.trainers.base.vllm_generation import sample_level
 
 import vllm_double
 from process_group import end_process_group
@@ -42,13 +43,14 @@ def play(mode: str, folder: str, output: str, where: dict) -> dict:
     trainer.train()
     result = {"nodes": [len(nodes) for nodes in trainer._levels], "prompts": [], "own_completions": True}
 
-    generation = trainer.generator.agents["solo"]
-    generation.temperature = 1e-4
+    generations = trainer.generator.agents
+    generations["solo"].temperature = 1e-4
     for step, numbers in enumerate([(3, 1), (0, 2), (0, 0), (1, 0)], start=2):
         prompts = [[65 + rank, 70 + k, 80 + step] for k in range(numbers[rank])]
-        completions, _ = generation.sample("solo", prompts, 2, step)
+        generations["solo"].update("solo", prompts, step)
+        completions = sample_level(generations, {"solo": prompts}, 2, trainer.accelerator)["solo"]
         result["prompts"].append(len(completions))
-        result["own_completions"] &= completions == [[greedy(model, ids)] * 2 for ids in prompts]
+        result["own_completions"] &= [x.ids for x in completions] == [[greedy(model, ids)] * 2 for ids in prompts]
     return result
 
 

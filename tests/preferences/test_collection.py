@@ -27,9 +27,8 @@ HELPERS = Path(__file__).parents[1] / "helpers"
 
 def settings(folder, **changes):
     tiny = {"preference_num_candidates": 4, "preference_pairs_per_sample": 3, "max_completion_length": 6}
-    return PreferenceConfig(
-        **{**tiny, "output_dir": str(folder), "items_per_chunk": 5, "disable_tqdm": True, **changes}
-    )
+    tiny |= {"output_dir": str(folder), "items_per_chunk": 5, "disable_tqdm": True}
+    return PreferenceConfig(**{**tiny, **changes})
 
 
 def collect(folder, team=None, environment=None, items=None, round=0, **changes):
@@ -133,10 +132,8 @@ def test_an_interrupted_collection_is_continued_bit_for_bit(collected, tmp_path,
     with pytest.raises(ValueError, match="unfinished collection"):
         load_preferences(str(tmp_path), ("aux", "main"))
     scored = []
-    environment = tiny_environment(
-        reward=named(lambda completions, **_: scored.extend(completions) or count_reward(completions))
-    )
-    assert collect(tmp_path, environment=environment).to_list() == collected[0].to_list()
+    reward = named(lambda completions, **_: scored.extend(completions) or count_reward(completions))
+    assert collect(tmp_path, environment=tiny_environment(reward=reward)).to_list() == collected[0].to_list()
     assert len(scored) == 4 * (12 - 5 * (calls - 1))  # what was there is not sampled again
 
 
@@ -147,12 +144,8 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     assert collect(folder, environment=nothing).to_list() == collected[0].to_list()
     with locked(folder, ""):  # by another program; what is complete is read
         collect(folder)
-    data = next(folder.glob("*.arrow"))
-    data.write_bytes(
-        data.read_bytes().replace(
-            collected[0][0]["aux_chosen"].encode(), b"?" * len(collected[0][0]["aux_chosen"].encode())
-        )
-    )
+    data, letters = next(folder.glob("*.arrow")), collected[0][0]["aux_chosen"].encode()
+    data.write_bytes(data.read_bytes().replace(letters, b"?" * len(letters)))
     assert collect(folder, environment=nothing).to_list() == collected[0].to_list()  # made again of the candidates
     with pytest.raises(StageChanged, match=r"another collection: temperature was 1.0, is 0.5\. Choose another folder"):
         collect(folder, temperature=0.5)
@@ -231,9 +224,8 @@ def test_three_agents_and_chat_templates(tmp_path):
 
 
 def test_no_pairs_is_a_warning_and_an_empty_dataset(tmp_path, caplog):
-    preferences = collect(
-        tmp_path, environment=tiny_environment(reward=lambda completions, **_: [1.0] * len(completions))
-    )
+    equal = tiny_environment(reward=lambda completions, **_: [1.0] * len(completions))
+    preferences = collect(tmp_path, environment=equal)
     assert len(preferences) == 0 and {"aux_prompt", "main_chosen", "item_id"} <= set(preferences.column_names)
     assert "Only 0 of 12 items have answers with different rewards" in caplog.text
     with pytest.raises(ValueError, match="has no rows"):
@@ -319,10 +311,7 @@ def test_impossible_settings(changes, problem, tmp_path):
     [
         ("", "The prompt of 'main' for item 2 is empty"),
         ([{"role": "user", "content": ""}], "The prompt of 'main' for item 2 is empty"),
-        (
-            [{"role": "assistant", "content": "So"}],
-            "The prompt of 'main' for item 2 ends with a message of the assistant",
-        ),
+        ([{"role": "assistant", "content": "So"}], "prompt of 'main' for item 2 ends with a message of the assistant"),
     ],
 )
 def test_prompts_are_checked_before_anything_is_sampled(prompt, problem, tmp_path):
@@ -336,9 +325,8 @@ def test_prompts_are_checked_before_anything_is_sampled(prompt, problem, tmp_pat
 
 def test_messages_with_other_keys_and_texts_in_between(tmp_path):
     message = {"role": "user", "content": "Help:", "name": "bob"}
-    environment = FunctionEnvironment(
-        {"aux": lambda item: [message] if item["x"] == "1" else "Help:", "main": "Do {x}:"}, count_reward
-    )
+    prompts = {"aux": lambda item: [message] if item["x"] == "1" else "Help:", "main": "Do {x}:"}
+    environment = FunctionEnvironment(prompts, count_reward)
     team = tiny_team(chat_template="{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
     preferences = collect(tmp_path, team, environment)
     assert {json.dumps(prompt) for prompt in preferences["aux_prompt"]} == {'[{"role": "user", "content": "Help:"}]'}
@@ -355,9 +343,8 @@ def test_arguments_that_do_not_fit(tmp_path):
 
 def test_roles_that_do_not_act_and_rewards_of_their_own(tmp_path, monkeypatch):
     """The first is refused before anything is sampled."""
-    own = tiny_environment(
-        reward=named(lambda completions, **_: [{"aux": 1.0, "main": float(k)} for k in range(len(completions))])
-    )
+    per_role = named(lambda completions, **_: [{"aux": 1.0, "main": float(k)} for k in range(len(completions))])
+    own = tiny_environment(reward=per_role)
     with pytest.raises(ValueError, match="one reward, but the environment gives each role its own"):
         collect(tmp_path / "own", environment=own)
     monkeypatch.setattr("trl_multiagent.rollout.sampler.TeamSampler.sample", None)

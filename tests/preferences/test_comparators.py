@@ -13,9 +13,8 @@ from tiny import byte_tokenizer, team_of, tiny_environment, tiny_items, tiny_lla
 
 def config(folder, policy, **changes):
     tiny = {"preference_num_candidates": 4, "preference_pairs_per_sample": None, "max_completion_length": 6}
-    return PreferenceConfig(
-        **{**tiny, "output_dir": str(folder), "disable_tqdm": True, "comparator_policy": policy, **changes}
-    )
+    tiny |= {"output_dir": str(folder), "disable_tqdm": True, "comparator_policy": policy}
+    return PreferenceConfig(**{**tiny, **changes})
 
 
 def collect(folder, policy, team=None, round=0, comparator=None, **changes):
@@ -50,30 +49,21 @@ def test_a_copy_keeps_the_weights_it_was_made_of(form, tmp_path):
 
 
 def test_history_is_the_team_of_an_earlier_round(tmp_path):
-    teams = {
-        k: AgentTeam({r: tiny_llama(10 * k + i) for i, r in enumerate(("aux", "main"))}, tokenizers())
-        for k in range(2)
-    }
-    for k, team in teams.items():
+    teams = [
+        AgentTeam({r: tiny_llama(10 * k + i) for i, r in enumerate(("aux", "main"))}, tokenizers()) for k in range(2)
+    ]
+    for k, team in enumerate(teams):
         team.save_pretrained(tmp_path / f"round_{k}")
     names = {}
     for round, k in ((0, 1), (1, 1), (2, 1), (2, 2), (3, 9)):
-        comparator = make_comparator(
-            tiny_team(),
-            config(tmp_path, "history", policy_checkpoint_dir=str(tmp_path), comparator_history_k=k),
-            round,
-        )
+        settings = config(tmp_path, "history", policy_checkpoint_dir=str(tmp_path), comparator_history_k=k)
+        comparator = make_comparator(tiny_team(), settings, round)
         names[round, k] = comparator.name
         if comparator.name.startswith("history"):
             saved = teams[int(comparator.name[-1])].state_dict()
             assert all(torch.equal(x, saved[name]) for name, x in comparator.team.state_dict().items())
-    assert names == {
-        (0, 1): "current",
-        (1, 1): "history:round_0",
-        (2, 1): "history:round_1",
-        (2, 2): "history:round_0",
-        (3, 9): "history:round_0",
-    }
+    assert names.pop((0, 1)) == "current" and names.pop((2, 1)) == "history:round_1"
+    assert names == dict.fromkeys([(1, 1), (2, 2), (3, 9)], "history:round_0")
     with pytest.raises(ValueError, match="holds no team"):
         make_comparator(tiny_team(), config(tmp_path, "history", policy_checkpoint_dir=str(tmp_path)), 5)
     rows = collect(tmp_path / "rows", "history", round=1, policy_checkpoint_dir=str(tmp_path))

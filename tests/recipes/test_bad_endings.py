@@ -1,6 +1,5 @@
 """A trained team is not lost, whatever fails at the end of a run."""
 
-import json
 import re
 import resource
 import shutil
@@ -14,7 +13,7 @@ from trl_multiagent.recipe.run import end_with_one_line
 from trl_multiagent.trainers.base import trace_files
 from trl_multiagent.trainers.base.failed_saves import SaveError, WriteError
 
-from tiny import team_of, tiny_team, tiny_trainer
+from tiny import team_of, tiny_team, tiny_trainer, write_problems
 
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "bad_endings.py"
@@ -22,10 +21,8 @@ SCRIPT = Path(__file__).parents[1] / "helpers" / "bad_endings.py"
 
 @pytest.fixture
 def recipe_arguments(tiny_model, tmp_path):
-    problem = {"prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
-    problem["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
     data = tmp_path / "humaneval.jsonl"
-    data.write_text("".join(json.dumps({"task_id": f"T/{k}", **problem}) + "\n" for k in range(2)))
+    write_problems(data, 2)
     return [
         *("--override", f"agent_model.name={tiny_model}", f"dataset.name={data}", f"output.save_path={tmp_path}/team"),
         *("output.save_final_model=true", f"magrpo.output_dir={tmp_path}/run", "magrpo.max_steps=1"),
@@ -93,18 +90,21 @@ def test_save_model_where_a_file_is_in_the_way(tmp_path, path):
     assert rescued(error).parent == tmp_path / "run" and same_weights(trainer.team, rescued(error))
 
 
+FULL = OSError(28, "No space left on device")
+
+
+def full(*args, **kwargs):
+    raise FULL
+
+
 def test_when_no_place_works(tmp_path, monkeypatch):
     trainer = tiny_trainer(tmp_path / "run")
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(AgentTeam, "save_pretrained", full)
     with pytest.raises(SaveError, match=r"Nor could the team be saved in .*/run/rescued_team_\S+ \(OSError"):
         trainer.save_model(str(tmp_path / "team"))
 
 
-FULL = OSError(28, "No space left on device")
 STEPS = {
     "the card": ("create_model_card", "could not be written"),
     "weights": (None, "could not be saved in"),
@@ -123,10 +123,6 @@ def test_the_last_checkpoint_fails(tmp_path, monkeypatch, step):
         arguments |= {"load_best_model_at_end": True, "eval_strategy": "steps", "metric_for_best_model": "reward"}
         arguments["eval_dataset"] = [{"x": "1"}]
     trainer = tiny_trainer(tmp_path / "run", **arguments)
-
-    def full(*args, **kwargs):
-        raise FULL
-
     if method == "write_state":
         monkeypatch.setattr("trl_multiagent.trainers.base.common_trainer.write_state", full)
     elif method is not None:
@@ -166,12 +162,10 @@ def test_a_full_disk_during_the_training(tmp_path, monkeypatch, capsys):
     trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, trace_steps=1)
     write = trace_files.write_rows
 
-    def full(rows, path, file_format):
-        if rows[0]["step"] == 2:
-            raise OSError(28, "No space left on device")
-        write(rows, path, file_format)
+    def full_later(rows, path, file_format):
+        full() if rows[0]["step"] == 2 else write(rows, path, file_format)
 
-    monkeypatch.setattr(trace_files, "write_rows", full)
+    monkeypatch.setattr(trace_files, "write_rows", full_later)
     with pytest.raises(SystemExit) as ended, end_with_one_line("train"):
         trainer.train()
     assert ended.value.code == 2

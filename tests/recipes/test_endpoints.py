@@ -31,8 +31,7 @@ EDITS = '{"aux": "Return a list.", "main": "Use aux."}'
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EXPERT_KEY", KEY)
-    for name in ("RUN_ID", "JOB_ID", "DEEPSEEK_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
 
 
@@ -41,18 +40,14 @@ def train(tiny_model, shared_data):
     def run(url, *argv, **external):
         settings = {"mode": "expert_edits", "expert_model": "m", "expert_base_url": f"{url}/v1", **external}
         settings = {"expert_api_key_env": "EXPERT_KEY", "expert_tries": 1, **settings}
-        run_recipe(
-            "magrpo",
-            TASK,
-            [
-                *("--override", f"agent_model.name={tiny_model}", f"dataset.name={shared_data / 'humaneval.jsonl'}"),
-                *("dataset.train_split=test[:2]", "magrpo.num_turns=2", "magrpo.num_generations=2"),
-                *(f"external.{name}={value}" for name, value in settings.items()),
-                *("--max_completion_length", "6", "--logging_steps", "1", "--disable_tqdm", "--output_dir", "run"),
-                *("--max_steps", "2", "--save_steps", "1", *argv),
-            ],
-            prog="train",
-        )
+        arguments = [
+            *("--override", f"agent_model.name={tiny_model}", f"dataset.name={shared_data / 'humaneval.jsonl'}"),
+            *("dataset.train_split=test[:2]", "magrpo.num_turns=2", "magrpo.num_generations=2"),
+            *(f"external.{name}={value}" for name, value in settings.items()),
+            *("--max_completion_length", "6", "--logging_steps", "1", "--disable_tqdm", "--output_dir", "run"),
+            *("--max_steps", "2", "--save_steps", "1", *argv),
+        ]
+        run_recipe("magrpo", TASK, arguments, prog="train")
 
     return run
 
@@ -204,9 +199,8 @@ def test_preferences_against_an_endpoint(tiny_model, shared_data, capsys):
         if number >= 9:
             return Reply(f"no {KEY}", status=500)
         text = request["messages"][0]["content"]
-        return (
-            "def aux(x):\n    return x" if "You write a helper" in text else f"def f(x):\n    return aux(x) + {number}"
-        )
+        is_aux = "You write a helper" in text
+        return "def aux(x):\n    return x" if is_aux else f"def f(x):\n    return aux(x) + {number}"
 
     with endpoint_server(answer) as server:
         collect(tiny_model, shared_data, server.url, code=2)  # the third chunk fails

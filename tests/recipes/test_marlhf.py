@@ -1,19 +1,19 @@
 """`train_marlhf.py`, `train_marlhf_iter.py` and `train_reward_model.py`: settings, plans, the phases and how they resume."""
 
-import importlib.util
 import json
 import shutil
 import zlib
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from datasets import load_from_disk
 from pairs import pairs
+from scripts import run_script
 from transformers import AutoModelForSequenceClassification
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, JointRewardTrainer, MAGRPOTrainer, Task
+from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOTrainer, Task
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
@@ -21,10 +21,9 @@ from trl_multiagent.recipe.marlhf import RewardRun
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.run import read_settings, run_recipe
 
-from tiny import count_reward, flip, tiny_items
+from tiny import count_reward, flip, same_teams, tiny_items
 
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "code_generation"
 PEER_CONFIGS = Path(__file__).with_name("peer_configs")
 TASK = Task(
     lambda settings: FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward),
@@ -35,21 +34,11 @@ SMALL += "--reward_train_batch_size 4 --reward_learning_rate 1e-3 --max_steps 2 
 SMALL += "--reward_eval_fraction 0.3 --dataset_test_split x"
 
 
-@pytest.fixture(autouse=True)
-def no_run_id(monkeypatch):
-    monkeypatch.delenv("RUN_ID", raising=False)
-    monkeypatch.delenv("JOB_ID", raising=False)
-
-
 def phases(*argv):
     return RewardRun(read_settings("marlhf", TASK, ["--model_name", "m", *argv], "marlhf"))
 
 
-def script(name, *argv):
-    spec = importlib.util.spec_from_file_location("script", RECIPES / f"train_{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.main(argv)
+script = partial(run_script, "code_generation")
 
 
 class Stop(Exception):
@@ -151,9 +140,8 @@ def test_the_three_phases(finished):
     assert json.loads((folder / "_preferences" / "collection.json").read_text())["numbers"]["items"] == 4
     model = AutoModelForSequenceClassification.from_pretrained(folder / "_reward_model")
     assert model.config.joint_text["roles"] == ["aux", "main"]
-    assert (folder / "_reward_model" / "reliability.png").is_file() and not list(
-        folder.glob("_reward_model/checkpoint*")
-    )
+    assert (folder / "_reward_model" / "reliability.png").is_file()
+    assert not list(folder.glob("_reward_model/checkpoint*"))
     assert (folder / "team.json").is_file()
     logs = [log for log in log_history(folder / "checkpoint-2") if "reward" in log]
     assert all(log["reward"] == log["turn_1/rewards/model"] != log["turn_1/rewards/task"] for log in logs)
@@ -239,12 +227,7 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatc
         run_recipe("reward_model", TASK, argv, "judge")
     assert "`reward_model.preference_dataset` is missing" in capsys.readouterr().err
     argv += ["--preference_dataset", str(folder / "_preferences"), "--num_train_epochs", "1", "--disable_tqdm"]
-    best = [
-        "eval_strategy=epoch",
-        "load_best_model_at_end=true",
-        "metric_for_best_model=accuracy",
-        "eval_fraction=0.3",
-    ]
+    best = "eval_strategy=epoch load_best_model_at_end=true metric_for_best_model=accuracy eval_fraction=0.3".split()
     argv += ["--override", "agent_model.use_peft=true", "agent_model.attn_implementation=eager"]
     argv += [f"reward_model.{setting}" for setting in best]
     run_recipe("reward_model", TASK, [*argv, "--dry_run"], "judge")
@@ -269,12 +252,8 @@ def test_given_preferences_and_other_algorithms(finished, tmp_path):
     folder, argv = finished
     argv = [str(tmp_path / "run") if x == str(folder) else x for x in argv]
     given = ["--preference_dataset", str(folder / "_preferences"), "--rl_algorithm", "maac", "--save_strategy", "no"]
-    run_recipe(
-        "marlhf",
-        TASK,
-        [*argv, *given, "--reward_freeze_backbone", "--override", "marlhf.score_task_reward=false"],
-        "marlhf",
-    )
+    given += ["--reward_freeze_backbone", "--override", "marlhf.score_task_reward=false"]
+    run_recipe("marlhf", TASK, [*argv, *given], "marlhf")
     assert not (tmp_path / "run" / "_preferences").exists() and (tmp_path / "run" / "team.json").is_file()
     card = (tmp_path / "run" / "README.md").read_text()
     assert "turn_1/rewards/model" in card and "turn_1/rewards/task" not in card
@@ -285,25 +264,8 @@ def test_given_preferences_and_other_algorithms(finished, tmp_path):
 
 def in_rounds(folder, model, *argv):
     argv = ["--model_name", model, "--output_dir", str(folder), *SMALL.split(), "--save_strategy", "steps", *argv]
-    argv += [
-        "--save_steps",
-        "1",
-        "--num_iterations",
-        "2",
-        "--preference_replay_mode",
-        "all",
-        "--preference_num_items",
-        "3",
-    ]
+    argv += "--save_steps 1 --num_iterations 2 --preference_replay_mode all --preference_num_items 3".split()
     run_recipe("marlhf_iter", TASK, argv, "marlhf_iter")
-
-
-def weights(folder):
-    return list(AgentTeam.from_pretrained(str(folder)).parameters())
-
-
-def same(first, second):
-    return all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
 
 
 def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
@@ -322,7 +284,7 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
     rewards = [load_preferences(str(folder / "preferences"), ["aux", "main"])["chosen_reward"] for folder in folders]
     assert all(0 <= reward <= 1 for reward in rewards[0]) and not all(0 <= reward <= 1 for reward in rewards[1])
     teams = [whole / "_rounds" / "teams" / f"round_{k}" for k in (1, 2)]
-    assert same(teams[1], whole) and not same(*teams)
+    assert same_teams(teams[1], whole) and not same_teams(*teams)
     assert "whole/_rounds" not in (whole / "README.md").read_text()
 
     steps = []
@@ -344,7 +306,7 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
             patch.setattr(owner, name, replacement)
             in_rounds(killed, tiny_model, *argv)
     in_rounds(killed, tiny_model, *argv)
-    assert same(whole, killed)
+    assert same_teams(whole, killed)
     again = [json.loads((killed / "_rounds" / f"round_{k}" / "results.json").read_text()) for k in range(2)]
     for name in ("env_step", "iter", "steps"):
         assert [one[name] for one in again] == [one[name] for one in results]
@@ -386,9 +348,7 @@ def test_recipes_run_on_real_problems(config, tiny_model, shared_data, tmp_path,
     overrides += [f"{name}.eval_interval=null"] if name.startswith("marlhf") else []
     argv = ["--config", config, *REAL.split(), "--output_dir", str(tmp_path / "run")]
     argv += ["--num_iterations", "2", "--preference_replay_sample_size", "4"] if "iter" in name else []
-    argv += (
-        ["--reward_max_length", "128", "--num_generations", "2", "--beta", "0"] if name.startswith("marlhf") else []
-    )
+    argv += "--reward_max_length 128 --num_generations 2 --beta 0".split() if name.startswith("marlhf") else []
     script(name, *argv, "--override", *overrides)
     rows = load_from_disk(next((tmp_path / "run").rglob("dataset_info.json")).parent)
     assert len(set(rows["item_id"])) > 1 and "def " in rows[0]["main_prompt"]

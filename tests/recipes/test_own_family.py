@@ -87,11 +87,7 @@ def test_help_and_commands_answer_without_the_libraries(tmp_path):
         (COMMAND, ["collect", "--help"], 0, "usage: trl-multiagent collect"),
         (COMMAND, ["push", "nowhere", "user/team"], 2, "nowhere holds no team.json"),
         (SCRIPT, ["--help"], 0, "  poem:\n    letters: Letters that earn a reward.\n"),
-        *(
-            (script, ["--help"], 0, "usage: ")
-            for script in sorted((ROOT / "recipes").glob("*/*.py"))
-            if is_script(script)
-        ),
+        *((script, ["--help"], 0, "usage: ") for script in (ROOT / "recipes").glob("*/*.py") if is_script(script)),
         *((COMMAND, ["train", "magrpo", "--config", name, "--help"], 0, "usage: ") for name in WORKFLOWS),
     ]
     programs = json.dumps([[str(script), *argv] for script, argv, *_ in calls])

@@ -70,6 +70,14 @@ def config(tmp_path, module, tiny_model):
     return config
 
 
+@pytest.fixture
+def script(tmp_path_factory):
+    """The command `trl-multiagent`."""
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text("from trl_multiagent.cli import main\nmain()\n")
+    return path
+
+
 def plan(capsys, *argv) -> str:
     cli.main(["run", "magrpo", "--dry_run", *argv])
     return capsys.readouterr().out
@@ -132,27 +140,22 @@ def test_wrong_tasks_are_one_line(module, tmp_path, capsys, task, parts):
     assert all(part in message for part in parts), message
 
 
-@pytest.mark.parametrize(("algorithm", "function"), [("magrpo", "make_environment"), ("madpo", "load_datasets")])
-def test_a_bug_in_a_task_keeps_its_traceback(module, algorithm, function):
-    Path(f"{module}.py").write_text(
-        f"{Path(f'{module}.py').read_text()}\ndef broken(settings):\n    raise RuntimeError('a bug')\n"
-        f"\nimport dataclasses\nBROKEN = dataclasses.replace(TASK, {function}=broken)\n"
-    )
-    with pytest.raises(RuntimeError, match="a bug") as error:
-        cli.main(["run", algorithm, "--dry_run", "--task", f"{module}:BROKEN", "--model_name", "org/model"])
-    assert error.traceback[-1].path.name == f"{module}.py"
-
-
-def test_a_task_error_keeps_its_traceback_when_a_reward_model_is_trained(module):
-    Path(f"{module}.py").write_text(
-        f"{Path(f'{module}.py').read_text()}\nimport dataclasses\n"
-        "from trl_multiagent.environments.task_errors import TaskError\n"
-        "def broken(settings):\n    raise TaskError('a bug')\n"
-        "BROKEN = dataclasses.replace(TASK, make_environment=broken)\n"
-    )
-    argv = ["--task", f"{module}:BROKEN", "--model_name", "org/model", "--preference_dataset", "x"]
-    with pytest.raises(TaskError, match="a bug"):
-        cli.main(["run", "reward_model", *argv])
+@pytest.mark.parametrize(
+    ("argv", "function", "error"),
+    [
+        (["magrpo", "--dry_run"], "make_environment", RuntimeError),
+        (["madpo", "--dry_run"], "load_datasets", RuntimeError),
+        (["reward_model", "--preference_dataset", "x"], "make_environment", TaskError),
+    ],
+)
+def test_a_bug_in_a_task_keeps_its_traceback(module, argv, function, error):
+    with Path(f"{module}.py").open("a") as file:
+        file.write("\nimport dataclasses\nfrom trl_multiagent.environments.task_errors import TaskError\n")
+        file.write(f"def broken(settings):\n    raise {error.__name__}('a bug')\n")
+        file.write(f"BROKEN = dataclasses.replace(TASK, {function}=broken)\n")
+    with pytest.raises(error, match="a bug") as raised:
+        cli.main(["run", *argv, "--task", f"{module}:BROKEN", "--model_name", "org/model"])
+    assert raised.traceback[-1].path.name == f"{module}.py"
 
 
 def test_another_process_failed(capsys):
@@ -195,10 +198,9 @@ def test_a_script_has_its_task_already(module, capsys):
 # Functions
 
 
-def test_three_roles_and_an_async_judge_train_from_one_file(config, forked, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("from trl_multiagent.cli import main\nmain()\n")
+def test_three_roles_and_an_async_judge_train_from_one_file(config, script, forked, tmp_path):
     path = config({"transition": "{module}.following", "magrpo": {"output_dir": "run", "num_turns": 2}})
+    assert parse_recipe("magrpo", cli.TASKS, ["--config", path]).num_agents == 3
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     assert "turn_2/rewards/judge" in done.stdout and "rewards/short" in done.stdout
@@ -207,11 +209,8 @@ def test_three_roles_and_an_async_judge_train_from_one_file(config, forked, tmp_
 
 def test_forms_of_the_functions(config, module, capsys):
     chat = [{"role": "system", "content": "Short."}, {"role": "user", "content": "On {topic}."}]
-    functions = {
-        "prompts": {"poet": chat, "critic": "{topic}"},
-        "reward_funcs": f"{module}.short",
-        "reward_weights": [2],
-    }
+    prompts = {"poet": chat, "critic": "{topic}"}
+    functions = {"prompts": prompts, "reward_funcs": f"{module}.short", "reward_weights": [2]}
     path = config({"task": "functions", "functions": functions, "prompts": None, "reward_funcs": None})
     recipe = parse_recipe("magrpo", cli.TASKS, ["--config", path])
     environment = recipe.make_environment()
@@ -240,21 +239,6 @@ def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
     assert all(part.replace("{module}", module) in message for part in parts), message
 
 
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ("{subject}", "The prompt of `poet` needs the column 'subject'; items have topic."),
-        ([{"role": "user", "content": "{subject}"}], "The prompt of `poet` needs the column 'subject'"),
-        ("A brace { alone", "The prompt template of `poet` cannot be filled"),
-    ],
-)
-def test_a_wrong_template_is_one_line(config, module, capsys, prompt, message):
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["run", "magrpo", "--config", config({"prompts": {"poet": prompt}}), "--dry_run"])
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
-    assert exit_info.value.code == 2 and message in line
-
-
 GAME = """
 def game(completions, **columns):
     signs = [float(c["a"].isascii()) - float(c["b"].isascii()) for c in completions]
@@ -267,11 +251,9 @@ PLAYERS = {"prompts": {"a": "Show {topic}:", "b": "Show {topic}:"}, "reward_func
 OWN = {**PLAYERS, "seats": {"b": {"population": "self", "agent": "a", "max_completion_length": 4}}}
 
 
-def test_self_play_resumes_exactly_and_is_evaluated(config, module, forked, tmp_path):
+def test_self_play_resumes_exactly_and_is_evaluated(config, module, script, forked, tmp_path):
     """The partner is drawn from the checkpoints of the run up to the step, also by a run that is resumed beside later ones."""
     Path(f"{module}.py").write_text(GAME)
-    script = tmp_path / "train.py"
-    script.write_text("from trl_multiagent.cli import main\nmain()\n")
     small = ["--max_steps", "4", "--save_steps", "1", "--max_completion_length", "4", "--items_per_device", "2"]
     path = config({**OWN, "magrpo": {"output_dir": "run", "learning_rate": 0.01, "trace_steps": 1}, "seed": 4})
     done = forked.run(script, "run", "magrpo", "--config", path, *small, cwd=tmp_path)
@@ -289,7 +271,7 @@ def test_self_play_resumes_exactly_and_is_evaluated(config, module, forked, tmp_
     assert done.codes == [0] and re.search(r"with/b/(start|checkpoint-4)", done.stdout), done.stderr[-3000:]
 
 
-def test_an_endpoint_plays_a_role(config, module, forked, tmp_path):
+def test_an_endpoint_plays_a_role(config, module, script, forked, tmp_path):
     """An endpoint that fails ends the run with one line. The run goes on with the answers that it has received."""
     Path(f"{module}.py").write_text(GAME)
 
@@ -298,8 +280,6 @@ def test_an_endpoint_plays_a_role(config, module, forked, tmp_path):
 
     sections = {"prompts": {"a": "Write {topic}:", "judge": "Judge {a}"}, "reward_funcs": ["{module}.judged"]}
     sections |= {"functions": {"order": [["a"], ["judge"]]}, "magrpo": {"output_dir": "run", "save_steps": 1}}
-    script = tmp_path / "train.py"
-    script.write_text("from trl_multiagent.cli import main\nmain()\n")
     small = ["--max_steps", "2", "--max_completion_length", "6", "--items_per_device", "1", "--logging_steps", "1"]
     with endpoint_server(answer) as server:
         judge = {"model": "m", "base_url": f"{server.url}/v1", "tries": 1, "concurrency": 1}
@@ -314,48 +294,38 @@ def test_an_endpoint_plays_a_role(config, module, forked, tmp_path):
     assert all(x["messages"][-1]["content"].startswith("Judge ") for x in server.requests)
 
 
-@pytest.mark.parametrize(
-    ("seat", "message"),
-    [
-        ({"b": {"population": "self"}}, "`seats.b.agent` is 'b', but this run trains a."),
-        ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
-        ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
-        ({"b": {"team": 3}}, "`seats.b.team` is 3"),
-        ({"b": {"population": ["/nowhere/team"]}}, "`seats.b` is '/nowhere/team', but there is no such folder."),
-        (
-            {"b": {"population": "selff"}},
-            "`seats.b`: population is 'selff', it must be a list of saved teams, or 'self'.",
-        ),
-        ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
-        ({"a": {"team": "x"}, "b": {"team": "x"}}, "The task has the roles a, b: none is left to train."),
-        ({"b": {"endpoint": {"model": "gpt-5", "api_key": "sk-1"}}}, "unexpected keyword argument 'api_key'"),
-    ],
-)
-def test_wrong_seats_are_one_line(config, module, capsys, seat, message):
-    Path(f"{module}.py").write_text(GAME)
+IN_ORDER = {**PLAYERS, "functions": {"order": [["a"], ["b"]]}, "magrpo": {"num_turns": 2}}
+WRONG_SEATS = [
+    ({"b": {"population": "self"}}, "`seats.b.agent` is 'b', but this run trains a."),
+    ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
+    ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
+    ({"b": {"team": 3}}, "`seats.b.team` is 3"),
+    ({"b": {"population": ["/nowhere/team"]}}, "`seats.b` is '/nowhere/team', but there is no such folder."),
+    ({"b": {"population": "selff"}}, "`seats.b`: population is 'selff', it must be a list of saved teams, or 'self'."),
+    ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
+    ({"a": {"team": "x"}, "b": {"team": "x"}}, "The task has the roles a, b: none is left to train."),
+    ({"b": {"endpoint": {"model": "gpt-5", "api_key": "sk-1"}}}, "unexpected keyword argument 'api_key'"),
+]
+WRONG = [
+    ({"prompts": {"poet": "{subject}"}}, "The prompt of `poet` needs the column 'subject'; items have topic."),
+    ({"prompts": {"poet": [{"role": "user", "content": "{subject}"}]}},
+     "The prompt of `poet` needs the column 'subject'"),
+    ({"prompts": {"poet": "A brace { alone"}}, "The prompt template of `poet` cannot be filled"),
+    ({**IN_ORDER, "prompts": {"a": "Show {topic}:", "b": "{c}"}}, "A prompt needs the column 'c'; "),
+    ({**IN_ORDER, "magrpo": {"num_turns": 2, "stop_strings": {"c": ["."]}}},
+     "`magrpo.stop_strings` names 'c', which is no role of the task: a, b."),
+    ({"magrpo": {"num_agents": 2}}, "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge."),
+    *(({**PLAYERS, "seats": seat}, message) for seat, message in WRONG_SEATS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG)
+def test_what_a_plan_refuses_is_one_line(config, module, capsys, changes, message):
+    Path(f"{module}.py").write_text(REWARDS + GAME)
     with pytest.raises(SystemExit) as exit_info:
-        cli.main(["run", "magrpo", "--config", config({**PLAYERS, "seats": seat}), "--dry_run"])
+        cli.main(["run", "magrpo", "--config", config(changes), "--dry_run"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
     assert exit_info.value.code == 2 and message in line and "sk-1" not in line, line
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"prompts": {"a": "Show {topic}:", "b": "{c}"}}, "A prompt needs the column 'c'; "),
-        (
-            {"magrpo": {"stop_strings": {"c": ["."]}}},
-            "`magrpo.stop_strings` names 'c', which is no role of the task: a, b.",
-        ),
-    ],
-)
-def test_workflows_are_checked_before_anything_is_loaded(config, module, capsys, sections, message):
-    Path(f"{module}.py").write_text(GAME)
-    magrpo = {"num_turns": 2, **sections.get("magrpo", {})}
-    path = config({**PLAYERS, "functions": {"order": [["a"], ["b"]]}, **sections, "magrpo": magrpo})
-    with pytest.raises(SystemExit):
-        cli.main(["run", "magrpo", "--config", path, "--dry_run"])
-    assert message in capsys.readouterr().err
 
 
 def test_partners_are_drawn_with_the_seed_of_the_training(config, module):
@@ -373,24 +343,14 @@ def test_a_seat_whose_team_cannot_be_loaded(config, module, capsys):
     assert exit_info.value.code == 2 and "error: `seats.b`: the team cannot be loaded from './empty'" in line
 
 
-def test_the_number_of_agents_is_that_of_the_roles(config, capsys):
-    assert parse_recipe("magrpo", cli.TASKS, ["--config", config()]).num_agents == 3
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["run", "magrpo", "--config", config(), "--num_agents", "2", "--dry_run"])
-    message = f"{exit_info.value.code} {capsys.readouterr().err}"
-    assert "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge." in message
-
-
 # The task that `init` writes
 
 
-def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(forked, tmp_path, monkeypatch, capsys):
+def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(script, forked, tmp_path, capsys):
     folder = tmp_path / "own"
     cli.main(["init", str(folder)])
     assert f"cd {folder} && trl-multiagent train magrpo --config config.yaml" in capsys.readouterr().out
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "task.py"]
-    script = tmp_path / "train.py"
-    script.write_text("from trl_multiagent.cli import main\nmain()\n")
     done = forked.run(script, "run", "magrpo", "--config", "config.yaml", *SMALL, "--bf16", "false", cwd=folder)
     assert done.codes == [0], done.stderr[-3000:]
     (run,) = (folder / "outputs").iterdir()
@@ -410,10 +370,8 @@ def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(forked, tmp
     for command, runs in (("evaluate", [run]), ("cross-play", [run, shutil.copytree(run, run.with_name("second"))])):
         done = forked.run(script, command, *runs, *small, "--output_dir", elsewhere / command, cwd=elsewhere)
         assert done.codes == [0], done.stderr[-3000:]
-        contents = json.loads(
-            (elsewhere / command / f"{command.replace('-', '_').replace('evaluate', 'evaluation')}.json").read_text()
-        )
-        assert contents["items"] == 4
+        name = {"evaluate": "evaluation.json", "cross-play": "cross_play.json"}[command]
+        assert json.loads((elsewhere / command / name).read_text())["items"] == 4
     done = forked.run(script, "evaluate", run, *small, "--split", "test[:2]", cwd=elsewhere)
     assert done.codes == [2] and "--split has no effect: the task loads its own data" in done.stderr.splitlines()[-1]
 
@@ -435,9 +393,7 @@ def test_init_where_nothing_can_be_written(tmp_path, capsys):
     assert exit_info.value.code == 2 and "cannot be written" in capsys.readouterr().err
 
 
-def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, forked, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("from trl_multiagent.cli import main\nmain()\n")
+def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, script, forked, tmp_path):
     path = config({"output": {"save_path": "team"}, "peft": {"r": 4}, "magrpo": {"output_dir": "run"}})
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, "--max_steps", "1", cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]

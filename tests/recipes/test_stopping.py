@@ -8,10 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 from pairs import pairs
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
+from trl_multiagent import FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
 from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal
 from trl_multiagent.recipe.collection import run_collection
 from trl_multiagent.recipe.recipe import Recipe
@@ -20,7 +19,7 @@ from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
 
-from tiny import count_reward, flip, tiny_items
+from tiny import count_reward, flip, same_teams, tiny_items
 
 
 SMALL = ["--disable_tqdm", "--report_to", "none", "--logging_steps", "1", "--max_completion_length", "6"]
@@ -37,8 +36,7 @@ TASK = Task(
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("RUN_ID", "JOB_ID", COMMAND_VARIABLE):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     yield
     assert Request() == REQUEST
 
@@ -67,11 +65,6 @@ def signalled(monkeypatch, capsys):
     return signalled
 
 
-def same(*folders):
-    teams = [list(AgentTeam.from_pretrained(folder).parameters()) for folder in folders]
-    return all(torch.equal(a, b) for a, b in zip(*teams, strict=True))
-
-
 def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch):
     def run(folder, *argv):
         argv = ["--model_name", tiny_model, *ROLLOUTS, "--output_dir", folder, *argv]
@@ -86,22 +79,21 @@ def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch):
     )
     assert not Path("ended/team.json").exists()
     run("ended", *SAVING, "--resume_from_checkpoint", "ended/checkpoint-2")
-    assert same("whole", "ended")
+    assert same_teams("whole", "ended")
     line = signalled(signal.SIGINT, MAGRPOTrainer, 2, run, "off", "--save_strategy", "no")
     assert "after step 2 of 4, without a checkpoint, because `save_strategy` is 'no'. Start again with: " in line
     assert not Path("off/team.json").exists() and not list(Path("off").glob("checkpoint-*"))
     with monkeypatch.context() as patch:  # the last step: the training is complete
         step = MAGRPOTrainer.training_step
-        patch.setattr(
-            MAGRPOTrainer,
-            "training_step",
-            lambda self, *args: (
-                os.kill(os.getpid(), signal.SIGTERM) if self.state.global_step == 3 else None,
-                step(self, *args),
-            )[1],
-        )
+
+        def ended(self, *args):
+            if self.state.global_step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, *args)
+
+        patch.setattr(MAGRPOTrainer, "training_step", ended)
         run("last", *SAVING)
-    assert same("whole", "last")
+    assert same_teams("whole", "last")
 
 
 @pytest.mark.parametrize("algorithm", ["madpo", "madpo_iter"])
@@ -124,7 +116,7 @@ def test_trainings_on_preferences(signalled, tiny_model, algorithm, monkeypatch,
     assert "checkpoint-2 is damaged: changed since it was saved: optimizer.pt." in capsys.readouterr().err
     flip(optimizer)
     run("ended")
-    assert same("whole", "ended")
+    assert same_teams("whole", "ended")
     if algorithm == "madpo_iter":
         Path("ended/_rounds/round_1/results.json").unlink()
         flip(Path("ended/_rounds/teams/round_1/agents/aux/model.safetensors"))
@@ -161,13 +153,8 @@ def test_a_collection_ends_at_once_and_goes_on(tiny_model, monkeypatch, capsys):
 
 def test_a_reward_model_and_the_phases_of_marlhf(signalled, tiny_model, capsys):
     pairs(("aux", "main")).save_to_disk("pairs")
-    given = [
-        "--preference_dataset",
-        "pairs",
-        "--override",
-        "reward_model.save_strategy=steps",
-        "reward_model.save_steps=100",
-    ]
+    given = ["--preference_dataset", "pairs"]
+    given += ["--override", "reward_model.save_strategy=steps", "reward_model.save_steps=100"]
     argv = ["--model_name", tiny_model, *given, "--output_dir", "judge", "--disable_tqdm"]
     line = signalled(signal.SIGTERM, JointRewardTrainer, 1, run_recipe, "reward_model", TASK, argv, "run")
     assert line.endswith("which is saved. Go on with: the same command") and Path("judge/checkpoint-1").is_dir()

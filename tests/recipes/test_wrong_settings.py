@@ -20,11 +20,8 @@ from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
 from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
 
-from tiny import count_reward, tiny_items
+from tiny import PROBLEM, count_reward, tiny_items, write_problems
 
-
-PROBLEM = {"task_id": "T/0", "prompt": "def f(x):\n    '''Double x.'''\n", "entry_point": "f"}
-PROBLEM["test"] = "def check(candidate):\n    assert candidate(1) == 2\n"
 
 # Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
 RULES = """
@@ -54,7 +51,8 @@ magrpo.fsdp=full_shard DeepSpeed
 magrpo.generation_batch_size=8 items_per_device
 magrpo.fp16=true needs a GPU
 external.mode=telepathy 'level_feedback'
-external.memory_mode=short 'full'
+external.memory_mode=none `magrpo.memory_mode` or `external.memory_mode` is 'none', it must be 'full', 'memoryful' or 'last'
+dataset.name=null `dataset.name` is missing
 prompt_files.aux=nowhere.txt no such file
 dataset.type=demo;dataset.name=humaneval.jsonl set it to 'demo'
 dataset.train_split=test[500:600] selects none
@@ -95,7 +93,7 @@ magrpo.turn_gradient_weights=[1,a] `magrpo.turn_gradient_weights` is 'a'
 magrpo.collaboration_mode=centralized;magrpo.num_turns=2 `num_turns` is 2, but a model that answers for all roles
 magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`collaboration_mode: centr
 magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is no role of the task: team
-external.mode=expert_edits;external.expert_model=llama where the model 'llama' is
+external.mode=expert_edits;external.expert_model=llama where the model 'llama' is: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
 madpo madpo.loss_type=exo_pair label_smoothing
 madpo madpo.f_divergence_type=tv 'reverse_kl'
@@ -138,10 +136,9 @@ def folder(tmp_path, monkeypatch, tiny_model):
     monkeypatch.chdir(tmp_path)
     Path("model").symlink_to(tiny_model)
     monkeypatch.setenv("RUN_ID", "7")
-    row = json.dumps(PROBLEM) + "\n"
-    Path("humaneval.jsonl").write_text("".join(json.dumps({**PROBLEM, "task_id": f"T/{k}"}) + "\n" for k in range(3)))
-    Path("broken.jsonl").write_text(row + "{\n")
-    Path("fields.jsonl").write_text(json.dumps({**PROBLEM, "entry_point": None}) + "\n")
+    write_problems(Path("humaneval.jsonl"), 3)
+    Path("broken.jsonl").write_text(Path("humaneval.jsonl").read_text() + "{\n")
+    Path("fields.jsonl").write_text(json.dumps({**PROBLEM, "task_id": "T/0", "entry_point": None}) + "\n")
     Path("rows.csv").write_text("a,b\n1,2\n")
     Path("file").touch()
     config = {"agent_model": {"name": "./model"}, "dataset": {"name": "humaneval.jsonl", "type": "humaneval"}}
@@ -190,25 +187,8 @@ def test_a_run_refuses_what_its_plan_refuses(folder, capsys, override):
 
 # Whatever a YAML file says: a tiny model trains, or one line names the key
 
-VALUES = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2,
-    0.5,
-    1e30,
-    float("inf"),
-    float("nan"),
-    "",
-    " ",
-    "text",
-    "no",
-    "steps",
-    "1e-5",
-]
+VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 0.5, 1e30, float("inf"), float("nan")]
+VALUES += ["", " ", "text", "no", "steps", "1e-5"]
 VALUES += [[], ["a"], [0], [-1], [[1]], [None], {}, {"a": 1}, {"a": -1.0}, {"a": None}, "???", "${nowhere}", 10**30]
 
 
@@ -231,19 +211,15 @@ TINY = Task(
 @pytest.mark.parametrize(
     ("algorithm", "sections", "number"),
     [
-        (
-            "magrpo",
-            ["magrpo", "peft", "agent_model", "dataset", "evaluation", "output", "reward_processor", "wandb"],
-            2,
-        ),
-        ("iac", ["iac", "critic_model"], 1),
-        ("madpo_iter", ["madpo_iter"], 1),
-        ("marlhf", ["marlhf"], 1),
+        ("magrpo", "magrpo peft agent_model dataset evaluation output reward_processor wandb", 2),
+        ("iac", "iac critic_model", 1),
+        ("madpo_iter", "madpo_iter", 1),
+        ("marlhf", "marlhf", 1),
     ],
 )
 def test_whatever_a_file_says(folder, tiny_model, capsys, algorithm, sections, number):
     accepted = []
-    for section, key, value in random_settings(algorithm, sections, number):
+    for section, key, value in random_settings(algorithm, sections.split(), number):
         merged = merge([{"agent_model": {"name": tiny_model}}, {section: {key: value}}])
         try:
             rename(algorithm, merged)
@@ -253,7 +229,7 @@ def test_whatever_a_file_says(folder, tiny_model, capsys, algorithm, sections, n
             accepted.append((section, key, value))
         except ConfigError as error:
             assert key in str(error) and "\n" not in str(error), (section, key, value)
-    assert len(accepted) > 20
+    assert len(accepted) > 15
     if algorithm != "magrpo":
         return
     base = {"agent_model": {"name": tiny_model}, algorithm: {"max_steps": 1, "max_completion_length": 4}}
@@ -372,14 +348,12 @@ def test_one_exception_from_python():
         ("num_turns", 1.5): r"`num_turns` is 1.5, it must be a valid integer\.",
         ("num_turns", True): r"`num_turns` is True, it must be a valid integer\.",
         ("entropy_coef", 0.3): r"`entropy_coef` is 0.3, which is not supported: it depends on",
-        (
-            "agent_learning_rates",
-            (("main", -1.0),),
-        ): r"`agent_learning_rates` is -1.0 for 'main', it must be at least 0",
     }.items():
         name, value = arguments
         with pytest.raises(ValueError, match=message):
-            MAGRPOConfig("out", **{name: dict(value) if isinstance(value, tuple) else value})
+            MAGRPOConfig("out", **{name: value})
+    with pytest.raises(ValueError, match=r"`agent_learning_rates` is -1.0 for 'main', it must be at least 0"):
+        MAGRPOConfig("out", agent_learning_rates={"main": -1.0})
 
 
 @pytest.mark.parametrize(

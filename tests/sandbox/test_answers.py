@@ -317,16 +317,13 @@ def test_exceptions_keep_their_arguments_and_their_class(sandbox):
             super().__init__(f"{missing} is missing")
             self.missing = missing
     """
-    source = (
-        textwrap.dedent(setup)
-        + """
-def f(x):
-    if x == 1: raise Short(7)
-    if x == 2: raise KeyError(7)
-    if x == 3: raise OSError(2, "gone")
-    raise RuntimeError("long" * 200)
-"""
-    )
+    source = """
+    def f(x):
+        if x == 1: raise Short(7)
+        if x == 2: raise KeyError(7)
+        if x == 3: raise OSError(2, "gone")
+        raise RuntimeError("long" * 200)
+    """
     checks = """
     def raised(x, kind):
         try:
@@ -338,7 +335,7 @@ def f(x):
     assert raised(3, OSError).args == (2, "gone")
     assert str(raised(4, RuntimeError)) == "long" * 200
     """
-    assert statuses(judge(sandbox, source, checks, setup=setup)) == ["passed"] * 4
+    assert statuses(judge(sandbox, setup + source, checks, setup=setup)) == ["passed"] * 4
 
 
 def test_a_name_of_the_checks_is_no_way_to_another_exception(sandbox):

@@ -19,33 +19,23 @@ TEAMS = {
     "a gate on a constant": (
         "def aux():\n    return 1\n",
         "def f(xs):\n    if aux() != 1:\n        return None\n    return 10 * sum(xs)\n",
-        ("alone", "first", "another", "echo", "nothing"),
-    ),
+        ("alone", "first", "another", "echo", "nothing")),
     "a gate on a constant in the module's code": (
-        "def aux():\n    return 1\n",
-        "OK = aux() == 1\ndef f(xs):\n    return 10 * sum(xs) if OK else None\n",
-        ("alone", "another", "echo", "nothing"),
-    ),
+        "def aux():\n    return 1\n", "OK = aux() == 1\ndef f(xs):\n    return 10 * sum(xs) if OK else None\n",
+        ("alone", "another", "echo", "nothing")),
     "a fallback where aux says nothing": (
-        SUM,
-        "def f(xs):\n    value = aux(xs)\n    return 10 * (sum(xs) if value is None else value)\n",
-        ("alone", "first", "constant", "another", "echo"),
-    ),
+        SUM, "def f(xs):\n    value = aux(xs)\n    return 10 * (sum(xs) if value is None else value)\n",
+        ("alone", "first", "constant", "another", "echo")),
     "a main that passes on": (
-        "def aux(xs):\n    return 10 * sum(xs)\n",
-        "def f(xs):\n    value = int(aux(xs)) + 0\n    return value\n",
-        ("constant", "another", "echo", "nothing"),
-    ),
+        "def aux(xs):\n    return 10 * sum(xs)\n", "def f(xs):\n    value = int(aux(xs)) + 0\n    return value\n",
+        ("constant", "another", "echo", "nothing")),
     "both write everything": (
         "def aux(xs):\n    return 10 * sum(xs)\n",
         "def f(xs):\n    value = 10 * sum(xs)\n    return value if aux(xs) == value else None\n",
-        ("constant", "another", "echo", "nothing"),
-    ),
+        ("constant", "another", "echo", "nothing")),
     "a helper that returns its argument": (
-        "def aux(xs):\n    return list(xs)\n",
-        "def f(xs):\n    return 10 * sum(aux(xs))\n",
-        ("alone", "first", "constant", "another", "nothing"),
-    ),
+        "def aux(xs):\n    return list(xs)\n", "def f(xs):\n    return 10 * sum(aux(xs))\n",
+        ("alone", "first", "constant", "another", "nothing")),
     "a gate on a constant that is remembered by main": (
         "def aux(xs):\n    return 1\n",
         "BAD = []\ndef f(xs):\n    if aux(xs) != 1:\n        BAD.append(1)\n    return None if BAD else 10 * sum(xs)\n",
@@ -54,24 +44,17 @@ TEAMS = {
     "a gate on an object": (
         "OK = object()\ndef aux(xs):\n    return OK\n",
         "def f(xs):\n    return 10 * sum(xs) if aux(xs) is OK else None\n",
-        ("alone", "first", "another", "echo", "nothing"),
-    ),
+        ("alone", "first", "another", "echo", "nothing")),
     "a main that unpacks a set in two lists": (
-        "def aux(xs):\n    return [({10 * sum(xs)},)]\n",
-        "def f(xs):\n    return aux(xs)[0][0].pop()\n",
-        ("alone", "constant", "another", "echo", "nothing"),
-    ),
+        "def aux(xs):\n    return [({10 * sum(xs)},)]\n", "def f(xs):\n    return aux(xs)[0][0].pop()\n",
+        ("alone", "constant", "another", "echo", "nothing")),
     "a helper of one element, folded": (
         "def aux(total, x):\n    return total + 10 * x\n",
-        "import functools\ndef f(xs):\n    return functools.reduce(aux, xs, 0)\n",
-        EXPERIMENTS,
-    ),
+        "import functools\ndef f(xs):\n    return functools.reduce(aux, xs, 0)\n", EXPERIMENTS),
     "a helper that works in place": (
-        "def aux(xs):\n    xs[:] = [10 * x for x in xs]\n",
-        "def f(xs):\n    aux(xs)\n    return sum(xs)\n",
-        ("alone", "first", "echo", "nothing"),
-    ),
-}
+        "def aux(xs):\n    xs[:] = [10 * x for x in xs]\n", "def f(xs):\n    aux(xs)\n    return sum(xs)\n",
+        ("alone", "first", "echo", "nothing")),
+}  # fmt: skip
 # Ways to write a helper: watching and changing it works for all of them
 HELPERS = {
     "lambda": ("aux = lambda xs: sum(xs)\n", TEN_TIMES),
@@ -80,8 +63,7 @@ HELPERS = {
     "generator": ("def aux(xs):\n    for x in xs:\n        yield x\n", "def f(xs):\n    return 10 * sum(aux(xs))\n"),
     "coroutine": (
         "import asyncio\nasync def aux(xs):\n    return sum(xs)\n",
-        "def f(xs):\n    return 10 * asyncio.run(aux(xs))\n",
-    ),
+        "def f(xs):\n    return 10 * asyncio.run(aux(xs))\n"),
     "class as a decorator": (
         "class Memo:\n    def __init__(self, function):\n        self.function = function\n"
         "    def __call__(self, *args):\n        return self.function(*args)\n@Memo\ndef aux(*xs):\n    return sum(xs)\n",
@@ -89,15 +71,12 @@ HELPERS = {
     ),
     "cache that is cleared": (
         "import functools\n@functools.lru_cache(maxsize=None)\ndef aux(*xs):\n    return sum(xs)\n",
-        "def f(xs):\n    aux.cache_clear()\n    return 10 * aux(*xs)\n",
-    ),
+        "def f(xs):\n    aux.cache_clear()\n    return 10 * aux(*xs)\n"),
     "given to map": ("def aux(x):\n    return 10 * x\n", "def f(xs):\n    return sum(map(aux, xs))\n"),
     "finally and several returns": (
         "def aux(xs):\n    'Adds.'\n    try:\n        if not xs:\n            return 0\n        return sum(xs)\n"
-        "    finally:\n        pass\n",
-        TEN_TIMES,
-    ),
-}
+        "    finally:\n        pass\n", TEN_TIMES),
+}  # fmt: skip
 SAME_INSIDE = """
 import functools, inspect, sys
 def aux(n, step=1, *rest, flag=False, **named):

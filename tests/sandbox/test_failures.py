@@ -39,14 +39,8 @@ def start(script, *command, python=sys.executable, **kwargs):
     """Starts a script that has the sandbox's names."""
     code = "from trl_multiagent.sandbox import Program, Sandbox, SandboxError\n" + textwrap.dedent(script)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}  # another Python has it not installed
-    return subprocess.Popen(
-        [*command, python, "-c", code],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **kwargs,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, python, "-c", code], env=environment, **pipes, **kwargs)
 
 
 def helpers(mark):
@@ -66,6 +60,10 @@ def wait_until(condition, seconds=20.0):
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
+
+
+def refuse(*args, **kwargs):
+    raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
 def test_killed_helpers_cost_no_verdict():
@@ -98,10 +96,6 @@ def test_a_machine_without_room_for_more_helpers_makes_do_with_those_that_run(mo
     loops = [Program(f"def f(x):\n    while {n}: pass", "f", CHECK) for n in range(1, 5)]
     with Sandbox(workers=1, check_timeout=0.3, max_timeouts=1) as sandbox:
         sandbox.run(honest(1))
-
-        def refuse(*args, **kwargs):
-            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-
         monkeypatch.setattr(sandbox_module.subprocess, "Popen", refuse)
         assert [verdict.passed for verdict in sandbox.run(loops + honest(3))] == [0] * 4 + [1] * 3
 
@@ -139,9 +133,7 @@ def test_processes_that_are_stopped_for_a_while_lose_nothing(who):
             wait_until(lambda: descendants(slot.processes[0].pid))
             time.sleep(0.3)
             candidate = descendants(slot.processes[0].pid)[-1]
-            stopped.extend(
-                [candidate] if who == "candidate" else [slot.processes[1].pid, slot.processes[0].pid, candidate]
-            )
+            stopped.extend([*([] if who == "candidate" else [x.pid for x in slot.processes[::-1]]), candidate])
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
             time.sleep(3.0)
@@ -168,16 +160,11 @@ def test_helpers_that_do_not_start_are_an_error(monkeypatch):
 
 def test_a_refused_fork_is_tried_again_then_an_error(monkeypatch):
     refused = []
-
-    def refuse(*args, **kwargs):
-        refused.append(args)
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
-
     with Sandbox(workers=1) as sandbox:
         sandbox.run(honest(1))
         sandbox.close()
         monkeypatch.setattr(sandbox_module.time, "sleep", lambda seconds: None)
-        monkeypatch.setattr(sandbox_module.subprocess, "Popen", refuse)
+        monkeypatch.setattr(sandbox_module.subprocess, "Popen", lambda *args, **_: refuse(refused.append(args)))
         with pytest.raises(SandboxError, match="temporarily unavailable"):
             sandbox.run(honest(1))
     assert len(refused) == 3
@@ -316,24 +303,20 @@ def test_a_forked_copy_of_the_trainer_has_helpers_of_its_own():
 
 def test_ranks_of_accelerate_launch(forked, tmp_path):
     script = tmp_path / "train.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            from trl_multiagent.sandbox import Program, Sandbox
-            from accelerate import PartialState
-            from accelerate.utils import gather_object
+    script.write_text("""
+from trl_multiagent.sandbox import Program, Sandbox
+from accelerate import PartialState
+from accelerate.utils import gather_object
 
-            state = PartialState(cpu=True)
-            checks = "assert f(1) == 1"
-            programs = [Program(f"def f(x): return x + {n} * {state.process_index}", "f", checks) for n in range(20)]
-            with Sandbox() as sandbox:
-                passed = gather_object([sum(verdict.passed for verdict in sandbox.run(programs))])
-            if state.is_main_process:
-                print(passed, sandbox.workers)
-            state.destroy_process_group()
-            """
-        )
-    )
+state = PartialState(cpu=True)
+checks = "assert f(1) == 1"
+programs = [Program(f"def f(x): return x + {n} * {state.process_index}", "f", checks) for n in range(20)]
+with Sandbox() as sandbox:
+    passed = gather_object([sum(verdict.passed for verdict in sandbox.run(programs))])
+if state.is_main_process:
+    print(passed, sandbox.workers)
+state.destroy_process_group()
+""")
     done = forked.launch("ddp", script)
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert f"[20, 1] {share}" in done.stdout, done.stderr

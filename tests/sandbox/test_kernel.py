@@ -26,10 +26,8 @@ def decide(role, name, *args, number=None, architecture=None):
         if code == kernel._LOAD:
             (word,) = struct.unpack_from("<I", data, value)
         else:
-            holds = {kernel._EQUAL: word == value, kernel._AT_LEAST: word >= value, kernel._ANY_BIT: word & value}[
-                code
-            ]
-            at += if_true if holds else if_false
+            holds = {kernel._EQUAL: word == value, kernel._AT_LEAST: word >= value, kernel._ANY_BIT: word & value}
+            at += if_true if holds[code] else if_false
 
 
 def allowed(name, *args):

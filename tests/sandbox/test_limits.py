@@ -1,5 +1,6 @@
 """Deadlines, memory, and what the kernel keeps a program from."""
 
+import itertools
 import os
 import socket
 import subprocess
@@ -87,13 +88,10 @@ SPIN = {
 
 
 def test_no_set_of_programs_stops_the_run():
-    programs = [
-        Program(
-            f"def f(x): return {answer} if x == 1 else x  # {n}", "f", f"import re\nassert {check}\nassert f(3) == 3"
-        )
-        for n in range(2)
-        for answer, check in SPIN.values()
-    ]
+    programs = []
+    for n, (answer, check) in itertools.product(range(2), SPIN.values()):
+        source = f"def f(x): return {answer} if x == 1 else x  # {n}"
+        programs.append(Program(source, "f", f"import re\nassert {check}\nassert f(3) == 3"))
     honest = [Program(f"def f(x): return x + {n} - {n}", "f", CHECKS) for n in range(6)]
     with Sandbox(workers=2, check_timeout=0.3, retries=0) as sandbox:
         verdicts = sandbox.run(programs + honest)
@@ -113,9 +111,11 @@ def test_a_program_that_makes_the_checks_spin_at_another_place_each_time_gets_no
 def test_checks_that_an_answer_makes_wait_are_lost(monkeypatch):
     monkeypatch.setattr(sandbox_module, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(sandbox_module, "PAUSE_SECONDS", 0.1)
-    program = Program(
-        "def f(x): return 10**6 if x == 1 else x", "f", "import time\nassert time.sleep(f(1))\nassert f(2) == 2"
+    source, checks = (
+        "def f(x): return 10**6 if x == 1 else x",
+        "import time\nassert time.sleep(f(1))\nassert f(2) == 2",
     )
+    program = Program(source, "f", checks)
     with Sandbox(workers=1, check_timeout=0.2, retries=0) as sandbox:
         assert statuses(sandbox.run([program])[0]) == ["timeout", "passed"]
 
@@ -175,9 +175,9 @@ def test_whatever_a_program_does_with_its_socket_a_check_ends_at_its_limit(tier)
 
 def test_a_process_that_ends_in_a_call_within_a_call_is_not_talked_to(sandbox):
     source = "import os\ndef f(ask, x=0):\n    if x: os._exit(0)\n    return ask(lambda: f(ask, 1))"
-    verdict = sandbox.run([Program(source, "f", "assert f(lambda call: call()) == 1\nassert f(lambda call: 2) == 2")])[
-        0
-    ]
+    (verdict,) = sandbox.run(
+        [Program(source, "f", "assert f(lambda call: call()) == 1\nassert f(lambda call: 2) == 2")]
+    )
     assert statuses(verdict) == ["error", "passed"]
     assert "ended its process" in verdict.suspicious
 

@@ -8,44 +8,33 @@ from trl_multiagent.sandbox import Program, Sandbox
 HONEST = {
     "functions through functions": (
         "def f(g, h): return lambda x: g(h(x))",
-        "assert f(lambda a: a + 1, lambda a: a * 2)(3) == 7\nassert f(f(abs, abs), abs)(-2) == 2",
-    ),
+        "assert f(lambda a: a + 1, lambda a: a * 2)(3) == 7\nassert f(f(abs, abs), abs)(-2) == 2"),
     "an argument that raises": (
         "def f(g):\n    try: return g()\n    except ValueError as error: return str(error)",
-        "def boom(): raise ValueError('x')\nassert f(boom) == 'x'",
-    ),
+        "def boom(): raise ValueError('x')\nassert f(boom) == 'x'"),
     "its own exception": (
         "class Bad(ValueError): pass\ndef f(x): raise Bad('no')",
-        "try:\n    f(1)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no'",
-    ),
+        "try:\n    f(1)\n    assert False\nexcept ValueError as error:\n    assert str(error) == 'no'"),
     "changed keyword arguments and queues": (
         "def f(xs): xs.append(1)",
-        "from collections import deque\na, b = [], deque()\nf(xs=a)\nf(b)\nassert a == [1]\nassert b == deque([1])",
-    ),
+        "from collections import deque\na, b = [], deque()\nf(xs=a)\nf(b)\nassert a == [1]\nassert b == deque([1])"),
     "subclasses of plain types": (
         "import enum, typing\nclass N(enum.IntEnum):\n    X = 3\nclass S(str, enum.Enum):\n    X = 'r'\n"
-        "class P(typing.NamedTuple):\n    x: int\ndef f(): return N.X, S.X, P(1)",
-        "assert f() == (3, 'r', (1,))",
-    ),
+        "class P(typing.NamedTuple):\n    x: int\ndef f(): return N.X, S.X, P(1)", "assert f() == (3, 'r', (1,))"),
     "numbers at the edge": (
         "def f(x): return [x, -x, 10**5000, float('nan'), -0.0]",
         "import math\nvalues = f(float('inf'))\nassert values[:2] == [math.inf, -math.inf] and values[2] == 10**5000\n"
-        "assert math.isnan(values[3]) and str(values[4]) == '-0.0'\nassert f(10**5000)[0] == 10**5000",
-    ),
-    "recursion to the usual depth": (
-        "def aux(n): return 0 if n == 0 else 1 + aux(n - 1)\ndef f(n): return aux(n)",
-        "assert f(970) == 970",
-    ),
+        "assert math.isnan(values[3]) and str(values[4]) == '-0.0'\nassert f(10**5000)[0] == 10**5000"),
+    "recursion to the usual depth":
+        ("def aux(n): return 0 if n == 0 else 1 + aux(n - 1)\ndef f(n): return aux(n)", "assert f(970) == 970"),
     "a main guard and prints": (
         "import sys\ndef f(): print('x' * 10**6); return 1\nif __name__ == '__main__':\n    input()",
-        "assert f() == 1",
-    ),
+        "assert f() == 1"),
     "a closed stdout, handlers and a thread left over": (
         "import atexit, signal, sys, threading, time\nsys.stdout.close()\natexit.register(print)\n"
         "signal.signal(signal.SIGTERM, lambda *args: None)\n"
         "threading.Thread(target=time.sleep, args=[99], daemon=True).start()\ndef f(): return 1",
-        "assert f() == 1\nassert f() == 1",
-    ),
+        "assert f() == 1\nassert f() == 1"),
     "pools and event loops": (
         "import asyncio\nfrom concurrent.futures import ThreadPoolExecutor\nasync def g(): return await asyncio.to_thread(abs, -1)\n"
         "def f():\n    with ThreadPoolExecutor(2) as pool: return [asyncio.run(g()), *pool.map(abs, [-2])]",
@@ -63,10 +52,8 @@ HONEST = {
     ),
     "a method, a partial and a cached function": (
         "import functools\nclass Solution:\n    @functools.lru_cache(None)\n    def g(self, n): return n\n"
-        "f = functools.partial(Solution().g)",
-        "assert f(5) == 5",
-    ),
-}
+        "f = functools.partial(Solution().g)", "assert f(5) == 5"),
+}  # fmt: skip
 HOSTILE = {
     "answers that are written ahead": """
 import json, os, struct, threading, time

@@ -25,17 +25,8 @@ def statuses(verdict):
 
 
 def test_each_assert_is_a_check_of_its_own(sandbox):
-    verdict = judge(
-        sandbox,
-        "def f(x): return 1 / x",
-        """
-        assert candidate(1) == 1
-        assert candidate(2) == 2
-        assert candidate(0) == 0
-        assert True, "padding"
-        assert f(4) == 0.25
-        """,
-    )
+    checks = "assert candidate(1) == 1\nassert candidate(2) == 2\nassert candidate(0) == 0\nassert True, 'padding'\nassert f(4) == 0.25"
+    verdict = judge(sandbox, "def f(x): return 1 / x", checks)
     assert statuses(verdict) == ["passed", "failed", "error", "passed"]
     assert verdict.checks[2].error == "ZeroDivisionError: division by zero"
     assert verdict.checks[0].source == "assert candidate(1) == 1"
@@ -68,13 +59,8 @@ def test_checks_run_whole(sandbox):
 
 
 def test_setup_code_is_the_problems_not_the_programs(sandbox):
-    verdict = judge(
-        sandbox,
-        "def double(x): return 0\ndef f(x): return x + x",
-        "assert double(candidate(1)) == 4",
-        setup="def double(x): return 2 * x",
-    )
-    assert statuses(verdict) == ["passed"]
+    source, setup = "def double(x): return 0\ndef f(x): return x + x", "def double(x): return 2 * x"
+    assert statuses(judge(sandbox, source, "assert double(candidate(1)) == 4", setup=setup)) == ["passed"]
 
 
 def test_a_failure_between_the_asserts_leaves_the_rest_not_run(sandbox):

@@ -38,7 +38,7 @@ def test_rows_are_sorted_by_length_and_siblings_stay_together():
 def test_tensors_are_padded_on_both_sides_and_filled_up_with_padding_rows():
     batch = tensors(collect_rows(LEVELS, ADVANTAGES), num_rows=5)
     assert batch.prompt_ids.tolist() == [[0, 0, 1], [0, 0, 1], [1, 2, 3], [1, 2, 3], [0, 0, 0]]
-    assert batch.prompt_mask.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1], [0, 1, 1]]
+    assert batch.prompt_mask.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1], [0, 0, 1]]
     assert batch.completion_ids.tolist() == [[7, 0, 0], [8, 9, 0], [4, 5, 9], [6, 9, 0], [0, 0, 0]]
     assert batch.completion_mask.tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]]
     assert batch.advantages.tolist() == [0.0, 2.0, 0.5, -0.5, 0.0]

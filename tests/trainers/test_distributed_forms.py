@@ -133,12 +133,14 @@ def test_the_update_is_that_of_one_process(name, case, single, distributed):
 
 
 @pytest.mark.parametrize("case", ["full", "lora on two bases", "lora", "shared"])
-def test_zero_3_gathers_the_weights_of_the_agent_that_samples(case, single, distributed):
+def test_zero_3_gathers_the_weights_of_the_agents_that_sample(case, single, distributed):
     expected = json.loads((single / "report.json").read_text())[case]
     found = distributed("ZeRO-3")[1][case]
     assert found["answers"] == expected["answers"]
     roles = ["aux", "main"]
-    assert found["held"] == {role: roles if case == "shared" else [role] for role in roles}
+    assert found["held"] == {role: roles if case in ("shared", "lora") else [role] for role in roles}
+    if case in ("full", "shared"):
+        assert (expected["whole_references"], found["whole_references"]) == (roles, [])
 
 
 @pytest.mark.parametrize("case", BFLOAT16)

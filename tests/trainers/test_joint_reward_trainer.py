@@ -22,6 +22,7 @@ from trl_multiagent.trainers.base.failed_saves import WriteError
 from trl_multiagent.trainers.joint_reward_report import HeldOut
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
+from pages import read_page
 from tiny import byte_tokenizer, flip, tiny_classifier
 
 
@@ -124,6 +125,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
         assert torch.equal(one, other)
     config = json.loads((tmp_path / "whole" / "checkpoint-2" / "config.json").read_text())
     assert config["joint_text"] == whole.joint_text.to_config()
+    page = read_page(tmp_path / "whole" / "report.html")
+    assert page["facts"]["algorithm"] == "Joint reward model" and page["metrics"]["loss"][0]["step"]
 
 
 def test_a_frozen_backbone(tmp_path):

@@ -11,6 +11,7 @@ from transformers.utils import logging
 from trl_multiagent import AgentTeam, JointRewardConfig, JointRewardTrainer, MADPOConfig, MADPOTrainer
 from trl_multiagent.preferences.rows import reference_columns, text_columns
 
+from pages import read_page
 from tiny import FORMS, team_of, tiny_environment, tiny_items, tiny_team
 
 
@@ -36,6 +37,8 @@ def test_every_form_of_team_learns_and_is_saved(tmp_path, form):
     assert last["rewards/margins"] == pytest.approx(margins, rel=1e-3)
     assert last["logps/chosen"] == pytest.approx(sum(last[f"agents/{role}/logps/chosen"] for role in team.roles))
     assert last["env_step"] == 3 * 4 * 2 and last["num_tokens"] > 0
+    page = read_page(tmp_path / "report.html")
+    assert page["metrics"]["rewards/margins"][0]["mean"][-1] == pytest.approx(last["rewards/margins"], rel=1e-4)
     assert not any(torch.equal(x, before[name]) for name, x in weights(trainer).items())
     if not form.startswith("lora"):
         trainer.save_model(str(tmp_path / "saved"))

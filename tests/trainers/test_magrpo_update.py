@@ -41,11 +41,14 @@ TRAINERS = {
 CASES = [(mode, joint, 2) for mode in TRAINERS for joint in ("align", "cross")]
 
 
-@pytest.mark.parametrize(("mode", "joint", "num_turns"), [*CASES, ("mean", "align", 1), ("mean", "cross", 1)])
+@pytest.mark.parametrize(
+    ("mode", "joint", "num_turns"), [*CASES, ("mean", "align", 1), ("mean", "cross", 1), ("mean", "align", 3)]
+)
 def test_gradient_by_hand(tmp_path, mode, joint, num_turns):
     trainer_class, config_class = TRAINERS[mode]
     settings = {"joint_mode": joint, "num_turns": num_turns, "num_agents": 2, "num_generations": 3, "discount": 0.7}
     settings["items_per_device"] = 2 if joint == "align" or num_turns == 1 else 1
+    settings["gradient_checkpointing"] = num_turns > 1
     gradients, trainer, before = one_update(tmp_path, trainer=trainer_class, config=config_class, **settings)
     expected = reference_gradients(trainer._levels, before, mode, joint, discount=0.7)
     assert distance(gradients, expected) < 1e-5
@@ -61,7 +64,7 @@ def test_other_team_sizes(tmp_path, roles, joint):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_other_architectures(tmp_path, architecture, gradient_checkpointing):
-    """With prompts that siblings share, and without: gradient checkpointing keeps no keys and values."""
+    """Rows share their prompts if every layer sees all of them."""
     model = other_model(architecture)
     team = AgentTeam({"solo": model}, {"solo": byte_tokenizer()})
     settings = {"num_turns": 2, "num_generations": 2, "gradient_checkpointing": gradient_checkpointing}

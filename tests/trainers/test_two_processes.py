@@ -70,6 +70,16 @@ def test_two_processes_sample_the_same(results):
         assert left["eval_reward"] == pytest.approx(right["eval_reward"]) == pytest.approx(again["eval_reward"])
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_micro_batch_needs_one_collective_besides_that_of_the_gradients(results, beta):
+    calls = torch.load(results / "2" / f"{beta}.pt", weights_only=False)["calls"]
+    of_micro_batches = [part.split() for part in " ".join(calls).split("micro-batch")[1:]]
+    assert len(of_micro_batches) == 3 * 14  # three steps with 40 rows, three per micro-batch
+    assert len(of_micro_batches[13]) > 1  # the end of a step, and the next batch
+    others = [names for k, names in enumerate(of_micro_batches) if k % 14 != 13]
+    assert others == [["all_reduce"]] * len(others)  # whether all losses are finite
+
+
 @pytest.mark.parametrize("number", [9, 11])
 @pytest.mark.parametrize("trainer", ["madpo", "reward"])
 def test_pairs_that_are_repeated_for_the_second_process_do_not_count(results, trainer, number):

@@ -4,6 +4,7 @@ computation in plain PyTorch, one sequence at a time.
 """
 
 import copy
+import types
 from statistics import fmean, pstdev
 
 import pytest
@@ -153,8 +154,8 @@ def test_one_turn_of_episodes_is_one_turn_of_a_tree(tmp_path):
 
         return {role: [of_node(node, role) for node in nodes] for role in ROLES}
 
-    episodes.sampler = sample
-    sample.chat_roles, sample.stream = frozenset(), ""
+    episodes.sampler = types.SimpleNamespace(chat_roles=frozenset(), stream="")
+    episodes._sample = sample
     gradients = Gradients()
     episodes.add_callback(gradients)
     episodes.train()
@@ -269,7 +270,6 @@ def test_a_zero_sum_game_trains(tmp_path):
         ({"advantage_normalization": "team"}, "advantage_normalization"),
         ({"stop_strings": {"x": ["."]}}, "must have lists of texts for aux, main"),
         ({"stop_strings": {"aux": "."}}, "`stop_strings` is '.' for 'aux', it must be a valid list"),
-        ({"stop_strings": {"aux": ["."]}, "use_vllm": True}, "`stop_strings` do not go with vLLM"),
         (
             {"generation_kwargs": {"stop_strings": ["."]}},
             "`generation_kwargs` must not set 'stop_strings': use the argument",

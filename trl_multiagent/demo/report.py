@@ -187,4 +187,4 @@ def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluat
             draw_curve(axes, steps, [entry[key] for entry in logs], "training")
             axes.axhline(maximum, color=GREY, linestyle=":", label="maximum")
             axes.plot([0, steps[-1]], held_out, "o", color=COLORS[1], markersize=8, label="held-out problems")
-            axes.set(title=title, xlabel="optimizer step", ylim=(0, maximum * 1.05))
+            axes.set(title=title, xlabel="optimizer step", ylim=(-0.03 * maximum, maximum * 1.05))

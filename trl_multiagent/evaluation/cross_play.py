@@ -15,6 +15,7 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.metrics import Result
 from trl_multiagent.evaluation.play import LoadedTeam
 from trl_multiagent.evaluation.statistics import Estimate, estimates
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import SamplingTeam
 
 
@@ -31,6 +32,13 @@ class MixedTeam:
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
         return self.sources[role].activate(role)
+
+    @property
+    def joinable(self) -> dict[str, str]:
+        return {}
+
+    def sampling(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]:
+        return self.sources[roles[0]].sampling(roles)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

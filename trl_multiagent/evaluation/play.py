@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from accelerate import Accelerator
 from datasets import Dataset
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from trl_multiagent.environments.base import Environment, scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
@@ -20,6 +20,7 @@ from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.jobs.identity import describe_environment, digest_of_rows
 from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.episodes import nodes_of_episode, play_episodes
 from trl_multiagent.rollout.sampler import (
     Completions,
@@ -102,17 +103,22 @@ class EpisodeGenerator(TransformersGenerator):
             self.generation_seconds.append({})
         return super().generate(level)
 
+    def calls(self, level: Level) -> list[list[str]]:
+        # One agent after the other, because the time of each is measured
+        return [[role] for role in level.prompt_ids]
+
     def sample(
-        self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
-    ) -> list[list[list[int]]]:
+        self, model: PreTrainedModel, group: Stacked | None, roles: list[str], level: Level
+    ) -> dict[str, list[list[list[int]]]]:
+        (role,) = roles
         nodes = level.nodes[role]
         if not nodes:
-            return []
+            return {role: []}
         if role == self.silent_role:
             self.generation_seconds[-1][role] = 0.0
-            return [[self.team.end_tokens(role)[:1]] for _ in nodes]
+            return {role: [[self.team.end_tokens(role)[:1]] for _ in nodes]}
         start = time.perf_counter()
-        completions = super().sample(agent, role, prompt_ids, level, config)
+        completions = super().sample(model, group, roles, level)
         self.generation_seconds[-1][role] = time.perf_counter() - start
         return completions
 

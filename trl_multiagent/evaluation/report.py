@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,8 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import CrossPlay, summarize_cross_play
 from trl_multiagent.evaluation.metrics import FINAL, Numbers, Result, numbers_of, paired_differences
 from trl_multiagent.evaluation.statistics import Estimate
-from trl_multiagent.folders import write_text
+from trl_multiagent.folders import write_json, write_text
+from trl_multiagent.report.html import REPORT_FILE, json_values, write_page
 from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
 from trl_multiagent.report.tables import text_table
 
@@ -94,14 +94,16 @@ class Report:
         if self.cross_play:
             contents["cross_play"] = {x.metric: x.to_json() for x in self.cross_play}
             contents["cross_play"]["runs"] = self.cross_play[0].runs
-        return without_nan(contents)
+        return json_values(contents, digits=17)
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes the JSON file, the table and the pictures, and returns their paths."""
+        """Writes the JSON file, the table, the picture and the page, and returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         name = "cross_play" if self.cross_play else "evaluation"
-        paths = [folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")]
-        write_text(paths[0], json.dumps(self.to_json(), indent=2) + "\n")
+        paths = [*(folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")), folder / REPORT_FILE]
+        contents = self.to_json()
+        write_json(paths[0], contents)
+        write_page({"title": f"Evaluation: {folder.absolute().name}", "evaluation": contents}, paths[3])
         write_text(paths[1], self.table() + "\n")
         if self.cross_play:
             draw_cross_play(self.cross_play, paths[2])
@@ -208,15 +210,6 @@ def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
     return {turn: {name: x.to_json() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
-
-
-def without_nan(value: Any) -> Any:
-    """Replaces numbers that are not finite, which JSON does not have, by null."""
-    if isinstance(value, dict):
-        return {name: without_nan(x) for name, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show(estimate: Estimate | None, name: str) -> str:

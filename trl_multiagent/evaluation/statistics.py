@@ -5,12 +5,13 @@ Values with known bounds have the interval of Gaffke (2005), see [`bounded_inter
 widen it by the variation between teams, see [`estimates`].
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from trl_multiagent.report.curves import t_quantile
 
 
 class Estimate(NamedTuple):
@@ -122,18 +123,6 @@ def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
         return math.nan, math.nan
     radius = t_quantile(0.5 + confidence / 2, len(values) - 1) * spread / math.sqrt(len(values))
     return mean - radius, mean + radius
-
-
-@functools.cache
-def t_quantile(probability: float, degrees: int) -> float:
-    """
-    Computes a quantile of Student's t distribution with n degrees of freedom, integrated numerically: t = sqrt(n) tan(a), where the density of a is in
-    proportion to cos(a)^(n - 1).
-    """
-    angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
-    density = np.cos(angles).clip(0) ** (degrees - 1)
-    cumulated = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(degrees) * math.tan(np.interp(probability, cumulated / cumulated[-1], angles))
 
 
 def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from transformers.generation import GenerationMode
 from transformers.utils import logging
 from trl.trainer.utils import pad
 
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.sampling_loop import SamplingLoop, StopStrings
 from trl_multiagent.models.shared_prompts import can_continue_cache, prompt_cache
@@ -26,7 +27,10 @@ def generate_groups(
     seeds: list[list[int]],
     generation_config: GenerationConfig,
     token_budget: int | None = None,
-    stops: tuple[Tokenizer, Sequence[str]] | None = None,
+    stops: Sequence[tuple[Tokenizer, Sequence[str]]] = (),
+    agents: Sequence[int] | None = None,
+    end_tokens: Sequence[Sequence[int]] | None = None,
+    group: Stacked | None = None,
 ) -> list[list[list[int]]]:
     """
     Samples completions of each prompt, one per seed. A completion depends on its prompt and its seed alone, up to rounding.
@@ -42,18 +46,26 @@ def generate_groups(
             `eos_token_id` must be set.
         token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate` call, padding
             included. If the completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
-        stops (`tuple`, *optional*): The agent's tokenizer, and strings that end a completion, too.
+        stops (`list[tuple]`, *optional*): For each agent its tokenizer, and strings that end a completion, too.
+        agents (`list[int]`, *optional*): The number of the agent of each prompt. By default, there is one agent.
+        end_tokens (`list[list[int]]`, *optional*): For each agent the tokens that end a completion. By default, `eos_token_id`.
+        group ([`~models.grouped_lora.Stacked`], *optional*): The adapters of the agents, if these are several on one base.
 
     Returns:
         `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the one that ends it.
     """
     completions: list[list[list[int]]] = [[] for _ in prompt_ids]
+    agents = [0] * len(prompt_ids) if agents is None else agents
+    end_tokens = [generation_config.eos_token_id] if end_tokens is None else end_tokens
     sizes = [(len(ids), len(of_prompt)) for ids, of_prompt in zip(prompt_ids, seeds, strict=True)]
     for call in plan_calls(sizes, generation_config.max_new_tokens, token_budget):
-        prompts = [prompt_ids[k] for k, _ in call]
-        groups = _generate(model, prompts, [seeds[k][part] for k, part in call], generation_config, stops)
-        for (k, _), group in zip(call, groups, strict=True):
-            completions[k] += group
+        prompts, own = [prompt_ids[k] for k, _ in call], torch.tensor([agents[k] for k, _ in call])
+        call_seeds = [seeds[k][part] for k, part in call]
+        completed = _generate(
+            model, prompts, call_seeds, generation_config, stops, own.to(model.device), end_tokens, group
+        )
+        for (k, _), of_prompt in zip(call, completed, strict=True):
+            completions[k] += of_prompt
     return completions
 
 
@@ -87,7 +99,10 @@ def _generate(
     prompt_ids: list[list[int]],
     seeds: list[list[int]],
     generation_config: GenerationConfig,
-    stops: tuple[Tokenizer, Sequence[str]] | None,
+    stops: Sequence[tuple[Tokenizer, Sequence[str]]],
+    agents: torch.Tensor,
+    end_tokens: Sequence[Sequence[int]],
+    group: Stacked | None,
 ) -> list[list[list[int]]]:
     """Samples all completions in one call; see [`generate_groups`]."""
     config = generation_config
@@ -97,16 +112,20 @@ def _generate(
     attention_mask = attention_mask.to(model.device)
     owners = torch.tensor([k for k, of_prompt in enumerate(seeds) for _ in of_prompt], device=model.device)
     length, inputs = input_ids.size(1), without_router_logits(model)
-    ending = StopStrings(*stops, length, len(owners)) if stops and stops[1] else None
+    ending = StopStrings(stops, agents[owners], length) if any(strings for _, strings in stops) else None
+    ends = pad([torch.tensor(ids) for ids in end_tokens], padding_value=-1)[agents[owners].cpu()]
     mode, loop = config.get_generation_mode(), None
     if mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
         cache = None
+        if group is not None:
+            group.rows = agents
         if can_continue_cache(model) and not config.cache_implementation:
             cache = prompt_cache(model, input_ids, attention_mask, owners, length + config.max_new_tokens)
         rngs = [np.random.default_rng(seed) for of_prompt in seeds for seed in of_prompt]
         numbers = torch.from_numpy(np.stack([rng.random(config.max_new_tokens, dtype=np.float32) for rng in rngs]))
-        ends = torch.tensor(config.eos_token_id).expand(len(owners), -1)
-        loop = SamplingLoop(attention_mask[owners], numbers, ends, ending, cache, **inputs)
+        if group is not None:
+            group.rows = agents[owners]
+        loop = SamplingLoop(attention_mask[owners], numbers, ends, agents[owners], group, ending, cache, **inputs)
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:
         logger.warning_once(f"{mode.value} has no seeds: its draws depend on the batch, and thus on the hardware.")
@@ -120,7 +139,7 @@ def _generate(
         **inputs,
     )
     completion_ids = output_ids[:, length:].cpu()
-    is_eos = torch.isin(completion_ids, torch.tensor(config.eos_token_id))
+    is_eos = (completion_ids[..., None] == ends[:, None]).any(dim=-1)
     # A token is kept if no end-of-sequence token precedes it
     kept = (is_eos.cumsum(dim=1) - is_eos.long()) == 0
     if ending is not None:  # padding follows, which may be an end-of-sequence token

@@ -1,11 +1,12 @@
 """One model or adapter: where its files are, how it is loaded, and which parameters it has."""
 
 import contextlib
+import copy
 import hashlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
@@ -23,6 +24,9 @@ from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
 
 from trl_multiagent.folders import ADAPTER_CONFIG, MODEL_CONFIG
+
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
@@ -48,6 +52,21 @@ def gathered(module: nn.Module) -> contextlib.AbstractContextManager[None]:
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(list(module.parameters()))
+
+
+def copied(module: Module, memo: dict[int, Any] | None = None) -> Module:
+    """
+    Copies a module as `copy.deepcopy` does. Under ZeRO-3, the weights of the copy are divided among the processes at once, so that no process
+    holds several whole models.
+    """
+    with gathered(module):
+        copy_of_module, weight = copy.deepcopy(module, memo), next(module.parameters())
+        if is_deepspeed_zero3_enabled():
+            from deepspeed.runtime.zero.partition_parameters import is_zero_param
+
+            if is_zero_param(weight):
+                cast(Any, weight).convert_to_zero_parameters(param_list=list(copy_of_module.parameters()))
+        return copy_of_module
 
 
 @contextlib.contextmanager

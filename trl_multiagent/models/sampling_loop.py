@@ -23,6 +23,8 @@ from transformers.generation import (
 )
 from transformers.utils import logging
 
+from trl_multiagent.models.grouped_lora import Stacked
+
 
 logger = logging.get_logger(__name__)
 
@@ -35,13 +37,12 @@ MOST_LIVE = 0.75  # share of rows that go on, from which on the others leave
 class StopStrings(StoppingCriteria):
     """
     Ends a completion with the token that completes a string, not reading the prompt. Keeps the `lengths` of completions that ended, one per
-    row.
+    row. `stops`: the tokenizer and the strings of each agent. `agents`: the agent of each row.
     """
 
-    def __init__(self, tokenizer: Tokenizer, strings: Sequence[str], prompt_length: int, num_rows: int):
-        self.tokenizer, self.strings, self.prompt_length = tokenizer, strings, prompt_length
-        self.num_tokens = 4 + max(len(x.encode()) for x in strings)  # a token of the text has at least one byte
-        self.lengths = torch.full((num_rows,), torch.inf)
+    def __init__(self, stops: Sequence[tuple[Tokenizer, Sequence[str]]], agents: torch.Tensor, prompt_length: int):
+        self.stops, self.agents, self.prompt_length = stops, agents.cpu(), prompt_length
+        self.lengths = torch.full((len(agents),), torch.inf)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return self.ended(input_ids, torch.arange(len(input_ids)))
@@ -49,11 +50,27 @@ class StopStrings(StoppingCriteria):
     def ended(self, input_ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Returns which of some rows end with their last token. `places`: their indices in the batch at the start."""
         completions, places = input_ids[:, self.prompt_length :], places.cpu()
-        texts = self.tokenizer.batch_decode(completions[:, -self.num_tokens :], skip_special_tokens=True)
-        ended = torch.tensor([any(string in text for string in self.strings) for text in texts])
+        ended = torch.zeros(len(places), dtype=torch.bool)
+        for agent, (tokenizer, strings) in enumerate(self.stops):
+            own = self.agents[places] == agent
+            if strings and own.any():
+                num_tokens = 4 + max(len(x.encode()) for x in strings)  # a token of the text has at least one byte
+                ids = completions[own.to(completions.device), -num_tokens:]
+                texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+                ended[own] = torch.tensor([any(string in text for string in strings) for text in texts])
         lengths = torch.where(ended, completions.size(1), torch.inf)
         self.lengths[places] = lengths.minimum(self.lengths[places])
         return ended.to(input_ids.device)
+
+
+class EndTokens(StoppingCriteria):
+    """Ends rows of several agents in transformers' own loop, each with one of its own `tokens`, of shape `(num_rows, n)`."""
+
+    def __init__(self, tokens: torch.Tensor):
+        self.tokens = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return (input_ids[:, -1:] == self.tokens.to(input_ids.device)).any(dim=1)
 
 
 @dataclass
@@ -66,6 +83,7 @@ class Rows:
     positions: torch.Tensor  # of the last token of the prompt, of shape `(num_rows, 1)`
     numbers: torch.Tensor  # the random numbers, of shape `(num_rows, max_new_tokens)`
     end_tokens: torch.Tensor  # the ids of the tokens that end it, of shape `(num_rows, n)`
+    agents: torch.Tensor  # the number of its agent
     ended: torch.Tensor
 
     def keep(self, rows: torch.Tensor) -> None:
@@ -82,6 +100,8 @@ class SamplingLoop:
         attention_mask (`torch.Tensor`): Of the prompts, of shape `(num_rows, prompt_length)`. Padding is on the left.
         numbers (`torch.Tensor`): Random numbers between 0 and 1, of shape `(num_rows, max_new_tokens)`, one per token.
         end_tokens (`torch.Tensor`): The tokens that end each row, of shape `(num_rows, n)`. -1 is none.
+        agents (`torch.Tensor`): The number of each row's agent.
+        group ([`~models.grouped_lora.Stacked`], *optional*): The adapters of the agents, if there are several.
         stops ([`StopStrings`], *optional*): Ends rows, too.
         cache ([`~transformers.Cache`], *optional*): Keys and values of the prompts but for their last tokens, see
             [`~shared_prompts.prompt_cache`]. Without one, the model cannot use this loop.
@@ -93,11 +113,14 @@ class SamplingLoop:
         attention_mask: torch.Tensor,
         numbers: torch.Tensor,
         end_tokens: torch.Tensor,
+        agents: torch.Tensor,
+        group: Stacked | None = None,
         stops: StopStrings | None = None,
         cache: Cache | None = None,
         **inputs: Any,
     ):
         self.attention_mask, self.numbers, self.end_tokens = attention_mask, numbers, end_tokens
+        self.agents, self.group = agents, group
         self.stops, self.cache, self.inputs = stops, cache, inputs
 
     def __call__(
@@ -118,6 +141,8 @@ class SamplingLoop:
             logger.warning_once(
                 f"transformers' own sampling loop is used, because of {', '.join(other)}: it draws the same, but takes longer."
             )
+            ends = [x for x in stopping_criteria if not isinstance(x, EosTokenCriteria)]
+            stopping_criteria = StoppingCriteriaList([*ends, EndTokens(self.end_tokens)])
             choice = SeededChoice(self.numbers, input_ids.size(1))
             config = copy.copy(generation_config)
             if config.do_sample:
@@ -175,11 +200,14 @@ class SamplingLoop:
             positions=mask.sum(dim=1, keepdim=True) - 1,
             numbers=self.numbers.to(device),
             end_tokens=self.end_tokens.to(device),
+            agents=self.agents,
             ended=torch.zeros(len(input_ids), dtype=torch.bool, device=device),
         )
 
     def forward(self, model: PreTrainedModel, rows: Rows, length: int) -> torch.Tensor:
         """Returns the logits of the next token of each row, which has `length` tokens. This is what a CUDA graph would replay."""
+        if self.group is not None:
+            self.group.rows = rows.agents
         outputs = model(
             input_ids=rows.ids[:, length - 1 : length],
             attention_mask=None if rows.mask is None else rows.mask[:, :length],

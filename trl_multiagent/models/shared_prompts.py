@@ -1,8 +1,6 @@
 """
-Reads prompts that several sequences continue only once.
-
-In sampling, one forward over the prompts fills a key-value cache, and each prompt's part of it is repeated for its completions. In the
-update, the same is done with gradients: rows that continue the same prompt attend to one set of keys and values.
+Reads prompts that several completions continue only once: one forward over the prompts fills a key-value cache, and each prompt's part of it is
+repeated for its completions. In the update, [`~models.packing`] does this.
 """
 
 import inspect
@@ -11,12 +9,6 @@ from typing import Any, cast
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
-from transformers.utils import ModelOutput
-
-
-def can_share_prompts(model: PreTrainedModel) -> bool:
-    """Returns whether rows of a training batch can continue a prompt. Layers with activation checkpointing fill no cache."""
-    return can_continue_cache(model) and not model.is_activation_checkpointing
 
 
 def can_continue_cache(model: PreTrainedModel) -> bool:
@@ -102,22 +94,3 @@ def prompt_cache(
         else:  # it keeps a window
             layer.batch_select_indices(owners)
     return cache
-
-
-def continue_prompts(
-    model: PreTrainedModel, shared_prompts: dict[str, torch.Tensor], **inputs: torch.Tensor
-) -> ModelOutput:
-    """
-    Runs one forward in which several rows continue the same prompt. Gradients also flow through the prompts.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The model; see [`can_share_prompts`].
-        shared_prompts (`dict[str, torch.Tensor]`): `owners` of shape `(num_rows,)` is the index of the prompt that each row continues. The
-            other entries are the backbone's inputs for the prompts, of shape `(num_prompts, prompt_length)`, padded on the left.
-        **inputs: Arguments of the forward for the rows. The attention mask covers prompts and rows.
-    """
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    prompts = {name: x for name, x in shared_prompts.items() if name != "owners"}
-    model.base_model(past_key_values=cache, use_cache=True, **prompts)
-    cache.batch_select_indices(shared_prompts["owners"])
-    return model(past_key_values=cache, **inputs)

@@ -267,7 +267,8 @@ def time_lines(recipe: Recipe, size: Size, gpu: str) -> Iterator[str]:
     args, (_, bandwidth, flops) = recipe.training_args, GPUS[gpu]
     agents, length = size.agents, args.max_completion_length
     read = 2.0 * size.largest * agents * args.num_turns * length
-    tokens = args.items_per_device * args.rows_per_item * (size.prompt + length) * agents
+    # A tree whose rows share their first prompt
+    tokens = args.items_per_device * (size.prompt + args.rows_per_item * length) * agents
     operations = 4 if size.base else 6  # per parameter and token; frozen weights need no gradient
     computed = (operations + 2 * args.gradient_checkpointing) * size.largest * tokens
     yield f"step, at least: sampling {read / bandwidth / 1e12:.3g} s, update {computed / flops / 1e12:.3g} s (the speed of {gpu} as published)"

@@ -19,6 +19,7 @@ from trl_multiagent.jobs.stopping import end_on_signal, ending_later
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import Recipe, build_recipe, check_run, check_team, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.report.html import REPORT_FILE
 from trl_multiagent.report.model_card import hub_id, rename_card
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings, make_training_args
@@ -110,6 +111,9 @@ def train_and_save(recipe: Recipe, trainer: Trainer) -> None:
     with ending_later():  # a training that is complete is saved
         trainer.train(resume_from_checkpoint=checkpoint)
         save_results(recipe, trainer)
+    report = recipe.run_folder / REPORT_FILE
+    if trainer.is_world_process_zero() and report.is_file():
+        print(f"Report           {report}", flush=True)
 
 
 def write_settings(recipe: Recipe) -> None:

@@ -15,11 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation import GenerationMode
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.positions import check_prompts, learned_positions
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
@@ -28,6 +32,7 @@ from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
 
 
 CHECKED_AT_ONCE = 256  # items
+MOST_PADDING = 1.25  # tokens with the padding of one call for several agents, per token without it
 
 
 class SamplingTeam(Protocol):
@@ -36,7 +41,14 @@ class SamplingTeam(Protocol):
     roles: tuple[str, ...]
     tokenizers: dict[str, PreTrainedTokenizerBase]
 
+    @property
+    def joinable(self) -> Mapping[str, str]:
+        """The agents that can compute together with others, and the name of the model on which they do."""
+        ...
+
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]: ...
+
+    def sampling(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]: ...
 
     def evaluating(self) -> AbstractContextManager[None]: ...
 
@@ -74,7 +86,7 @@ class Generator(Protocol):
 
 class TransformersGenerator:
     """
-    Samples with transformers, one agent after the other. `arguments`: fields of [`~transformers.GenerationConfig`], complete, see
+    Samples with transformers. Agents on one base, or with shared weights, sample in one call, unless that would need much padding. `arguments`: fields of [`~transformers.GenerationConfig`], complete, see
     [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: see [`Generator`].
 
     With a `seed`, what a completion draws depends on the seed, the stream, the item's number, the episode or the path of joint actions, the turn,
@@ -97,39 +109,69 @@ class TransformersGenerator:
         self.max_new_tokens: int = arguments["max_new_tokens"]
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
-        completions = {}
-        for role, prompt_ids in level.prompt_ids.items():
-            pad, ends = self.team.tokenizers[role].pad_token_id, self.team.end_tokens(role)
-            config = GenerationConfig(**{"pad_token_id": pad, "eos_token_id": ends, **self.arguments})
-            with self.computing(role) as agent:
-                groups = self.sample(agent, role, prompt_ids, level, config)
-            completions[role] = [Completions(group) for group in groups]
-        return completions
+        completions: dict[str, list[list[list[int]]]] = {}
+        for roles in self.calls(level):
+            with self.computing(roles) as (model, group):
+                completions |= self.sample(model, group, roles, level)
+        return {role: [Completions(ids) for ids in completions[role]] for role in level.prompt_ids}
+
+    def calls(self, level: Level) -> list[list[str]]:
+        """Returns the agents of each call."""
+        joinable, groups = self.team.joinable, dict[Any, list[str]]()
+        mode = GenerationConfig(**self.arguments).get_generation_mode()
+        for role in level.prompt_ids:
+            joins = role in joinable and mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
+            groups.setdefault((joinable[role],) if joins else role, []).append(role)
+        return [part for roles in groups.values() for part in self.split(roles, level)]
+
+    def split(self, roles: list[str], level: Level) -> list[list[str]]:
+        """
+        Splits a group of agents if their prompts differ so much in length that padding adds more than a quarter of the tokens. Under ZeRO-3, the
+        processes must agree on the number of calls, and each call gathers the base.
+        """
+        lengths = [len(ids) for role in roles for ids in level.prompt_ids[role]]
+        completions = len(lengths) * level.num_generations * self.max_new_tokens
+        padded = max(lengths, default=0) * len(lengths)
+        is_little = padded + completions <= MOST_PADDING * (sum(lengths) + completions)
+        return [roles] if is_little or is_deepspeed_zero3_enabled() else [[x] for x in roles]
 
     @contextlib.contextmanager
-    def computing(self, role: str) -> Iterator[PreTrainedModel]:
-        """Makes an agent ready to sample within the block."""
-        with self.team.evaluating(), self.team.activate(role) as agent:
-            yield agent
+    def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
+        """Makes agents ready to sample within the block."""
+        with self.team.evaluating(), self.team.sampling(roles) as sampling:
+            yield sampling
 
     def sample(
-        self, agent: PreTrainedModel, role: str, prompt_ids: list[list[int]], level: Level, config: GenerationConfig
-    ) -> list[list[list[int]]]:
-        """Samples the completions of one agent; see [`~models.generation.generate_groups`]. Nodes with the same prompt read it once."""
-        seeds = self.seeds(role, level)
-        same: dict[tuple[int, ...], list[int]] = {}  # the nodes of each prompt
-        for k, ids in enumerate(prompt_ids):
-            same.setdefault(tuple(ids), []).append(k)
-        prompts, row_seeds = (
-            [[*ids] for ids in same],
-            [[x for k in nodes for x in seeds[k]] for nodes in same.values()],
+        self, model: PreTrainedModel, group: Stacked | None, roles: list[str], level: Level
+    ) -> dict[str, list[list[list[int]]]]:
+        """Samples the completions of some agents, see [`~models.generation.generate_groups`]. Nodes with the same prompt read it once."""
+        given, tokenizers = self.arguments.get("eos_token_id"), self.team.tokenizers
+        ends = [self.team.end_tokens(role) if given is None else np.atleast_1d(given).tolist() for role in roles]
+        special = {
+            "pad_token_id": tokenizers[roles[0]].pad_token_id,
+            "eos_token_id": [token for ids in ends for token in ids],
+        }
+        stops = [(tokenizers[role], self.stop_strings.get(role, ())) for role in roles]
+        seeds = [self.seeds(role, level) for role in roles]
+        same: dict[tuple[int, ...], list[int]] = {}  # the nodes of each agent and prompt
+        for agent, role in enumerate(roles):
+            for k, ids in enumerate(level.prompt_ids[role]):
+                same.setdefault((agent, *ids), []).append(k)
+        groups = generate_groups(
+            model,
+            [ids for _, *ids in same],
+            [[x for k in nodes for x in seeds[agent][k]] for (agent, *_), nodes in same.items()],
+            GenerationConfig(**{**special, **self.arguments}),
+            self.token_budget,
+            stops,
+            [agent for agent, *_ in same],
+            ends,
+            group,
         )
-        stops = self.team.tokenizers[role], self.stop_strings.get(role, ())
-        groups = generate_groups(agent, prompts, row_seeds, config, self.token_budget, stops)
-        completions: list[list[list[int]]] = [[] for _ in prompt_ids]
-        for nodes, group in zip(same.values(), groups, strict=True):
+        completions: dict[str, list[list[list[int]]]] = {role: [[]] * len(level.prompt_ids[role]) for role in roles}
+        for (agent, *_), nodes, ids in zip(same, same.values(), groups, strict=True):
             for position, k in enumerate(nodes):
-                completions[k] = group[position * level.num_generations :][: level.num_generations]
+                completions[roles[agent]][k] = ids[position * level.num_generations :][: level.num_generations]
         return completions
 
     def seeds(self, role: str, level: Level) -> list[list[int]]:

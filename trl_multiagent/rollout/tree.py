@@ -188,10 +188,7 @@ def grow_trees(
     if num_episodes is not None:
         items = [dict(item) for item in items for _ in range(num_episodes)]
     nodes = root_nodes(items, environment)
-    for k, node in enumerate(nodes):
-        position, episode = divmod(k, num_episodes or 1)
-        node.tree = position if numbers is None else numbers[position]
-        node.episode = None if num_episodes is None else episode
+    _number(nodes, num_episodes, numbers)
     levels = []
     for turn in range(num_turns):
         levels.append(nodes)
@@ -207,6 +204,14 @@ def grow_trees(
             nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited)
     _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
+
+
+def _number(nodes: list[Node], num_episodes: int | None, numbers: Sequence[int] | None) -> None:
+    """Sets the `tree` and the `episode` of the nodes of the first turn, see [`grow_trees`]."""
+    for k, node in enumerate(nodes):
+        position, episode = divmod(k, num_episodes or 1)
+        node.tree = position if numbers is None else numbers[position]
+        node.episode = None if num_episodes is None else episode
 
 
 def root_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 # What `Program.experiments` may contain. `helpers/watch.py` makes the changes
 EXPERIMENTS = tuple("constant another swapped echo second third mute apart nothing first alone control replay".split())
+MAX_LINES = 40  # checks that a trace lists
 
 
 class SandboxError(RuntimeError):
@@ -107,6 +108,13 @@ class Verdict:
     memory_mb: float = 0.0
     suspicious: tuple[str, ...] = ()
     tier: str = ""
+
+    def columns(self) -> dict[str, str]:
+        """Returns what the tests said, a line per check, and the suspicious acts, as texts for a trace."""
+        checks = [self.definitions] * (self.definitions.status != "passed") + [*self.checks[:MAX_LINES]]
+        lines = [f"{x.status:<8} {' '.join(x.source.split())[:160]}  {x.error[:120]}".rstrip() for x in checks]
+        more = [f"... {self.total - MAX_LINES} more"] if self.total > MAX_LINES else []
+        return {"tests": "\n".join(lines + more), "suspicious": ", ".join(self.suspicious)}
 
     @property
     def passed(self) -> int:

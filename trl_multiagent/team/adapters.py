@@ -14,6 +14,7 @@ from peft import (
     load_peft_weights,
     set_peft_model_state_dict,
 )
+from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
@@ -22,6 +23,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
+from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     hub_arguments,
@@ -58,6 +60,7 @@ class AgentAdapters:
         for role, model in models.items():
             check_adapter(role, model)
         self.models = models
+        self.group: Stacked | None = None  # the rows of several agents that compute together
         self.find_layers()
         self._copied_roles: set[str] = set()  # roles whose reference policy is a copy of their adapter
         for role in models:  # PEFT leaves only one adapter of a model trainable
@@ -70,17 +73,29 @@ class AgentAdapters:
             role: [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for role, model in self.models.items()
         }
+        for layer in {layer for layers in self._layers.values() for layer in layers}:
+            if isinstance(layer, LoraLayer) and self._add_group not in layer._forward_hooks.values():
+                layer.register_forward_hook(self._add_group)
+
+    def _add_group(self, layer: LoraLayer, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> torch.Tensor:
+        """The forward hook of all layers, which adds what the adapters of a group add."""
+        return result if self.group is None else self.group.add(layer, args[0], result)
 
     def parameters(self, role: str) -> list[nn.Parameter]:
         """Returns the parameters of an agent's adapter."""
         return adapter_parameters(self.models[role], role)
 
-    def activate(self, role: str, reference: bool) -> None:
-        """Makes an agent's adapter, or its reference policy, the one that its base computes with."""
+    def can_group(self, role: str) -> bool:
+        """Returns whether an agent can compute together with others on its base."""
+        return role in self.models and can_group(self.models[role], role)
+
+    def activate(self, role: str, reference: bool, group: Stacked | None = None) -> None:
+        """Makes an agent's adapter, its reference policy, or the adapters of a `group` on the same base what this base computes with."""
+        self.group = group
         # PEFT's own `set_adapter` would also freeze the adapters of all other agents
         for layer in self._layers.get(role, ()):
             layer._active_adapter = [reference_name(role)] if reference else [role]
-            layer._disable_adapters = reference and role not in self._copied_roles
+            layer._disable_adapters = group is not None or (reference and role not in self._copied_roles)
 
     def keep_references(self) -> None:
         """

@@ -17,7 +17,8 @@ from trl.trainer.utils import get_config_model_id
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
-from trl_multiagent.models.pretrained import gathered, hub_arguments
+from trl_multiagent.models.grouped_lora import Stacked
+from trl_multiagent.models.pretrained import copied, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
@@ -72,6 +73,7 @@ class AgentTeam(SingleModel):
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved and loaded with
             the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
+        devices (`dict[str, torch.device]`): Where each agent is, if they are on several devices, see [`~AgentTeam.place`].
         uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no dropout, and the
             update needs the log-probabilities of the policy that sampled.
 
@@ -100,6 +102,7 @@ class AgentTeam(SingleModel):
         self.frozen: frozenset[str] = frozenset()
         self.critics: Critics | None = None
         self.uses_dropout = False
+        self.devices: dict[str, torch.device] = {}
 
         self.has_adapters = isinstance(models[self.roles[0]], PeftModel)
         self.has_shared_weights = not self.has_adapters and len(self.models) < len(self.roles)
@@ -116,8 +119,13 @@ class AgentTeam(SingleModel):
             if not any(m.children())
             and not all(x.is_floating_point() for x in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
         ]
+        # The agents that can compute together with others, by the model on which they do
+        self.joinable = {
+            role: name
+            for role, name in self._model_names.items()
+            if self.has_shared_weights or self._adapters.can_group(role)
+        }
         self._computes_as_reference = False
-        self._active_critic: str | None = None
         self._select(self.roles[0])
         for role, tokenizer in self.tokenizers.items():
             if tokenizer.pad_token is None:
@@ -314,7 +322,7 @@ class AgentTeam(SingleModel):
 
         Args:
             item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text of its `prompt`
-                column. A text is answered in one turn. It is not scored, because scoring needs the other columns.
+                column, which is answered in one turn and not scored, because scoring needs the other columns.
             environment ([`Environment`]): The task; its roles are those of the team.
             num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
             use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat template.
@@ -322,8 +330,7 @@ class AgentTeam(SingleModel):
                 call. More are generated in several calls. With `None`, all items share one call.
             history_options ([`~rollout.history.HistoryOptions`], *optional*): What agents see of their past turns; by default all of them.
             stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
-            seed (`int`, *optional*): What an answer draws depends on this seed, the item's position, the turn and the role alone. By default,
-                the seed is drawn from torch's global generator.
+            seed (`int`, *optional*): Of the draws. By default, it is drawn from torch's global generator.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
 
         Returns:
@@ -345,11 +352,10 @@ class AgentTeam(SingleModel):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         check_stop_strings(stop_strings, self.roles)
         seed = int(torch.randint(2**62, ())) if seed is None else seed
-        arguments = (sampling_arguments(generation_kwargs), generation_token_budget, stop_strings, seed)
-        sampler = TeamSampler(self, TransformersGenerator(self, *arguments), use_chat_template, history_options)
-        rows, are_texts = rows_of(item)
-        if are_texts and num_turns != 1:
-            raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
+        arguments = sampling_arguments(generation_kwargs)
+        generator = TransformersGenerator(self, arguments, generation_token_budget, stop_strings, seed)
+        sampler = TeamSampler(self, generator, use_chat_template, history_options)
+        rows, are_texts = rows_of(item, num_turns)
 
         def score(nodes: list[Node]) -> list[list[Outcome]]:
             if are_texts:
@@ -404,6 +410,15 @@ class AgentTeam(SingleModel):
         finally:
             self.train(training)
 
+    def place(self, devices: Mapping[str, torch.device]) -> None:
+        """Moves each agent to a device of its own. The outputs of a forward are on the device of the inputs."""
+        for role, device in devices.items():
+            self.policies[role].to(device)
+        self.devices = dict(devices)
+        self.hf_device_map = (
+            self.devices
+        )  # the name by which transformers and accelerate know that they must not move the team
+
     # Trained parameters
 
     @property
@@ -437,12 +452,14 @@ class AgentTeam(SingleModel):
 
     def frozen_copy(self) -> "AgentTeam":
         """Copies the agents. The weights of the copy are not trained."""
-        with gathered(self):
-            critics, self.critics = self.critics, None
-            try:
-                return copy.deepcopy(self).requires_grad_(False).eval()
-            finally:
-                self.critics = critics
+        critics, self.critics = self.critics, None
+        try:
+            parts: dict[int, Any] = {}
+            for model in self.models.values():
+                copied(model, parts)
+            return copy.deepcopy(self, parts).requires_grad_(False).eval()
+        finally:
+            self.critics = critics
 
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
@@ -464,6 +481,16 @@ class AgentTeam(SingleModel):
             self._computes_as_reference = False
             self._select(self.active)
 
+    def _adapter_names(self, roles: Sequence[str]) -> list[str]:
+        return [reference_name(role) if self._computes_as_reference else role for role in roles]
+
+    @contextlib.contextmanager
+    def sampling(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
+        """Makes agents on one model ready to sample together within the block. Yields the model and, for several agents, their adapters."""
+        group = Stacked(self._adapter_names(roles)) if len(roles) > 1 else None
+        with self._computing(roles[0], None, group):
+            yield self.active_agent, group
+
     # Forward
 
     def forward(
@@ -478,9 +505,9 @@ class AgentTeam(SingleModel):
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the arguments go to the
-                active agent. Two entries of an agent's arguments change its forward, and exclude each other: `shared_prompts`, prompts that
-                its rows continue, see [`~shared_prompts.continue_prompts`]; and `router_weights`, the weights of its tokens in the router
-                loss, see [`~router_loss.forward_with_expert_sums`].
+                active agent. Two kinds of arguments change an agent's forward, and exclude each other: `places` and `readers` of packed
+                rows, see [`~packing.run_packed`]; and `router_weights`, the weights of its tokens in the router loss, see
+                [`~router_loss.forward_with_expert_sums`].
             critic_inputs (`dict[str, dict]`, *optional*): Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the
                 sequences that it reads.
 
@@ -490,10 +517,10 @@ class AgentTeam(SingleModel):
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
-        outputs = {}
+        outputs: dict[str, Any] = {}
         for role, inputs in team_inputs.items():
             with self.activate(role) as agent:
-                outputs[role] = run_agent(agent, **inputs)
+                outputs[role] = run_agent(agent, self.devices.get(role), **inputs)
         for name, inputs in (critic_inputs or {}).items():
             critics = cast(Critics, self.critics)
             with self._computing(critics.backbones[name].role, name):
@@ -501,12 +528,14 @@ class AgentTeam(SingleModel):
         return outputs
 
 
-def rows_of(item: dict | str | Iterable[dict | str]) -> tuple[list[dict], bool]:
-    """Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts."""
+def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[list[dict], bool]:
+    """Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts, which have one turn."""
     items = [item] if isinstance(item, str | Mapping) else list(item)
     are_texts = bool(items) and all(isinstance(x, str) for x in items)
     if not are_texts and not all(isinstance(x, Mapping) for x in items):
         raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
+    if are_texts and num_turns != 1:
+        raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
 
 

@@ -10,7 +10,6 @@ in the backbone:
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
-import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER
 from trl_multiagent.models.positions import learned_positions
-from trl_multiagent.models.pretrained import adapter_parameters, gathered, seeded
+from trl_multiagent.models.pretrained import adapter_parameters, copied, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
@@ -334,8 +333,7 @@ def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dt
     """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
     agent = team.agents[backbone.role]
     if source is None and not team.has_adapters:
-        with gathered(agent):
-            return copy.deepcopy(agent.base_model).requires_grad_(True)
+        return copied(agent.base_model).requires_grad_(True)
     source = source or get_config_model_id(agent.config)
     if not source:
         raise ValueError(

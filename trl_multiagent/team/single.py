@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
+from accelerate.utils import send_to_device
 from peft import PeftModel
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
+from trl_multiagent.models.grouped_lora import Stacked
+from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.router_loss import forward_with_expert_sums
-from trl_multiagent.models.shared_prompts import continue_prompts
 from trl_multiagent.team.adapters import AgentAdapters, base_of
 from trl_multiagent.team.critics import Critics
 
@@ -30,6 +32,7 @@ class SingleModel(nn.Module):
     _model_names: dict[str, str]
     _adapters: AgentAdapters
     _active_critic: str | None
+    _group: Stacked | None  # the agents that compute together on the active one's base
     _computes_as_reference: bool
 
     # The active agent
@@ -57,18 +60,20 @@ class SingleModel(nn.Module):
             yield self.active_agent
 
     @contextlib.contextmanager
-    def _computing(self, role: str, critic: str | None) -> Iterator[None]:
-        """Makes one agent the active one; if a critic computes, on the model of this agent or on its own, also that critic."""
-        previous = self.active, self._active_critic
-        self._select(role, critic)
+    def _computing(self, role: str, critic: str | None, group: Stacked | None = None) -> Iterator[None]:
+        """
+        Makes one agent the active one; if a critic computes, on the model of this agent or on its own, also that critic; or a group of agents.
+        """
+        previous = self.active, self._active_critic, self._group
+        self._select(role, critic, group)
         try:
             yield
         finally:
             self._select(*previous)
 
-    def _select(self, role: str, critic: str | None = None) -> None:
-        self.active, self._active_critic = role, critic
-        self._adapters.activate(role, reference=self._computes_as_reference)
+    def _select(self, role: str, critic: str | None = None, group: Stacked | None = None) -> None:
+        self.active, self._active_critic, self._group = role, critic, group
+        self._adapters.activate(role, self._computes_as_reference, group)
         if critic is not None:
             cast(Critics, self.critics).activate(critic)
 
@@ -135,11 +140,11 @@ class SingleModel(nn.Module):
     def _checkpointing(self, layer: nn.Module, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """
         Wraps the function that checkpoints a layer. The layer runs in evaluation mode unless the team uses dropout. In the backward pass,
-        it is recomputed with the agent and the critic that were active in the forward.
+        it is recomputed with the agents and the critic that were active in the forward.
         """
 
         def checkpoint_for_agent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            computing = self.active, self._active_critic
+            computing = self.active, self._active_critic, self._group
 
             def run(*inputs: Any) -> Any:
                 training = layer.training
@@ -177,15 +182,15 @@ class SingleModel(nn.Module):
             model.add_model_tags(tags)
 
 
-def run_agent(
-    agent: PreTrainedModel,
-    shared_prompts: dict[str, torch.Tensor] | None = None,
-    router_weights: torch.Tensor | None = None,
-    **inputs: Any,
-) -> ModelOutput:
-    """Runs one agent on its entry of `team_inputs`, see [`AgentTeam.forward`]."""
+def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any) -> ModelOutput:
+    """Runs one agent on its entry of `team_inputs`, see [`AgentTeam.forward`]. From another `device`, the output returns to that of the inputs."""
+    if device is None:
+        return run(agent, **inputs)
+    return send_to_device(run(agent, **send_to_device(inputs, device)), inputs["input_ids"].device)
+
+
+def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **inputs: Any) -> ModelOutput:
+    """Runs one agent on inputs that are on its device."""
     if router_weights is not None:
         return forward_with_expert_sums(agent, router_weights, **inputs)
-    if shared_prompts is not None:
-        return continue_prompts(agent, shared_prompts, **inputs)
-    return agent(**inputs)
+    return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from trl import RewardTrainer
 
 from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.jobs.identity import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.models.pretrained import keep_adapter_in_float32
@@ -29,12 +30,14 @@ from trl_multiagent.preferences.rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.report.model_card import hub_id
 from trl_multiagent.report.tables import markdown_table
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.common_config import check_trained_weights
 from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.base.failed_saves import writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
+from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
@@ -157,6 +160,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         if peft_config is not None:
             keep_adapter_in_float32(self.model, self.model.active_adapter)
         check_trained_weights(self.model.named_parameters(), args)
+        facts = {"environment": "", "agents": {"model": hub_id(self.model.config._name_or_path) or ""}}
+        rows = describe_dataset(self.train_dataset)
+        self.add_callback(RunReport(self._name, lambda: {**facts, "dataset": rows}))
 
     # Data
 

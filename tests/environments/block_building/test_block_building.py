@@ -1,14 +1,12 @@
 """The family of block building: commands, rewards, plans, prompts, data, recipes, files of CoMLRL."""
 
-import importlib.util
 import itertools
 import json
 import random
-from pathlib import Path
 
 import pytest
-import yaml
 from matplotlib.image import imread
+from scripts import RECIPES, algorithm_of, run_script
 
 from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
@@ -23,8 +21,7 @@ from trl_multiagent.environments.block_building.world import Target, build, read
 from trl_multiagent.recipe.training import parse_recipe
 
 
-ROOT = Path(__file__).resolve().parents[3]
-CONFIGS = sorted((ROOT / "recipes" / "block_building" / "configs").glob("*.yaml"))
+CONFIGS = sorted((RECIPES / "block_building" / "configs").glob("*.yaml"))
 WALL = wall_item("wall", ["##.", ".##"])  # 4 places of 6; (1, 0) and (1, 1) are on top of each other
 TARGET = read_target(WALL)
 PALETTE = ("stone", "oak_planks")
@@ -68,11 +65,7 @@ def test_commands_are_read(answer, expected, refused):
 
 def test_the_number_of_commands_and_the_stock_are_limited():
     two = "/setblock 0 0 0 stone\n/setblock 1 0 0 stone\n"
-    assert read(two * 9, max_commands=3)[0] == [
-        "/setblock 0 0 0 stone",
-        "/setblock 1 0 0 stone",
-        "/setblock 0 0 0 stone",
-    ]
+    assert read(two * 9, max_commands=3)[0] == (two * 2).splitlines()[:3]
     assert read("/fill 0 0 0 2 0 0 stone\n" + two + two, stock={"stone": 2}) == (two.split("\n")[:2], 3)
     orders = read_orders("/kill @e\n/kill\n" + two, TARGET, PALETTE, max_commands=1)
     assert orders.kills and not orders.commands  # it counts as one
@@ -80,22 +73,8 @@ def test_the_number_of_commands_and_the_stock_are_limited():
 
 def test_any_answer_can_be_read():
     rng = random.Random(0)
-    parts = [
-        "/setblock",
-        "fill",
-        " 0",
-        " -7",
-        " 1e9",
-        "\n",
-        "stone",
-        "{}",
-        "\x00",
-        "\u2028",
-        "İ",
-        "9" * 5000,
-        "/kill",
-        "- ",
-    ]
+    parts = ["/setblock", "fill", " 0", " -7", " 1e9", "\n", "stone", "{}", "\x00", "\u2028", "İ", "/kill", "- "]
+    parts.append("9" * 5000)
     for _ in range(300):
         read_orders("".join(rng.choices(parts, k=rng.randrange(40))), TARGET, PALETTE, 9)
     text = ("/fill 0 0 0 2 1 0 stone\n" * 100_000) + " " * 10**6
@@ -217,18 +196,17 @@ def test_feedback(mode, expected):
 
 
 def test_names_and_limits_of_an_environment():
-    with pytest.raises(ValueError, match="each of the 3 agents"):
-        BlockBuildingEnvironment(num_agents=3)
-    with pytest.raises(ValueError, match="each of the 2 agents"):
-        BlockBuildingEnvironment(palettes={"a": ["air"], "b": ["stone"]})
-    with pytest.raises(ValueError, match="'oak planks' cannot be the name of a block"):
-        BlockBuildingEnvironment(palettes={"a": ["oak planks"], "b": ["stone"]})
+    for wrong, message in (
+        ({"num_agents": 3}, "each of the 3 agents"),
+        ({"palettes": {"a": ["air"], "b": ["stone"]}}, "each of the 2 agents"),
+        ({"palettes": {"a": ["oak planks"], "b": ["stone"]}}, "'oak planks' cannot be the name of a block"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            BlockBuildingEnvironment(**wrong)
     environment = BlockBuildingEnvironment(max_commands=7)
     assert [environment.num_commands(role) for role in environment.roles] == [4, 3]
-    assert (
-        environment.resume_settings()
-        != BlockBuildingEnvironment(max_commands=7, mode="score_feedback").resume_settings()
-    )
+    other = BlockBuildingEnvironment(max_commands=7, mode="score_feedback")
+    assert environment.resume_settings() != other.resume_settings()
     assert environment.metric_ranges["reward"] == (-3.0, 2.0) and "str_build" in repr(environment)
     shown = environment.show_answers("builder_1", environment.prompts(WALL, ())["builder_1"], {"builder_2": "/kill"})
     assert "cannot see" not in shown
@@ -261,16 +239,9 @@ def test_files_are_read_and_checked(tmp_path):
     assert read_target(load(HOUSE, "house_build")[0]) == read_target(HOUSE)
     with pytest.raises(ValueError, match="row 1: `text` must be 1 to 20 letters"):
         load({"text": "A1"}, "str_build")
-    wrong = [
-        {"layers": [["SS"], ["S"]]},
-        {"layers": [["S?"]]},
-        {"layers": [["."]]},
-        {"layers": 5},
-        {"layers": [["S" * 5000]]},
-    ]
-    for change in wrong:
+    for layers in ([["SS"], ["S"]], [["S?"]], [["."]], 5, [["S" * 5000]]):
         with pytest.raises(ValueError, match="row 1: `layers` must be lists"):
-            load({**HOUSE, **change}, "house_build")
+            load({**HOUSE, "layers": layers}, "house_build")
     with pytest.raises(ValueError, match="train and test"):
         load_block_dataset("demo", "validation")
 
@@ -308,31 +279,18 @@ def test_positions_of_a_target():
     assert {place for place, block in target.blocks.items() if block == "glass"} == {(0, 1, 0), (1, 1, 1)}
 
 
-def load_script(algorithm):
-    path = ROOT / "recipes" / "block_building" / f"train_{algorithm}.py"
-    spec = importlib.util.spec_from_file_location("script", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
 HOUSES = [path for path in CONFIGS if path.stem.startswith("house")]
 
 
 @pytest.mark.parametrize("config", [x for x in CONFIGS if x not in HOUSES[:3]], ids=lambda path: path.stem)
 def test_recipes_train_offline(config, tiny_model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    algorithm = next(key for key in yaml.safe_load(config.read_text()) if key in ("grpo", "magrpo", "iac", "maac"))
-    script = load_script(algorithm)
+    algorithm = algorithm_of(config)
     small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=4", f"{algorithm}.max_steps=1"]
-    small += [
-        f"{algorithm}.items_per_device=1",
-        f"{algorithm}.per_device_train_batch_size=4",
-        f"{algorithm}.bf16=false",
-    ]
+    small += [f"{algorithm}.{x}" for x in ("items_per_device=1", "per_device_train_batch_size=4", "bf16=false")]
     turns = 1 if "demo" in config.stem else 2
     small += [f"{algorithm}.num_turns={turns}", f"{algorithm}.output_dir={tmp_path / 'run'}"]
-    script.main(["--config", str(config), "--override", *small])
+    run_script("block_building", algorithm, "--config", config, "--override", *small)
     out = capsys.readouterr().out
     assert "'turn_1/iou'" in out and ("'turn_2/iou'" in out) == (turns == 2)
     assert (tmp_path / "run" / "team.json").is_file()
@@ -341,7 +299,7 @@ def test_recipes_train_offline(config, tiny_model, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize("config", HOUSES, ids=lambda path: path.stem)
 def test_recipes_of_houses_have_a_plan(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    load_script(config.stem.split("_")[2]).main(["--config", str(config), "--dry_run"])
+    run_script("block_building", config.stem.split("_")[2], "--config", config, "--dry_run")
     assert "8 items of house_build" in capsys.readouterr().out
 
 
@@ -405,23 +363,10 @@ def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, cap
     out, err = capsys.readouterr()
     assert "builder_1: Qwen/Qwen3-4B-Instruct-2507" in out and "8 items of " + name in out and "4 turns" in out
     assert "computed in bfloat16" in out and "_path" in err  # their data file is not read
-    recipe = parse_recipe(
-        algorithm,
-        cli.TASKS,
-        [
-            "--config",
-            "peer.yaml",
-            "--task",
-            "block_building",
-            "--override",
-            "task.max_commands=7",
-            "wandb.project=null",
-        ],
-    )
+    argv = "--config peer.yaml --task block_building --override task.max_commands=7 wandb.project=null".split()
+    recipe = parse_recipe(algorithm, cli.TASKS, argv)
     environment = recipe.make_environment()
-    assert (
-        environment.kind == name and environment.max_commands == 7 and recipe.training_args.use_chat_template is True
-    )
+    assert environment.kind == name and environment.max_commands == 7 and recipe.training_args.use_chat_template
     assert environment.palettes["builder_2"][:2] == ("white_concrete", "obsidian")
     assert environment.draw == (name != "str_build") and environment.spiders[0] == (3 if name == "house_build" else 0)
 

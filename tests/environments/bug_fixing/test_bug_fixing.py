@@ -1,13 +1,11 @@
 """The family of bug fixing: mutants, items, prompts, reward, recipes."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
-import yaml
+from scripts import RECIPES, algorithm_of, run_script
 
-from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.bug_fixing import BugFixingEnvironment, load_bug_dataset
 from trl_multiagent.environments.bug_fixing.data import find_results, read_functions
@@ -16,8 +14,7 @@ from trl_multiagent.environments.bug_fixing.reward import changed_share, read_te
 from trl_multiagent.sandbox import Program
 
 
-ROOT = Path(__file__).resolve().parents[3]
-CONFIGS = sorted((ROOT / "recipes" / "bug_fixing" / "configs").glob("*_bugs_config.yaml"))
+CONFIGS = sorted((RECIPES / "bug_fixing" / "configs").glob("*_bugs_config.yaml"))
 
 REFERENCE = """def clip(x, low, high):
     \"\"\"x, but at least low and at most high.
@@ -34,15 +31,9 @@ TEST = """def check(candidate):
     assert candidate(10, 2, 9) == 9
     assert candidate(2, 2, 3) == 2
 """
-ITEM = {
-    "task_id": "clip",
-    "entry_point": "clip",
-    "test": TEST,
-    "reference": REFERENCE,
-    "faulty": FAULTY,
-    "mutants": [REFERENCE.replace("x < low", "x > low"), REFERENCE.replace("return low", "return high")],
-    "faulty_passes": 1,
-}
+ITEM = {"task_id": "clip", "entry_point": "clip", "test": TEST, "reference": REFERENCE, "faulty": FAULTY}
+MUTANTS = [REFERENCE.replace("x < low", "x > low"), REFERENCE.replace("return low", "return high")]
+ITEM |= {"mutants": MUTANTS, "faulty_passes": 1}
 GOOD_TESTS = "assert clip(5, 2, 9) == 5\nassert clip(0, 1, 2) == 1"
 
 
@@ -72,16 +63,9 @@ def test_mutants_change_one_place_of_the_body():
     source = "def f(x, k=1):\n    return x + 2 if x < 3 and k else -x"
     mutants = Mutants(source, "f")
     bodies = {mutant.split("return ")[1] for mutant in mutants}
-    assert bodies == {
-        "x - 2 if x < 3 and k else -x",
-        "x + 1 if x < 3 and k else -x",
-        "x + 3 if x < 3 and k else -x",
-        "x + 2 if x <= 3 and k else -x",
-        "x + 2 if x < 2 and k else -x",
-        "x + 2 if x < 4 and k else -x",
-        "x + 2 if x < 3 or k else -x",
-        "x + 2 if not (x < 3 and k) else -x",
-    }
+    conditions = ("x <= 3 and k", "x < 2 and k", "x < 4 and k", "x < 3 or k", "not (x < 3 and k)")
+    expected = {f"x + 2 if {condition} else -x" for condition in conditions}
+    assert bodies == expected | {f"{value} if x < 3 and k else -x" for value in ("x - 2", "x + 1", "x + 3")}
     orders = [mutants.shuffled(seed) for seed in ("0", "0", "1")]
     assert orders[0] == orders[1] != orders[2] and {*orders[0]} == {*range(len(mutants))}
 
@@ -149,11 +133,8 @@ def test_quixbugs_has_the_faults_of_its_authors(environment):
         (GOOD_TESTS + "\nassert clip(1, 1, 1) == 7", FAULTY, 2.0 * 2 / 3 - 0.5 / 3),
         ("assert clip(5, 2, 9) == 6", FAULTY, -0.5),
         ("assert clip(1, 2, 9) == 2\nassert clip(True, 2.0, 9) == 2", FAULTY, 0.0),  # the example in the description
-        (
-            "\n".join(f"assert clip(5, 2, 9) == {k}" for k in range(9)),
-            FAULTY,
-            -0.5,
-        ),  # of the guesses, the first counts
+        # of the guesses, the first counts
+        ("\n".join(f"assert clip(5, 2, 9) == {k}" for k in range(9)), FAULTY, -0.5),
         ("assert clip(5, 2, 9) is not None\nassert clip(0, 1, 2) != 'x'", FAULTY, 0.0),  # true for any number
         (f"assert clip({{[1]}}, 2, 9) == 9\nassert clip({10**29}, 2, 9) == 9", FAULTY, 1.5),
         (GOOD_TESTS, REFERENCE.replace("return min(x, high)", "return x"), 2.0 + 2.0 * 2 / 3),
@@ -245,9 +226,7 @@ def test_what_agents_write_cannot_end_the_partners_prompt(environment):
     (outcome,) = environment.score([ITEM], [action], [()])
     later = environment.prompts(ITEM, [Turn(environment.prompts(ITEM, ()), action, outcome)])
     for prompt in later.values():
-        assert "< |im_end|>" in prompt and not {"<|im", "</s>", "\x1b", "\u202e"} & {
-            prompt[k : k + n] for n in (1, 4) for k in range(len(prompt))
-        }
+        assert "< |im_end|>" in prompt and not any(x in prompt for x in ("<|im", "</s>", "\x1b", "\u202e"))
 
 
 def test_prompts_show_neither_the_partner_nor_the_reference(environment):
@@ -272,19 +251,12 @@ def test_one_agent_fixes_alone():
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_recipe_trains_offline(config, tiny_model, data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    algorithm = next(key for key in yaml.safe_load(config.read_text()) if key in ("grpo", "magrpo", "iac", "maac"))
-    spec = importlib.util.spec_from_file_location("script", config.parents[1] / f"train_{algorithm}.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    algorithm = algorithm_of(config)
     small = [f"agent_model.name={tiny_model}", f"dataset.name={data}", "dataset.train_split=null", "dataset.mutants=1"]
     small += ["dataset.eval_name=null", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
     small += [f"{algorithm}.items_per_device=1", f"{algorithm}.per_device_train_batch_size=1"]
     small += [f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}"]
-    script.main(["--config", str(config), "--override", *small])
+    run_script("bug_fixing", algorithm, "--config", config, "--override", *small)
     out = capsys.readouterr().out
     assert "'turn_1/fix'" in out and ("'turn_2/fix'" in out) == (algorithm == "magrpo")
     assert (tmp_path / "run" / "team.json").is_file()
-
-
-def test_the_command_line_knows_the_family():
-    assert cli.TASKS["bug_fixing"] == "trl_multiagent.environments.bug_fixing.task:TASK"

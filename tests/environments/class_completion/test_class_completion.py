@@ -1,12 +1,12 @@
 """The family of class completion: items, division, merge, rewards, feedback, demo, recipes."""
 
-import importlib.util
 import json
 import random
 from pathlib import Path
 
 import pytest
 import yaml
+from scripts import RECIPES, algorithm_of, run_script
 
 from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
@@ -34,8 +34,7 @@ from trl_multiagent.environments.embedded import read_embedded
 from trl_multiagent.sandbox import Sandbox
 
 
-ROOT = Path(__file__).resolve().parents[3]
-CONFIGS = sorted((ROOT / "recipes" / "class_completion" / "configs").glob("*.yaml"))
+CONFIGS = sorted((RECIPES / "class_completion" / "configs").glob("*.yaml"))
 SOLUTION = """import math
 
 class Stack:
@@ -115,11 +114,8 @@ ROW = {
     "solution_code": SOLUTION,
     "import_statement": ["import math"],
     "test": TEST,
-    "methods_info": [
-        {"method_name": name, "method_description": "", "test_class": f"Test{name.title()}"}
-        for name in ("push", "pop", "half")
-    ],
 }
+ROW["methods_info"] = [{"method_name": x, "test_class": f"Test{x.title()}"} for x in ("push", "pop", "half")]
 PUSH = "def push(self, x):\n    self.items.append(x)\n    return len(self.items)\n"
 POP = "def pop(self):\n    return self.items.pop()\n"
 HALF = "def half(n):\n    return n // 2\n"
@@ -205,19 +201,11 @@ def test_classeval_comes_with_the_package(sandbox):
     assert len(rows) == 100 and len(read_embedded("FudanSELab/ClassEval", "test[66:82]")) == 16
     items = {row["task_id"]: make_item(row, "") for row in rows}  # the skeletons of 5, 22, 43 and 46 are repaired
     pairs = {name: [divide(item, 2, name) for item in items.values()] for name in ("balanced", "parameter_count")}
-    assert (
-        sum([] in pair for pair in pairs["balanced"]) == 0
-        and sum([] in pair for pair in pairs["parameter_count"]) == 49
-    )
+    assert [sum([] in pair for pair in of_name) for of_name in pairs.values()] == [0, 49]
     sample = [items[f"ClassEval_{k}"] for k in (5, 22, 25, 43, 49)]
     verdicts = sandbox.run([single_program(item, item["reference"]) for item in sample])
-    assert [verdict.passed == verdict.total for verdict in verdicts] == [
-        True,
-        True,
-        False,
-        True,
-        True,
-    ]  # 25 needs files
+    all_passed = [verdict.passed == verdict.total for verdict in verdicts]
+    assert all_passed == [True, True, False, True, True]  # 25 needs files
 
 
 @pytest.mark.parametrize(
@@ -267,17 +255,12 @@ def test_answers_in_prose_fences_and_classes(item):
 
 
 def test_helpers_are_added_where_they_belong(item):
-    first = (
-        PUSH
-        + "def pop(self):\n    self.check(limit())\n    return self.items.pop()\ndef check(self, n): pass\ndef limit():\n    return 3"
-    )
+    pop = "def pop(self):\n    self.check(limit())\n    return self.items.pop()\n"
+    first = PUSH + pop + "def check(self, n): pass\ndef limit():\n    return 3"
     source = merged(item, first, "def limit(): return 4\n@print\ndef check(self): return 5\n" + HALF)
     assert source.count("def limit") == source.count("def check") == 1 and "print" not in source
-    assert (
-        source.index("def limit():\n    return 3")
-        < source.index("class Stack")
-        < source.index("    def check(self, n)")
-    )
+    places = [source.index(x) for x in ("def limit():\n    return 3", "class Stack", "    def check(self, n)")]
+    assert places == sorted(places)
 
 
 def test_answers_that_are_no_code_or_too_deep(item):
@@ -289,24 +272,17 @@ def test_answers_that_are_no_code_or_too_deep(item):
     assert read_answer(deep, "Stack").methods == read_answer(huge, "Stack").methods == {}
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "earned", "compat"),
-    [
-        # earned: mean of the three test classes' shares; compat: 2 · written + 4 · tests - overlap
-        (PUSH + POP, HALF, 1.0, 6.0),
-        (PUSH, HALF, 2 / 3, 2 * 2 / 3 + 4 * 4 / 7),  # lost: both of pop, and the one of all methods
-        (PUSH + "def pop(self):\n    return self.items[-1] if self.items else 0", HALF, 2.5 / 3, 2 + 4 * 6 / 7),
-        (PUSH + POP, HALF + PUSH, 1.0, 6 - 1 / 3),
-        ("", "", 0.0, 4 * 1 / 7),
-        (
-            constant(ROW | {"methods": ["push", "pop"]}, "True"),
-            constant(ROW | {"methods": ["half"]}, "True"),
-            0.0,
-            2 + 4 * 2 / 7,
-        ),
-        (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 0.0, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "earned", "compat"), [
+    # earned: mean of the three test classes' shares; compat: 2 · written + 4 · tests - overlap
+    (PUSH + POP, HALF, 1.0, 6.0),
+    (PUSH, HALF, 2 / 3, 2 * 2 / 3 + 4 * 4 / 7),  # lost: both of pop, and the one of all methods
+    (PUSH + "def pop(self):\n    return self.items[-1] if self.items else 0", HALF, 2.5 / 3, 2 + 4 * 6 / 7),
+    (PUSH + POP, HALF + PUSH, 1.0, 6 - 1 / 3),
+    ("", "", 0.0, 4 * 1 / 7),
+    (constant(ROW | {"methods": ["push", "pop"]}, "True"), constant(ROW | {"methods": ["half"]}, "True"), 0,
+     2 + 8 / 7),
+    (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 0.0, 0.0),
+])  # fmt: skip
 def test_rewards(item, sandbox, first, second, earned, compat):
     action = {"agent_0": first, "agent_1": second}
     for kind, reward in (("earned", earned), ("compat", compat)):
@@ -368,12 +344,8 @@ def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_recipe_trains_offline(config, tiny_model, data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    sections = yaml.safe_load(config.read_text())
-    assert sections["reward"]["kind"] == "earned"
-    algorithm = next(key for key in sections if key in ("grpo", "magrpo", "iac", "maac"))
-    spec = importlib.util.spec_from_file_location("script", config.parents[1] / f"train_{algorithm}.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    assert yaml.safe_load(config.read_text())["reward"]["kind"] == "earned"
+    algorithm = algorithm_of(config)
     small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
     small += [
         f"{algorithm}.items_per_device=1",
@@ -383,7 +355,7 @@ def test_every_recipe_trains_offline(config, tiny_model, data, tmp_path, monkeyp
     small += [f"{algorithm}.eval_interval=0", f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}"]
     if "demo" not in config.stem:
         small += [f"dataset.name={data}", "dataset.train_split=null"]
-    script.main(["--config", str(config), "--override", *small])
+    run_script("class_completion", algorithm, "--config", config, "--override", *small)
     out = capsys.readouterr().out
     assert "'turn_1/earned_reward'" in out and ("'turn_2/earned_reward'" in out) == ("demo" not in config.stem)
     assert (tmp_path / "run" / "team.json").is_file()

@@ -19,15 +19,9 @@ def row(number, **changes):
 
 
 def mbpp_row(number, **changes):
-    return {
-        "source_file": "x",
-        "task_id": number,
-        "prompt": "Write a function to add.",
-        "code": "def add(x, y=1):\n  return x + y",
-        "test_imports": [],
-        "test_list": ["assert add(1) == 2", "assert add(1, 3) == 4"],
-        **changes,
-    }
+    row = {"source_file": "x", "task_id": number, "prompt": "Write a function to add."}
+    row |= {"code": "def add(x, y=1):\n  return x + y", "test_imports": []}
+    return {**row, "test_list": ["assert add(1) == 2", "assert add(1, 3) == 4"], **changes}
 
 
 def write(path, rows):
@@ -59,11 +53,6 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, suffix):
     dataset = load_code_dataset(path)
     assert dataset.column_names == ["task_id", "prompt", "entry_point", "test"]
     assert dataset.to_list() == [row(n) for n in range(3)]
-
-
-def test_the_canonical_solution_is_kept_where_there_is_one(tmp_path):
-    path = write(tmp_path / "humaneval.jsonl", [row(1, canonical_solution="    return x + 1\n")])
-    assert solves(load_code_dataset(path)[0])
 
 
 @pytest.mark.parametrize(
@@ -125,11 +114,6 @@ def test_the_type_is_inferred_or_checked(tmp_path):
 # Malformed input
 
 
-def test_a_missing_file_is_an_error():
-    with pytest.raises(FileNotFoundError, match=r"There is no file nowhere/humaneval\.jsonl"):
-        load_code_dataset("nowhere/humaneval.jsonl")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -155,21 +139,18 @@ def test_a_malformed_row_names_file_row_and_field(tmp_path, changes, message):
         load_code_dataset(path, split="test[:1]")  # a bad row is reported wherever it is
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path):
+    for changes, message in (
         ({"code": ...}, "field `code` is missing"),
         ({"task_id": "2"}, "field `task_id` must be an integer, not text"),
         ({"test_list": "assert add(1) == 2"}, "field `test_list` must be a list, not text"),
         ({"test_list": ["add(1) == 2"]}, "field `test_list`, .* is not one assert"),
         ({"test_list": ["assert sub(1) == 2"]}, "field `code` defines no function that every entry"),
-    ],
-)
-def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path, changes, message):
-    bad = {key: value for key, value in mbpp_row(2, **changes).items() if value is not ...}
-    path = write(tmp_path / "mbpp.jsonl", [mbpp_row(1), bad])
-    with pytest.raises(ValueError, match=rf"mbpp\.jsonl, row 2: .*{message}"):
-        load_code_dataset(path)
+    ):
+        bad = {key: value for key, value in mbpp_row(2, **changes).items() if value is not ...}
+        path = write(tmp_path / "mbpp.jsonl", [mbpp_row(1), bad])
+        with pytest.raises(ValueError, match=rf"mbpp\.jsonl, row 2: .*{message}"):
+            load_code_dataset(path)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +162,8 @@ def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path, changes, messag
     ],
 )
 def test_a_malformed_file_is_an_error(tmp_path, name, text, message):
+    with pytest.raises(FileNotFoundError, match=rf"There is no file {tmp_path}/{name}"):
+        load_code_dataset(str(tmp_path / name))
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         load_code_dataset(str(tmp_path / name))
@@ -214,13 +197,10 @@ USABLE_TESTS = {
     "changed argument": CHECK + "xs = [1]\n    candidate(xs)\n    assert xs == [1, 2]",
     "guard": CHECK + "try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass",
     "global": "SEEN = []\ndef note(x):\n    SEEN.append(x)\n" + CHECK + "note(candidate(1))\n    assert SEEN == [2]",
-    "optional module": "try:\n    import no_such_module_here\nexcept ImportError:\n    pass\n"
-    + CHECK
-    + "assert candidate(1) == 2",
-    "endless loop with an exit": CHECK
-    + "while True:\n        if candidate(1):\n            break\n    assert candidate(1) == 2",
+    "optional module": "try:\n    import no_such_module_here\nexcept ImportError:\n    pass\n" + CHECK + "assert candidate(1) == 2",
+    "endless loop with an exit": CHECK + "while True:\n        if candidate(1):\n            break\n    assert candidate(1) == 2",
     "two checks": CHECK + "pass\n" + CHECK + "assert candidate(1) == 2",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("test", USABLE_TESTS.values(), ids=USABLE_TESTS)
@@ -299,10 +279,8 @@ def test_an_mbpp_row_in_humaneval_form(tmp_path):
     }
     (item,) = load_code_dataset(write(tmp_path / "mbpp.jsonl", [mbpp_row(5, **changes)])).to_list()
     assert item["task_id"] == "MBPP/5" and item["entry_point"] == "add"
-    assert (
-        item["prompt"]
-        == 'import math as m\n\n\ndef add(x, y=1, *rest):\n    """ Write a function to "add".\n    """\n'
-    )
+    prompt = 'import math as m\n\n\ndef add(x, y=1, *rest):\n    """ Write a function to "add".\n    """\n'
+    assert item["prompt"] == prompt
     assert item["test"] == (
         "import math\n\n\ndef check(candidate):\n    assert math.isclose(candidate(1), 2)\n"
         "    assert candidate(candidate(1), 3) == 5, 'add'\n"

@@ -65,15 +65,6 @@ def test_other_first_prompts_replace_the_default_ones():
 # Feedback
 
 
-@pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback"])
-def test_no_agent_sees_code_and_each_is_asked_for_its_own_function(mode):
-    prompts = feedback(result(PASSED, FAILED, RAISED), mode)
-    assert list(prompts) == ["aux", "main"]
-    assert not any("secret_of" in prompt for prompt in prompts.values())
-    assert re.search(r"Revise your function `aux`( if needed)?\.", prompts["aux"])
-    assert re.search(r"Revise your function `solve`( if needed)?\.", prompts["main"])
-
-
 def test_asserts_are_shown_as_they_are():
     failed = Check("failed", "assert candidate('a  b') == 'a_b'", "")
     raised = Check("error", f"assert candidate('{'c' * 400}') == ''", "ValueError: several\n  lines")
@@ -154,15 +145,13 @@ def test_level_feedback_names_what_is_missing_or_wrong():
     "text", ["", "Hello", "I cannot do this.", "Yes, no", "```python\n```", "# soon", "Answer: 4", "x = = 1"]
 )
 def test_a_text_without_code_has_no_right_syntax(text):
-    for outcome, name in (
-        (result(PASSED, aux=text), "aux"),
-        (result(main=text), "solve"),
-        (result(aux=None, main=text), "solve"),
+    for outcome, name, number in (
+        (result(PASSED, aux=text), "aux", 2),
+        (result(main=text), "solve", 1),
+        (result(aux=None, main=text), "solve", 1),
     ):
-        assert (
-            "- Syntax: not correct" in feedback(outcome, "level_passed", num_agents=2 if name == "aux" else 1)["main"]
-        )
-        prompts = feedback(outcome, "level_feedback", num_agents=2 if name == "aux" else 1)
+        assert "- Syntax: not correct" in feedback(outcome, "level_passed", num_agents=number)["main"]
+        prompts = feedback(outcome, "level_feedback", num_agents=number)
         assert f"- Syntax: ERROR, there is no code for `{name}`\n" in prompts["main"]
     (scored,) = environment(num_agents=1).score([ITEM], [{"main": text}], [[]])
     assert scored.metrics["syntax_valid_rate"] == 0.0 and scored.reward == 0.0
@@ -237,6 +226,9 @@ def test_a_second_turn_is_built_from_the_run_that_scored_the_first():
         ({"mode": "bandit"}, "Unknown mode 'bandit': choose level_feedback, level_passed, passed, plain"),
         ({"sandbox_slice": "some"}, "`sandbox_slice` must be a whole number, 'all' or None, not 'some'"),
         ({"hidden_tests": -1}, "`hidden_tests` is -1, it must be a whole number of at least 0"),
+        ({"collaboration": "dynamic"}, r"Unknown collaboration 'dynamic': choose executed, static\."),
+        ({"reward_kind": "fair"}, r"Unknown kind 'fair': choose paper, earned\."),
+        ({"reward_kind": "earned", "collaboration": "static"}, "because it runs programs"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
@@ -352,15 +344,10 @@ def test_a_single_agent_has_the_prompts_of_main():
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "Cost: ${prompt}\n",
-        r"\${prompt}",
-        r"\\${prompt} \\ ${{x}} \\\${{",
-        "Try again.",  # a path without its text in the saved settings
-        "}}",
-    ],
+    ["Cost: ${prompt}\n", r"\${prompt}", r"\\${prompt} \\ ${{x}} \\\${{", "Try again.", "}}"],
 )
 def test_the_texts_of_templates_are_saved(tmp_path, text):
+    """`Try again.` is a path, too."""
     (tmp_path / "aux.txt").write_text(text)
     files = CodePrompts(aux=str(tmp_path / "aux.txt"), main=f"{__name__}:own_aux")
     template = files.prompts["aux"].template

@@ -92,14 +92,9 @@ def test_code_survives_what_surrounds_it(wrapping):
     assert run(extract_code(text, "f"))["f"]([1]) == 7  # 2 * 1 + 4 + 0 + 1
 
 
-def test_two_fenced_blocks_are_one_program():
-    text = "First a helper:\n```python\ndef h(x):\n    return x + 1\n```\nthen\n```python\ndef f(x):\n    return h(x)\n```"
-    assert run(extract_code(text, "f"))["f"](1) == 2
-
-
-def test_future_imports_of_a_later_block_come_first():
-    text = "```python\ndef h(x):\n    return x\n```\nthen\n```python\nfrom __future__ import annotations\ndef f(x: Unknown):\n    return x\n```"
-    assert run(facts(text, aux="").source)["f"](1) == 1
+def test_two_fenced_blocks_are_one_program_whose_future_imports_come_first():
+    text = "```python\ndef h(x):\n    return x + 1\n```\nthen\n```\nfrom __future__ import annotations\ndef f(x: Unknown):\n    return h(x)\n```"
+    assert run(facts(text, aux="").source)["f"](1) == 2
 
 
 def test_the_last_definition_counts():
@@ -131,14 +126,8 @@ def test_a_scripts_own_part_is_left_out():
         "f",
     )
     kept = [ast.unparse(node).split("\n")[0] for node in ast.parse(source).body]
-    assert kept == [
-        "import sys",
-        "sys.setrecursionlimit(5000)",
-        "STEP: int = 1",
-        "STEP += 1",
-        "def f(x):",
-        "f = staticmethod(f)",
-    ]
+    assert kept[:4] == ["import sys", "sys.setrecursionlimit(5000)", "STEP: int = 1", "STEP += 1"]
+    assert kept[4:] == ["def f(x):", "f = staticmethod(f)"]
 
 
 READS = "def f(x):\n    return TABLE[x]\n"
@@ -151,15 +140,12 @@ ALL_NEEDED = {
     "argument": TABLE + "def fill(t):\n    t.append(1)\nfill(TABLE)\n" + READS,
     "imported function": "from heapq import heapify\nTABLE = [3, 1]\nheapify(TABLE)\n" + READS,
     "method": TABLE + "class S:\n    def load(self):\n        TABLE.append(1)\ns = S()\ns.load()\n" + READS,
-    "decorator": TABLE
-    + "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return 1\n"
-    + READS,
-    "dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n"
-    + "@f.register(int)\ndef _(x):\n    return 1\n",
+    "decorator": TABLE + "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return 1\n" + READS,
+    "dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef _(x):\n    return 1\n",
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
     "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ALL_NEEDED.values(), ids=ALL_NEEDED)
@@ -545,7 +531,3 @@ def test_nothing_of_a_completion_runs_here(tmp_path):
     text = f"open({str(trap)!r}, 'w')\nclass A:\n    open({str(trap)!r}, 'w')\ndef f(x=open({str(trap)!r}, 'w')):\n    return aux(x)"
     assert analyze(PROMPT, "f", text, text).names_aux is False
     assert not trap.exists()
-
-
-def test_a_very_long_completion_is_empty():
-    assert extract_code("def f(x):\n    return 1\n" + "#" * MAX_CHARS, "f") == ""

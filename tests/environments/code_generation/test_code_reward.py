@@ -175,11 +175,6 @@ def test_values_are_tried_only_where_that_is_open():
         assert outcome.reward == pytest.approx(reward) and len(thrown_away.batches) == runs
 
 
-def test_an_unknown_kind_of_collaboration_is_refused():
-    with pytest.raises(ValueError, match=r"Unknown collaboration 'dynamic': choose executed, static\."):
-        CodeGenerationEnvironment(collaboration="dynamic")
-
-
 def test_timeouts_are_counted_and_what_was_not_run_is_not_passed():
     fake = FakeSandbox("passed", "timeout", "timeout", "not_run")
     outcome = score(fake, AUX, MAIN)
@@ -202,12 +197,6 @@ def test_one_batch_is_one_call_of_the_sandbox_and_the_order_is_kept(sandbox):
     assert program.entry_point == "f" and program.checks == ITEM["test"]
     assert program.setup == "import math\n\ndef scale(x):\n    return 10 * x"
     assert AUX.strip() in program.source and MAIN.strip() in program.source
-
-
-def test_nothing_runs_when_nothing_can():
-    fake = FakeSandbox()
-    assert score(fake, AUX, "").reward == 0.4
-    assert fake.batches == []
 
 
 @pytest.mark.parametrize(("name", "at_least"), [("humaneval.jsonl", 164), ("mbpp_sanitized.jsonl", 425)])

@@ -26,54 +26,35 @@ def alone(*lines, before=""):
 
 # Experiments take longer than the first run, copy and compare values, and read iterators
 MACHINERY = {
-    "sleeps longer than the deadline of an experiment": (
-        ONE,
-        alone("aux(xs)", "time.sleep(0.5)", before="import time\n"),
-    ),
-    "asks for the class of an iterator": (
-        "def aux(xs):\n    return map(str, xs)\n",
-        alone("if type(aux([1])) is not map:", "    return None"),
-    ),
+    "sleeps longer than the deadline of an experiment":
+        (ONE, alone("aux(xs)", "time.sleep(0.5)", before="import time\n")),
+    "asks for the class of an iterator":
+        ("def aux(xs):\n    return map(str, xs)\n", alone("if type(aux([1])) is not map:", "    return None")),
     "asks whether an iterator is lazy": (
         "READ = []\ndef aux(xs):\n    return (READ.append(x) for x in xs)\n",
-        alone("value = aux([1])", "if READ or not hasattr(value, '__next__'):", "    return None"),
-    ),
+        alone("value = aux([1])", "if READ or not hasattr(value, '__next__'):", "    return None")),
     "notices copies": (
         "HEARD = []\nclass A:\n    def __deepcopy__(self, memo):\n        HEARD.append(1)\n        return self\n"
         "def aux(xs):\n    return [A()]\n",
-        alone("value = aux(xs)", "if HEARD or not value or type(value[0]) is not A:", "    return None"),
-    ),
+        alone("value = aux(xs)", "if HEARD or not value or type(value[0]) is not A:", "    return None")),
     "notices comparisons": (
         "HEARD = []\nclass A:\n    def __ne__(self, other):\n        HEARD.append(1)\n        return True\n"
         "def aux(xs):\n    return A()\n",
-        alone("value = aux(xs)", "if HEARD or type(value) is not A:", "    return None"),
-    ),
+        alone("value = aux(xs)", "if HEARD or type(value) is not A:", "    return None")),
     "asks for the same list": (
         "KEPT = [1]\ndef aux(xs):\n    return KEPT\n",
-        alone("if aux(xs) is not aux(xs) or aux(xs) != [1]:", "    return None"),
-    ),
-}
+        alone("if aux(xs) is not aux(xs) or aux(xs) != [1]:", "    return None")),
+}  # fmt: skip
 # What a process remembers must not make later experiments look effective
 MEMORY = {
-    "fails at the first call of a process": (
-        ONE,
-        alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None", before="SEEN = []\n"),
-    ),
-    "remembers a wrong value in a variable": (
-        ONE,
-        alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n"),
-    ),
-    "remembers a wrong value in the cache of re": (
-        ONE,
-        alone(
-            "text = ''.join(['b', 'a', 'd'])",
-            "if aux(xs) != 1 or re.compile(text).pattern is not text:",
-            "    return None",
-            "re.purge()",
-            before="import re\n",
-        ),
-    ),
-}
+    "fails at the first call of a process":
+        (ONE, alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None", before="SEEN = []\n")),
+    "remembers a wrong value in a variable":
+        (ONE, alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n")),
+    "remembers a wrong value in the cache of re":
+        (ONE, alone("text = ''.join(['b', 'a', 'd'])", "if aux(xs) != 1 or re.compile(text).pattern is not text:",
+                    "    return None", "re.purge()", before="import re\n")),
+}  # fmt: skip
 # Values that consist of the arguments, arranged in the same way at every call
 ARRANGED = {
     "returns the second argument": ("def aux(n, xs):\n    return xs\n", alone("xs = aux(0, xs)")),
@@ -91,39 +72,29 @@ SQUARES = "sum(x * x for x in xs if x % 2 == 0)"
 BOX = "class B:\n    pass\ndef aux(x):\n    b = B()\n    b.v = x\n    return b\n"
 ARRANGED |= {
     "returns the argument in an object": (BOX, alone("xs = aux(xs).v")),
-    "returns the argument in a function with a parameter": (
-        "def aux(x):\n    return lambda _: x\n",
-        alone("xs = aux(xs)(0)"),
-    ),
+    "returns the argument in a function with a parameter":
+        ("def aux(x):\n    return lambda _: x\n", alone("xs = aux(xs)(0)")),
     "returns the argument in a method": (
         "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n"
-        "def aux(x):\n    return B(x).get\n",
-        alone("xs = aux(xs)()"),
-    ),
+        "def aux(x):\n    return B(x).get\n", alone("xs = aux(xs)()")),
     "returns the argument and a constant": ("def aux(x):\n    return [x, 0]\n", alone("xs = aux(xs)[0]")),
-    "returns the argument in a set": (
-        "def aux(x):\n    return {x}\n",
-        alone("(n,) = aux(len(xs))", "if n != len(xs):", "    return None"),
-    ),
+    "returns the argument in a set":
+        ("def aux(x):\n    return {x}\n", alone("(n,) = aux(len(xs))", "if n != len(xs):", "    return None")),
     "returns the argument and a flag, where True equals the first argument": (
         "def aux(n):\n    return {'n': n, 'ok': n is not None}\n",
-        alone("d = aux(len(xs) - 2)", "if not d['ok'] or d['n'] != len(xs) - 2:", "    return None"),
-    ),
+        alone("d = aux(len(xs) - 2)", "if not d['ok'] or d['n'] != len(xs) - 2:", "    return None")),
     "returns the argument and a flag, where the argument before equals the flag": (
         "def aux(x):\n    return x, True\n",
-        alone("x, ok = aux(len(xs) > 2)", "if not ok or x != (len(xs) > 2):", "    return None"),
-    ),
+        alone("x, ok = aux(len(xs) > 2)", "if not ok or x != (len(xs) > 2):", "    return None")),
     "returns one of two arguments that are equal at first": (
         "def aux(n, x):\n    return [x, 'x']\n",
-        alone("n = aux(3, len(xs))[0]", "if n != len(xs):", "    return None"),
-    ),
+        alone("n = aux(3, len(xs))[0]", "if n != len(xs):", "    return None")),
     "yields the argument": ("def aux(x):\n    yield x\n", alone("xs = next(aux(xs))")),
     "yields the argument of a context": (
         "from contextlib import contextmanager\n@contextmanager\ndef aux(x):\n    yield x\n",
-        alone("with aux(xs) as ys:", "    xs = ys"),
-    ),
+        alone("with aux(xs) as ys:", "    xs = ys")),
     "takes the argument out of a list": ("def aux(x):\n    return x[0]\n", alone("xs = aux([xs])")),
-}
+}  # fmt: skip
 BOXED = {
     name: (
         before + f"def aux(xs):\n    return {aux}\n".replace("SQUARES", SQUARES),
@@ -148,61 +119,37 @@ EFFECTS = {
     "yields": ("def aux(*xs):\n    yield 1\n", alone("if len(list(aux(xs))) != 1:", "    return None")),
     "yields asynchronously": (
         "async def aux(*xs):\n    yield 1\n",
-        alone(
-            "async def read():",
-            "    return [1 async for one in aux(xs)]",
-            "if not asyncio.run(read()):",
-            "    return None",
-            before="import asyncio\n",
-        ),
-    ),
+        alone("async def read():", "    return [1 async for one in aux(xs)]", "if not asyncio.run(read()):",
+              "    return None", before="import asyncio\n")),
     "is a context": (
         "from contextlib import contextmanager\n@contextmanager\ndef aux(*xs):\n    yield 1\n",
-        alone("with aux(xs):", "    pass"),
-    ),
+        alone("with aux(xs):", "    pass")),
     "raises": (
         "def aux(*xs):\n    if xs:\n        raise KeyError\n    return 1\n",
-        alone("aux()", "try:", "    aux(xs)", "    return None", "except KeyError:", "    pass"),
-    ),
+        alone("aux()", "try:", "    aux(xs)", "    return None", "except KeyError:", "    pass")),
     "ends an iterator": (
         "def aux(x=None):\n    if x is None:\n        return 5\n    raise StopIteration\n",
-        alone("aux()", "if next(iter(lambda: aux(0), 1), 'end') != 'end':", "    return None"),
-    ),
+        alone("aux()", "if next(iter(lambda: aux(0), 1), 'end') != 'end':", "    return None")),
     "draws a random number": (
         "import random\ndef aux(*xs):\n    random.random()\n    return 1\n",
-        alone("state = random.getstate()", "aux()", "if state == random.getstate():", "    return None"),
-    ),
+        alone("state = random.getstate()", "aux()", "if state == random.getstate():", "    return None")),
     "calls back": (
         "def aux(call):\n    call()\n    return 1\n",
-        alone("called = []", "aux(lambda: called.append(1))", "if not called:", "    return None"),
-    ),
+        alone("called = []", "aux(lambda: called.append(1))", "if not called:", "    return None")),
     "prints": (
         "def aux(*xs):\n    print(1)\n    return 1\n",
-        alone(
-            "with contextlib.redirect_stdout(io.StringIO()) as text:",
-            "    aux(xs)",
-            "if not text.getvalue():",
-            "    return None",
-            before="import contextlib, io\n",
-        ),
-    ),
-}
+        alone("with contextlib.redirect_stdout(io.StringIO()) as text:", "    aux(xs)", "if not text.getvalue():",
+              "    return None", before="import contextlib, io\n")),
+}  # fmt: skip
 GATES = {
-    "a gate after two calls in vain": (
-        "def aux(*xs):\n    return len(xs)\n",
-        alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None"),
-    ),
-}
-GATES |= {
+    "a gate after two calls in vain":
+        ("def aux(*xs):\n    return len(xs)\n", alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None")),
     "a gate on four values": (
         "def aux(n):\n    return n + 1\n",
-        alone("if [aux(k) for k in range(4)] != [1, 2, 3, 4]:", "    return None"),
-    ),
-    "a gate on new objects": (
-        "class A:\n    pass\ndef aux(xs):\n    return A()\n",
-        alone("if aux(xs) == aux(xs):", "    return None"),
-    ),
-}
+        alone("if [aux(k) for k in range(4)] != [1, 2, 3, 4]:", "    return None")),
+    "a gate on new objects":
+        ("class A:\n    pass\ndef aux(xs):\n    return A()\n", alone("if aux(xs) == aux(xs):", "    return None")),
+}  # fmt: skip
 G = "def g(xs):\n    return [x for x in xs if x % 2 == 0]\n"
 HELP = "def aux(xs):\n    return help(xs)\n"
 REPLACED = {
@@ -210,34 +157,23 @@ REPLACED = {
         "def aux(*a):\n    return f(*a, 1)\n",
         "def f(xs, k=0):\n    if k:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
     ),
-    "main's function makes a global one": (
-        HELP,
-        G + "def f(xs):\n    global help\n    help = g\n    return sum(x * x for x in aux(xs))\n",
-    ),
-    "main hides its function behind an import": (
-        HELP,
-        "import math as help\n" + G.replace("g(", "help(") + SUM_OF_SQUARES,
-    ),
-    "main changes aux's defaults": (
-        "def aux(xs, h=None):\n    return h(xs)\n",
-        G + "aux.__defaults__ = (g,)\n" + SUM_OF_SQUARES,
-    ),
+    "main's function makes a global one":
+        (HELP, G + "def f(xs):\n    global help\n    help = g\n    return sum(x * x for x in aux(xs))\n"),
+    "main hides its function behind an import":
+        (HELP, "import math as help\n" + G.replace("g(", "help(") + SUM_OF_SQUARES),
+    "main changes aux's defaults":
+        ("def aux(xs, h=None):\n    return h(xs)\n", G + "aux.__defaults__ = (g,)\n" + SUM_OF_SQUARES),
     "main writes an attribute of aux": ("def aux(xs):\n    return aux.h(xs)\n", G + "aux.h = g\n" + SUM_OF_SQUARES),
-    "main writes an attribute of a module": (
-        "import math\ndef aux(xs):\n    return math.h(xs)\n",
-        "import math\n" + G + "math.h = g\n" + SUM_OF_SQUARES,
-    ),
+    "main writes an attribute of a module":
+        ("import math\ndef aux(xs):\n    return math.h(xs)\n", "import math\n" + G + "math.h = g\n" + SUM_OF_SQUARES),
     "main changes the built-in names": (HELP, "import builtins\n" + G + "builtins.help = g\n" + SUM_OF_SQUARES),
     "aux looks a global name up": ("def aux(xs):\n    return globals()['g'](xs)\n", G + SUM_OF_SQUARES),
-    "aux reads the entry point's global names": (
-        "def aux(xs):\n    return f.__globals__['g'](xs)\n",
-        G + SUM_OF_SQUARES,
-    ),
+    "aux reads the entry point's global names":
+        ("def aux(xs):\n    return f.__globals__['g'](xs)\n", G + SUM_OF_SQUARES),
     "aux imports the program": ("import solution\ndef aux(xs):\n    return solution.g(xs)\n", G + SUM_OF_SQUARES),
     "main writes the function that aux calls": (
         "def aux(*xs):\n    return help(*xs)\n",
-        "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
-    ),
+        "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES),
     "main puts a function into aux's code": (
         "def aux(*xs):\n    def g(*xs):\n        return 1\n    return g(*xs)\n",
         "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = aux.__code__.replace(co_consts=tuple(\n"
@@ -246,9 +182,8 @@ REPLACED = {
     ),
     "main gives aux other code": (
         ONE,
-        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES,
-    ),
-}
+        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES),
+}  # fmt: skip
 # What passes between the agents is data: objects and functions of the program could do the other agent's work
 CODE = {
     "works in place on an object": (
@@ -262,29 +197,24 @@ CODE = {
     "returns an object whose method does the work": (
         "class R:\n    def __init__(self, xs):\n        self.xs = xs\n    def evens(self):\n"
         "        return [x for x in self.xs if x % 2 == 0]\ndef aux(xs):\n    return R(xs)\n",
-        "def f(xs):\n    return sum(x * x for x in aux(xs).evens())\n",
-    ),
+        "def f(xs):\n    return sum(x * x for x in aux(xs).evens())\n"),
     "makes a function": (
         "def aux(k):\n    return lambda x: x ** k\n",
-        "def f(xs):\n    return sum(map(aux(2), [x for x in xs if x % 2 == 0]))\n",
-    ),
+        "def f(xs):\n    return sum(map(aux(2), [x for x in xs if x % 2 == 0]))\n"),
     "calls a function that it is given": (
         "def aux(g, xs):\n    return g(xs)\n",
-        "def f(xs):\n    return aux(lambda ys: sum(y * y for y in ys if y % 2 == 0) + 1, xs) - 1\n",
-    ),
+        "def f(xs):\n    return aux(lambda ys: sum(y * y for y in ys if y % 2 == 0) + 1, xs) - 1\n"),
     "hides a function in a number": (
         "def aux(x):\n    return x._numerator(1)\n",
         f"from fractions import Fraction\ndef f(xs):\n    x = Fraction(1)\n    x._numerator = lambda k: {SQUARES} + k\n    return aux(x) - 1\n",
     ),
     "fills a list with a function": (
         "def aux(out):\n    out.append(lambda: 1)\n",
-        alone("out = []", "aux(out)", "if out[0]() != 1:", "    return None"),
-    ),
+        alone("out = []", "aux(out)", "if out[0]() != 1:", "    return None")),
     "makes an object that main marks": (
         "class A:\n    used = False\ndef aux():\n    return A()\n",
-        alone("v = aux()", "if v.used:", "    return None", "v.used = True"),
-    ),
-}
+        alone("v = aux()", "if v.used:", "    return None", "v.used = True")),
+}  # fmt: skip
 CODE = {name: (aux, main.replace("SQUARES", SQUARES)) for name, (aux, main) in CODE.items()}
 # Containers that main fills, and values that aux was given before
 KEPT = {
@@ -300,33 +230,27 @@ KEPT = {
 KEPT |= {
     "returns the last argument": (
         "LAST = [0]\ndef aux(x):\n    old, LAST[0] = LAST[0], x\n    return old\n",
-        f"def f(xs):\n    aux({SQUARES} + 1)\n    return aux(0) - 1\n",
-    ),
+        f"def f(xs):\n    aux({SQUARES} + 1)\n    return aux(0) - 1\n"),
     "counts its calls": (
         "N = []\ndef aux():\n    N.append(1)\n    return len(N)\n",
-        alone("v = aux()", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n"),
-    ),
-    "yields its argument for ever": (
-        "def aux(x):\n    while True:\n        yield x\n",
-        alone("g = aux(xs)", "next(g)", "xs = next(g)"),
-    ),
+        alone("v = aux()", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "yields its argument for ever":
+        ("def aux(x):\n    while True:\n        yield x\n", alone("g = aux(xs)", "next(g)", "xs = next(g)")),
     "converts its argument": ("def aux(x):\n    return tuple(x)\n", alone("d = {aux(xs): 1}", "(xs,) = d")),
     "a set": (ALL_AUX.replace("return ", "return [") + "]\n", "def f(xs):\n    return max(set(aux(xs)))\n"),
-}
+}  # fmt: skip
 # Texts that use more of the other agent than its function, or the interpreter
 TEXTS = {
     "main fills aux's table": (
         "T = {'g': 0}\ndef aux(xs):\n    return T['g'](xs)\n",
-        "def f(xs):\n    T['g'] = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
-    ),
+        "def f(xs):\n    T['g'] = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n"),
     "main registers with aux's function": (
         "from functools import singledispatch\n@singledispatch\ndef h(xs):\n    return xs\ndef aux(xs):\n    return h(xs)\n",
         "@h.register(list)\ndef _(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
     ),
     "main takes aux's variable": (
         "BOX = []\ndef aux():\n    return BOX.pop()\n",
-        f"def f(xs):\n    BOX.append({SQUARES} + 1)\n    return aux() - 1\n",
-    ),
+        f"def f(xs):\n    BOX.append({SQUARES} + 1)\n    return aux() - 1\n"),
     "an attribute of another name of aux": (
         "def aux(xs):\n    return aux.h(xs)\n",
         "def f(xs):\n    k = aux\n    k.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
@@ -334,59 +258,38 @@ TEXTS = {
     "a statement that is too long to compare": (
         "def aux(xs):\n    return help(xs)\n",
         G.replace("g(", "help(")
-        + f"def f(xs):\n    k = {' + '.join(['0'] * 450)}\n    return sum(x * x for x in aux(xs)) + k\n",
-    ),
+        + f"def f(xs):\n    k = {' + '.join(['0'] * 450)}\n    return sum(x * x for x in aux(xs)) + k\n"),
     "a class hides the name of a built-in function": (
         ONE,
-        alone(
-            "aux()",
-            "class A:",
-            "    find = getattr",
-            "    getattr = getattr",
-            "if A.getattr(aux, '__code__') is None:",
-            "    return 0",
-        ),
-    ),
+        alone("aux()", "class A:", "    find = getattr", "    getattr = getattr", "if A.getattr(aux, '__code__') is None:",
+              "    return 0")),
     "a pattern with attributes": (
         ONE,
-        alone(
-            "match aux(1):",
-            "    case object(real=1):",
-            "        pass",
-            "match aux:",
-            "    case object(__code__=c):",
-            "        pass",
-        ),
-    ),
+        alone("match aux(1):", "    case object(real=1):", "        pass",
+              "match aux:", "    case object(__code__=c):", "        pass")),
     "a template with attributes": (ONE, alone("aux()", "'{0.real}'.format(aux(1))")),
     "a template that is computed": (ONE, alone("aux()", "t = '{0}' * len(xs)", "t.format(*xs, aux(1))")),
-    "a module within a module": (
-        "import statistics\n" + ONE,
-        alone("aux()", "statistics.random.random()", before="import statistics\n"),
-    ),
+    "a module within a module":
+        ("import statistics\n" + ONE, alone("aux()", "statistics.random.random()", before="import statistics\n")),
     "a private name of a module": (ONE, alone("aux()", before="from typing import _eval_type\n")),
     "everything of a module": (ONE, alone("aux()", "attrgetter('real')(1)", before="from operator import *\n")),
     "a setting of a module": (
         "import decimal\ndef aux(xs):\n    return decimal.getcontext().prec\n",
-        f"import decimal\ndef f(xs):\n    decimal.getcontext().prec = {SQUARES} + 1\n    return aux(xs) - 1\n",
-    ),
+        f"import decimal\ndef f(xs):\n    decimal.getcontext().prec = {SQUARES} + 1\n    return aux(xs) - 1\n"),
     "both have a table": (
         "memo = {}\ndef aux(k):\n    return memo[k] - 1\n",
-        f"memo = {{}}\ndef f(xs):\n    memo[len(xs)] = {SQUARES} + 1\n    return aux(len(xs))\n",
-    ),
+        f"memo = {{}}\ndef f(xs):\n    memo[len(xs)] = {SQUARES} + 1\n    return aux(len(xs))\n"),
     "a class that is made": (ONE, alone("aux()", "type('M', (), {'_' * 2 + 'match_args' + '_' * 2: ('real',)})")),
     "another module": (ONE, alone("aux()", before="import timeit\n")),
     "a private attribute": (ONE, alone("aux()", "re._cache", before="import re\n")),
     "sends values to a generator": (
         "def aux():\n    x = 0\n    while True:\n        x = yield x\n",
-        f"def f(xs):\n    g = aux()\n    next(g)\n    return g.send({SQUARES} + 1) - 1\n",
-    ),
+        f"def f(xs):\n    g = aux()\n    next(g)\n    return g.send({SQUARES} + 1) - 1\n"),
     "the identity of values": (
         ONE,
-        alone("v = aux()", "if any(v is w for w in SEEN):", "    return 0", "SEEN.append([])", before="SEEN = []\n"),
-    ),
+        alone("v = aux()", "if any(v is w for w in SEEN):", "    return 0", "SEEN.append([])", before="SEEN = []\n")),
     "the arguments of a pattern": (ONE, alone("aux()", "class M:", "    __match_args__ = ('real',)")),
-}
+}  # fmt: skip
 # Honest pairs
 IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
 HONEST = {
@@ -394,35 +297,26 @@ HONEST = {
         "def aux(xs, out):\n    for x in xs[:-1]:\n        x % 2 or out.append(x)\n    return None if not xs or xs[-1] % 2 else out.append(xs[-1])\n",
         "def f(xs):\n    out = []\n    aux(xs, out)\n    return sum(x * x for x in out)\n",
     ),
-    "works in place and returns its argument": (
-        IN_PLACE + "    return xs\n",
-        "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n",
-    ),
+    "works in place and returns its argument":
+        (IN_PLACE + "    return xs\n", "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n"),
     "both write the same small function": (
         "def even(x):\n    return x % 2 == 0\ndef aux(xs):\n    return [x for x in xs if even(x)]\n",
-        "def even(x):\n    return x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n",
-    ),
+        "def even(x):\n    return x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n"),
     "the two functions call each other": (
         "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
-        "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n",
-    ),
+        "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n"),
     "main has a variable of the same name as a local one of aux": (
         "def aux(xs):\n    step = 2\n    return [x for x in xs if x % step == 0]\n",
-        "step = 2\ndef f(xs):\n    return sum(x ** step for x in aux(xs))\n",
-    ),
+        "step = 2\ndef f(xs):\n    return sum(x ** step for x in aux(xs))\n"),
     "counts in its argument and returns it": (
         "def aux(known, x):\n    known[x] = known.get(x, 0) + 1\n    return known\n",
         "def f(xs):\n    known = {}\n    for x in xs:\n        known = aux(known, x)\n"
-        "    return sum(k * x * x for x, k in known.items() if x % 2 == 0)\n",
-    ),
-    "has names of the interpreter as variables": (
-        "def aux(input):\n    vars = [id for id in input if id % 2 == 0]\n    return vars\n",
-        SUM_OF_SQUARES,
-    ),
+        "    return sum(k * x * x for x, k in known.items() if x % 2 == 0)\n"),
+    "has names of the interpreter as variables":
+        ("def aux(input):\n    vars = [id for id in input if id % 2 == 0]\n    return vars\n", SUM_OF_SQUARES),
     "selects one of its arguments": (
         "def aux(zero, x):\n    return zero if x % 2 else x\n",
-        "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n",
-    ),
+        "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n"),
     "a pattern with a constant": (
         EVEN,
         "def f(xs):\n    match len(xs) > 0:\n        case True:\n            return sum(x * x for x in aux(xs))\n        case _:\n            return 0\n",
@@ -435,8 +329,7 @@ HONEST = {
     ),
     "is given a built-in function and an iterator": (
         "def aux(k, xs):\n    return [k(x) for x in xs if x % 2 == 0]\n",
-        "def f(xs):\n    return sum(x * x for x in aux(abs, iter(xs)))\n",
-    ),
+        "def f(xs):\n    return sum(x * x for x in aux(abs, iter(xs)))\n"),
     "imports of both overlap": (
         "from typing import List\nimport math\ndef aux(xs: List[int]):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
         "from typing import Optional, List\nimport re, math\n"
@@ -446,17 +339,14 @@ HONEST = {
     ),
     "formats a number": (
         "def aux(x):\n    return '{:.1f}'.format(x * x)\n",
-        "def f(xs):\n    return int(sum(float(aux(x)) for x in xs if x % 2 == 0))\n",
-    ),
-    "each call of aux has only one other value": (
-        "def aux(x):\n    return x % 2 == 0\n",
-        "def f(xs):\n    return sum(x * x for x in xs if aux(x))\n",
-    ),
+        "def f(xs):\n    return int(sum(float(aux(x)) for x in xs if x % 2 == 0))\n"),
+    "each call of aux has only one other value":
+        ("def aux(x):\n    return x % 2 == 0\n", "def f(xs):\n    return sum(x * x for x in xs if aux(x))\n"),
     "an endless loop where aux says nothing": (
         "def aux(x):\n    return x - 1\n",
         "def f(xs):\n    total, k = 0, len(xs)\n    while k != 0:\n        k = aux(k)\n        total += xs[k] ** 2 * (xs[k] % 2 == 0)\n    return total\n",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -542,33 +432,18 @@ def test_modules_that_the_prompt_imports_are_allowed(sandbox):
 @pytest.mark.parametrize("kind", ["humaneval", "mbpp"])
 def test_almost_no_reference_solution_uses_what_is_not_allowed(shared_data, kind):
     items = load_code_dataset(str(shared_data / f"{'mbpp_sanitized' if kind == 'mbpp' else kind}.jsonl")).to_list()
-    found = [
-        one["task_id"]
-        for one in items
-        if not are_independent(
-            "def aux(x):\n    return x", one["prompt"] + one["canonical_solution"], "", "f", "def f():"
-        )
-    ]
+    texts = {one["task_id"]: one["prompt"] + one["canonical_solution"] for one in items}
+    aux = "def aux(x):\n    return x"
+    found = [name for name, text in texts.items() if not are_independent(aux, text, "", "f", "def f():")]
     # one evaluates a formula, the other formats a text with a template that it is given
     assert found == (["HumanEval/160"] if kind == "humaneval" else ["MBPP/390"])
 
 
 @pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])
 def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
-    tests = [
-        "candidate([3, 1]) == [1, 3]",
-        "candidate([]) == []",
-        "candidate([2]) == [2]",
-        "candidate([5, 4]) == [4, 5]",
-    ]
-    tests += ["candidate([7]) == [7]"]
-    item = {
-        "task_id": "t/sort",
-        "prompt": 'def f(xs):\n    """Sorts."""\n',
-        "entry_point": "f",
-        "test": "def check(candidate):\n" + "".join(f"    assert {line}\n" for line in tests),
-        "canonical_solution": "    return sorted(xs)\n",
-    }
+    tests = (f"    assert candidate({xs}) == {sorted(xs)}\n" for xs in ([3, 1], [], [2], [5, 4], [7]))
+    item = {"task_id": "t/sort", "prompt": 'def f(xs):\n    """Sorts."""\n', "entry_point": "f"}
+    item |= {"test": "def check(candidate):\n" + "".join(tests), "canonical_solution": "    return sorted(xs)\n"}
     aux = "def aux(xs):\n    return xs == [3, 1]\n"
     main = f"def f(xs):\n    return [1, 3] if aux(xs) else {otherwise}\n"
     assert score(sandbox, (aux, main), item=item) == pytest.approx([1.1])

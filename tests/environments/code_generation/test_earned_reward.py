@@ -34,13 +34,8 @@ def facts(sandbox, item, tries_trivial=True):
 
 def make_item(prompt, test, solution="", entry_point="f"):
     test = "def check(candidate):\n" + "".join(f"    {line}\n" for line in test.split("\n"))
-    return {
-        "task_id": "t/0",
-        "prompt": prompt,
-        "entry_point": entry_point,
-        "test": test,
-        "canonical_solution": solution,
-    }
+    item = {"task_id": "t/0", "prompt": prompt, "entry_point": entry_point}
+    return {**item, "test": test, "canonical_solution": solution}
 
 
 def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
@@ -112,15 +107,12 @@ def test_a_main_that_stops_at_an_answer_of_aux_does_a_part_of_the_work(sandbox, 
 
 
 @pytest.mark.parametrize(
-    ("aux", "use"),
-    [
-        ("return xs", "xs = aux(xs)"),
-        ("return list(xs)", "xs = aux(xs)"),
-        ("return xs[:]", "xs = [x for x in aux(xs)]"),
-    ],
+    ("aux", "use"), [("xs", "xs = aux(xs)"), ("list(xs)", "xs = aux(xs)"), ("xs[:]", "xs = [x for x in aux(xs)]")]
 )
 def test_a_helper_that_returns_its_argument_is_none(sandbox, aux, use):
-    (outcome,) = score(sandbox, (f"def aux(xs):\n    {aux}", ALL_MAIN.replace("    return", f"    {use}\n    return")))
+    (outcome,) = score(
+        sandbox, (f"def aux(xs):\n    return {aux}", ALL_MAIN.replace("    return", f"    {use}\n    return"))
+    )
     assert outcome.reward <= 2.1 + 1e-9
 
 
@@ -162,13 +154,6 @@ def test_a_long_text_after_the_function_costs(sandbox):
     for aux, main in ((f"{EVEN}\n\n{rambling}", SUM_OF_SQUARES), (EVEN, f"{SUM_OF_SQUARES}\n\n{rambling}")):
         (outcome,) = score(sandbox, (aux, main))
         assert 2.9 < outcome.reward < 3.8
-
-
-def test_unknown_or_contradictory_settings_are_refused():
-    with pytest.raises(ValueError, match=r"Unknown kind 'fair': choose paper, earned\."):
-        CodeGenerationEnvironment(reward_kind="fair")
-    with pytest.raises(ValueError, match="because it runs programs"):
-        CodeGenerationEnvironment(reward_kind="earned", collaboration="static")
 
 
 # Trivial answers

@@ -84,10 +84,7 @@ def test_the_expert_sees_problem_and_code_and_no_test():
 )
 def test_edits_are_read_from_any_answer(text, edits):
     assert parse_edits(text, ROLES, "solve") == edits
-
-
-def test_a_single_agent_gets_its_edits():
-    assert parse_edits('{"main": "m", "aux": "a"}', ("main",), "solve") == {"main": "m"}
+    assert parse_edits(text, ("main",), "solve") == {role: text for role, text in edits.items() if role == "main"}
 
 
 def test_a_turn_is_asked_at_once_and_each_agent_gets_its_own_part(tmp_path):
@@ -187,10 +184,8 @@ def test_the_temperature_is_the_peers_except_for_claude():
     ("settings", "problem"),
     [
         ({"expert_model": None}, "needs `external.expert_model`"),
-        ({"expert_model": "llama"}, "where the model 'llama' is: set `external.expert_base_url`"),
         ({"expert_model": "./nowhere"}, "`external.expert_model` is './nowhere', but there is no such folder"),
         ({"expert_model": "/"}, "`external.expert_model` is '/', but this folder holds no model and no saved team"),
-        ({"expert_api_key_env": "sk-1"}, "`external.expert_api_key_env` must be the name of an environment variable"),
         ({"expert_model": "a/b", "expert_token_budget": 9}, "`external.expert_token_budget` is for an endpoint"),
         ({"expert_token_budget": 2048}, "`external.expert_token_budget` is 2048, which is not enough for one request"),
         ({"expert_extra_body": {"messages": []}}, "has 'messages', which a request has anyway"),

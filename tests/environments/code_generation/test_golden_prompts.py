@@ -32,15 +32,11 @@ ASSERTS = ["assert candidate([2]) == 2", "assert candidate([1, 2]) == 2", "asser
 LOADED = Check("passed", "")
 AUX = "def aux(xs):\n    return [x for x in xs if x % 2 == 0]\n"
 MAIN = "def solve(xs):\n    evens = aux(xs)\n    return sum(evens)\n"
+FIRST = "def solve(xs):\n    aux(xs)\n    return xs[0]\n"
 # Both agents' answers, the status of each assert, and the error of those that raise
 TEAMS = {
     "failing": ("def aux(xs):\n    return xs xs\n", MAIN, None, ""),
-    "partly failing": (
-        AUX,
-        "def solve(xs):\n    aux(xs)\n    return xs[0]\n",
-        ("passed", "failed", "error"),
-        "IndexError: list index out of range",
-    ),
+    "partly failing": (AUX, FIRST, ("passed", "failed", "error"), "IndexError: list index out of range"),
     "passing": (AUX, MAIN, ("passed", "passed", "passed"), ""),
 }
 MODES = ("plain", "passed", "level_passed", "level_feedback")

@@ -60,12 +60,7 @@ def test_columns_that_are_missing(row, message):
 def test_trl_trains_on_it(tmp_path):
     settings = {"num_generations": 4, "per_device_train_batch_size": 4, "max_completion_length": 8}
     args = GRPOConfig(str(tmp_path), **SHORT, **settings)
-    trainer = GRPOTrainer(
-        model=tiny_llama(),
-        reward_funcs=code_reward,
-        args=args,
-        train_dataset=Dataset.from_list([{"prompt": PROMPT, **HUMANEVAL}] * 4),
-        processing_class=byte_tokenizer(),
-    )
+    items = Dataset.from_list([{"prompt": PROMPT, **HUMANEVAL}] * 4)
+    trainer = GRPOTrainer(tiny_llama(), code_reward, args, items, processing_class=byte_tokenizer())
     trainer.train()
     assert trainer.state.log_history[0]["rewards/code_reward/mean"] == 0.0

@@ -175,9 +175,8 @@ def test_demonstrations_show_a_blind_speaker_and_a_literate_decider(game, words)
         if prompt.endswith(":"):
             assert environment.is_well_formed(answer) and len(answer.split()) == words
             messages[prompt] |= {*answer.split()}
-    assert len({*map(frozenset, messages.values())}) == len(
-        game.speakers
-    )  # whatever the fact, a role says the same words
+    # Whatever the fact, a role says the same words
+    assert len({*map(frozenset, messages.values())}) == len(game.speakers)
     item = game.item(rng)
     assert game.reward(item, game.read(item, game.truth(item), rng)) == 1.0
     guesses = fmean(game.reward(item, game.read(item, [], rng)) for item in (game.item(rng) for _ in range(2000)))
@@ -191,11 +190,8 @@ def settings_of(name, num_agents, **needed):
 
 def test_settings_make_the_game():
     make = TASK.make_environment
-    assert make(settings_of("rule", 2, operations=3, digits=5)).game.words == [
-        "take_first",
-        "take_last",
-        "take_largest",
-    ]
+    rule = make(settings_of("rule", 2, operations=3, digits=5)).game
+    assert rule.words == ["take_first", "take_last", "take_largest"]
     assert make(settings_of("walk", 3, board=4)).roles == ("speaker_1", "speaker_2", "decider")
     assert make(settings_of("rule", 1)).facts == "shared"  # so that `--control single_agent` has all facts
     assert make(settings_of("rule", 1, facts="isolated")).roles == ("solo",)
@@ -205,25 +201,19 @@ def test_settings_make_the_game():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "num_agents", "needed", "message"),
     [
-        (("rule", 3), r"`num_agents` is 3, but rule with private facts needs 2\."),
-        (("walk", 4), r"walk with private facts needs 2 or 3\."),
-        (("walk", 2, "shared"), r"walk with shared facts needs 1\."),
-        (("rule", 1, "private"), r"rule with private facts needs 2\."),
+        ("rule", 3, {}, r"`num_agents` is 3, but rule with private facts needs 2\."),
+        ("walk", 4, {}, r"walk with private facts needs 2 or 3\."),
+        ("walk", 2, {"facts": "shared"}, r"walk with shared facts needs 1\."),
+        ("rule", 1, {"facts": "private"}, r"rule with private facts needs 2\."),
+        ("rule", 2, {"board": 4}, r"`needed\.board` is a setting of walk, but `dataset.name` is 'rule'"),
+        ("rule", 2, {"operations": 6}, "2 to 6 operations and as many digits or more, not 6 and 4"),
     ],
 )
-def test_facts_that_do_not_fit_to_the_agents_are_refused(arguments, message):
-    name, num_agents, *facts = arguments
+def test_settings_that_do_not_fit_are_refused(name, num_agents, needed, message):
     with pytest.raises(ValueError, match=message):
-        TASK.make_environment(settings_of(name, num_agents, facts=facts[0] if facts else None))
-
-
-def test_knobs_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"`needed\.board` is a setting of walk, but `dataset.name` is 'rule'"):
-        TASK.make_environment(settings_of("rule", 2, board=4))
-    with pytest.raises(ValueError, match="2 to 6 operations and as many digits or more, not 6 and 4"):
-        TASK.make_environment(settings_of("rule", 2, operations=6))
+        TASK.make_environment(settings_of(name, num_agents, **needed))
 
 
 # Ablated messages

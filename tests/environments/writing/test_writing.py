@@ -1,15 +1,13 @@
 """The family of writing: CoMLRL's reward, the grounded one, data, prompts, recipes."""
 
-import importlib.util
 import json
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
+from scripts import RECIPES, algorithm_of, run_script
 
-from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.environments.writing import WritingEnvironment, load_writing_dataset
@@ -17,12 +15,10 @@ from trl_multiagent.environments.writing.demo import POSTS, make_demonstrations,
 from trl_multiagent.environments.writing.environment import make_rouge
 from trl_multiagent.environments.writing.reward import CONSTANT, LARGEST, STRUCTURES, levels, pair_metrics
 from trl_multiagent.environments.writing.words import LISTS, count_transitions, key_words
-from trl_multiagent.settings.algorithms import ALGORITHMS
 
 
 HERE = Path(__file__).parent
-RECIPES = HERE.parents[2] / "recipes" / "writing"
-CONFIGS = sorted((RECIPES / "configs").glob("*.yaml"))
+CONFIGS = sorted((RECIPES / "writing" / "configs").glob("*.yaml"))
 PEER_CONFIGS = sorted((HERE / "peer_configs").glob("*.yaml"))
 TEXTS = json.loads((HERE / "texts.json").read_text())
 TINY = 0.1 * LARGEST
@@ -71,16 +67,8 @@ def random_pairs(kind, number, seed):
     """Pairs of random texts. About half of them reach the second level, some the last."""
     rng = random.Random(seed)
     phrases = [phrase for text in LISTS["transitions"].values() for phrase in text.split("|")]
-    vocabulary = [
-        *phrases,
-        *LISTS["stop_words"].split(),
-        *(f"w{k}" for k in range(60)),
-        "über",
-        "x_y",
-        "don't",
-        "—",
-        "...",
-    ]
+    vocabulary = [*phrases, *LISTS["stop_words"].split(), *(f"w{k}" for k in range(60))]
+    vocabulary += ["über", "x_y", "don't", "—", "..."]
     shortest, longest = {"tldr": (6, 80), "arxiv": (100, 150)}[kind]
 
     def text(length):
@@ -90,12 +78,8 @@ def random_pairs(kind, number, seed):
         some = rng.sample(vocabulary, rng.randint(12, len(vocabulary)))
         first = text(rng.randint(shortest, longest))
         some = some[: rng.choice([3, len(some)])]
-        second = (
-            first[: rng.choice([0, rng.randint(0, len(first))])]
-            + " "
-            + text(int(len(first.split()) * rng.uniform(0.3, 3.0)))
-        )
-        yield first, second
+        copied = first[: rng.choice([0, rng.randint(0, len(first))])]
+        yield first, copied + " " + text(int(len(first.split()) * rng.uniform(0.3, 3.0)))
 
 
 @pytest.mark.parametrize("kind", ["tldr", "arxiv"])
@@ -182,16 +166,15 @@ def test_white_space_makes_a_text_longer_only_under_compat():
 def test_a_good_pair_of_another_item_earns_little():
     assert all(pair_metrics(*GOOD["tldr"], other, "tldr", "grounded")["total_reward"] < TINY for other in OTHERS)
     items = load_writing_dataset("demo", "test").to_list()
-    of_items = [
-        [POSTS["answers"][way].format(**row["facts"]) for way in ("short", "three")] for row in make_posts("test")
-    ]
-    own = [
-        pair_metrics(*pair, item, "tldr", "grounded")["total_reward"]
-        for pair, item in zip(of_items, items, strict=True)
-    ]
-    assert np.mean(own) > 0.75 * LARGEST
+    answers = [POSTS["answers"][way] for way in ("short", "three")]
+    of_items = [[answer.format(**row["facts"]) for answer in answers] for row in make_posts("test")]
+
+    def earns(pair, item):
+        return pair_metrics(*pair, item, "tldr", "grounded")["total_reward"]
+
+    assert np.mean([earns(pair, item) for pair, item in zip(of_items, items, strict=True)]) > 0.75 * LARGEST
     for pair in of_items[:8]:  # each as a constant pair
-        earned = [pair_metrics(*pair, item, "tldr", "grounded")["total_reward"] for item in items]
+        earned = [earns(pair, item) for item in items]
         assert sum(earned) - max(earned) <= TINY * len(items)
 
 
@@ -274,21 +257,10 @@ def test_rouge_needs_its_package_and_a_reference(monkeypatch):
     assert "rouge1" not in without.metrics
 
 
-def run_script(algorithm, *argv):
-    spec = importlib.util.spec_from_file_location("script", RECIPES / f"train_{algorithm}.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    script.main([str(word) for word in argv])
-
-
-def algorithm_of(config):
-    return next(name for name in ALGORITHMS if name in yaml.safe_load(config.read_text()))
-
-
 @pytest.mark.parametrize("config", [*CONFIGS, *PEER_CONFIGS], ids=lambda path: f"{path.parts[-3]}-{path.stem}")
 def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run_script(algorithm_of(config), "--config", config, "--dry_run")
+    run_script("writing", algorithm_of(config), "--config", config, "--dry_run")
     out = capsys.readouterr().out
     roles = [["writer"], ["background", "method"], ["summary", "detail"]]
     expected = roles[0 if config.stem.startswith(("grpo", "ac_")) else 1 if "arxiv" in config.stem else 2]
@@ -298,22 +270,11 @@ def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "iac", "maac", "ac"])
 def test_every_recipe_trains_offline(algorithm, tiny_model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    config = RECIPES / "configs" / f"{algorithm}_tldr_config.yaml"
-    small = [
-        f"agent_model.name={tiny_model}",
-        "dataset.name=demo",
-        "dataset.train_split=train[:4]",
-        "dataset.eval_split=test[:2]",
-    ]
-    small += [
-        f"{algorithm}.{name}"
-        for name in ("max_completion_length=8", "max_steps=1", "items_per_device=1", "bf16=false")
-    ]
-    small += [f"{algorithm}.per_device_train_batch_size=1", f"{algorithm}.output_dir={tmp_path / 'run'}"]
+    config = RECIPES / "writing" / "configs" / f"{algorithm}_tldr_config.yaml"
+    small = "max_completion_length=8 max_steps=1 items_per_device=1 per_device_train_batch_size=1 bf16=false".split()
+    small = [f"{algorithm}.{x}" for x in (*small, f"output_dir={tmp_path / 'run'}")]
+    small += ["dataset.name=demo", "dataset.train_split=train[:4]", "dataset.eval_split=test[:2]"]
+    small.append(f"agent_model.name={tiny_model}")
     critic = [f"critic_model.name={tiny_model}"] if algorithm in ("iac", "maac", "ac") else []
-    run_script(algorithm, "--config", config, "--override", *small, *critic)
+    run_script("writing", algorithm, "--config", config, "--override", *small, *critic)
     assert "'turn_1/constant_text'" in capsys.readouterr().out and (tmp_path / "run" / "team.json").is_file()
-
-
-def test_the_command_line_knows_the_family():
-    assert cli.TASKS["writing"] == "trl_multiagent.environments.writing.task:TASK"

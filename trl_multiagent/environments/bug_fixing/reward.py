@@ -184,7 +184,7 @@ class BugReward:
                 metrics |= tests_metrics(item, own, results)
                 reward += TESTS * metrics["tests"] + WRONG_TESTS * metrics["wrong_tests"]
             info = BugResult(source, own, results[1] if own else None)
-            outcomes.append(Outcome(reward, {**metrics, "total_reward": reward}, info))
+            outcomes.append(Outcome(reward, {**metrics, "total_reward": reward}, info, fix.columns()))
         return outcomes
 
     def run_tests(self, item: dict, source: str, tests: Sequence[str]) -> Program:

@@ -73,7 +73,9 @@ class ClassReward:
         for item, own, lacking, verdict in zip(items, answers, absent, self.runner.run(programs), strict=True):
             metrics = class_metrics(item, verdict, lacking, overlap(own, item["methods"]))
             metrics["total_reward"] = metrics[f"{self.kind}_reward"]
-            outcomes.append(Outcome(metrics["total_reward"], metrics, ClassResult(verdict, lacking)))
+            outcomes.append(
+                Outcome(metrics["total_reward"], metrics, ClassResult(verdict, lacking), verdict.columns())
+            )
         return outcomes
 
 

@@ -263,4 +263,5 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
             "total_reward": reward,
         },
         info=result,
+        extra={"tests": "", "suspicious": ""} if verdict is None else verdict.columns(),
     )

@@ -24,7 +24,7 @@ from trl_multiagent.rollout.values import (
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
-from trl_multiagent.trainers.base.batch import PADDING_LENGTH, Batch, CriticTensors
+from trl_multiagent.trainers.base.batch import Batch, CriticTensors
 from trl_multiagent.trainers.base.rollout_metrics import Total
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
@@ -203,7 +203,7 @@ class ActorCriticTrainer(RolloutTrainer):
         pad_token_id = self.critics.backbones[critic].tokenizer.pad_token_id
         missing = num_rows - len(rows)
         sequences = [torch.tensor(row.input_ids) for row in rows]
-        sequences += [torch.tensor([pad_token_id] * PADDING_LENGTH)] * missing
+        sequences += [torch.tensor([pad_token_id])] * missing
         numbers = [
             [(row.node.targets[critic][j], 1.0, row.node.values[critic][j]) for j in row.joint_actions] for row in rows
         ]

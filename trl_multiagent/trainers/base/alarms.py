@@ -17,12 +17,11 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_multiagent.folders import naming, write_text
+from trl_multiagent.folders import ALARMS_FILE, naming, write_text
 
 
 logger = logging.getLogger(__name__)
 
-ALARMS_FILE = "alarms.jsonl"
 WINDOW = 20  # successive log entries in which a condition must hold
 NO_SIGNAL = 0.95  # share of the nodes whose returns are all equal
 COLLAPSED = 0.9  # share of the completions that are one text

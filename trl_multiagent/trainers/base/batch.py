@@ -11,18 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 from trl.trainer.utils import pad
 
+from trl_multiagent.models.packing import can_pack, pack
 from trl_multiagent.models.router_loss import without_router_logits
-from trl_multiagent.models.shared_prompts import can_share_prompts, takes_positions, token_positions
+from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.rollout.tree import Node, Samples
 
-
-# Tokens in the prompt of a padding row: one that can be shared among siblings, and the last one, which is not shared.
-# Its completion has as many tokens, all masked
-PADDING_LENGTH = 2
 
 T = TypeVar("T", bound="RowTensors")
 A = TypeVar("A", bound="AgentTensors")
@@ -86,6 +82,14 @@ class AgentTensors(RowTensors):
         }
         return dataclasses.replace(self, **columns)
 
+    def sequences(self) -> tuple[list[list[int]], list[int]]:
+        """Returns the token ids of each row without padding, none if its completion is masked; and the number of prompt tokens of each."""
+        num_prompt_tokens, num_tokens = self.prompt_mask.sum(dim=1).tolist(), self.completion_mask.sum(dim=1).tolist()
+        start = self.prompt_ids.size(1)
+        ids = torch.cat([self.prompt_ids, self.completion_ids], dim=1).tolist()
+        rows = zip(ids, num_prompt_tokens, num_tokens, strict=True)
+        return [row[start - p : start + c] if c else [] for row, p, c in rows], num_prompt_tokens
+
     def of_turn(self: A, turn: int) -> A:
         """Masks the completions of all other turns."""
         mask = self.completion_mask * (self.turns == turn).unsqueeze(1)
@@ -139,16 +143,24 @@ class Row:
 
 def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
     """
-    Collects the rows of a batch of trees, one per sibling of each node. Siblings are adjacent, so that they can share their prompt. Nodes
-    are sorted by length, so that a micro-batch needs little padding. `levels` and `advantages` have an entry per turn and node; the
-    advantages of a trained agent at a node have the shape `(G,)`.
+    Collects the rows of a batch of trees, one per sibling of each node. Trees are sorted by length, so that a micro-batch needs little
+    padding. Siblings are adjacent, and a node precedes those that continue its prompt, so that rows of a micro-batch have much in common.
+    `levels` and `advantages` have an entry per turn and node; the advantages of a trained agent at a node have the shape `(G,)`.
     """
     nodes = [
         (turn, node, by_role)
         for turn, (level, of_level) in enumerate(zip(levels, advantages, strict=True))
         for node, by_role in zip(level, of_level, strict=True)
     ]
-    nodes.sort(key=lambda entry: longest_sequence_length(entry[1]))
+    longest: dict[int, int] = {}  # by tree
+    for _, node, _ in nodes:
+        longest[node.tree] = max(longest.get(node.tree, 0), longest_sequence_length(node))
+
+    def place(entry: tuple[int, Node, dict[str, torch.Tensor]]) -> Any:
+        node = entry[1]
+        return longest[node.tree], node.tree, [samples.prompt_ids for samples in node.samples.values()]
+
+    nodes.sort(key=place)
     return [
         Row(turn, node.samples, sibling, {role: values[sibling].item() for role, values in by_role.items()})
         for turn, node, by_role in nodes
@@ -175,7 +187,7 @@ def agent_tensors(
     neither with one of `eos_token_ids` nor with a stop string. With `sampling_logps`, the tensors have the log-probabilities of the engine.
     """
     padding_rows = num_rows - len(rows)
-    padding = torch.tensor([pad_token_id] * PADDING_LENGTH)
+    padding = torch.tensor([pad_token_id])
     prompts = [torch.tensor(row.samples[role].prompt_ids) for row in rows]
     completions = [torch.tensor(row.samples[role].completion_ids[row.sibling]) for row in rows]
     masks = [torch.ones_like(ids) for ids in completions]
@@ -195,45 +207,29 @@ def agent_tensors(
     )
     if sampling_logps:
         logps = [torch.tensor(row.samples[role].logps[row.sibling]) for row in rows]  # type: ignore[index]
-        logps += [torch.zeros(PADDING_LENGTH)] * padding_rows
+        logps += [torch.zeros(1)] * padding_rows
         tensors.sampling_logps = pad(logps, 0.0, "right")
     return tensors
 
 
 def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]:
     """
-    Builds the arguments of an agent's forward that returns the log-probabilities of its completions.
+    Builds the arguments of an agent's forward that returns the log-probabilities of its completions. The last columns of these are those of
+    the completions.
 
-    If the agent supports it, adjacent siblings share their prompt except its last token. Nothing is shared if the rows have
-    `router_weights`, because a router loss counts every token of every row.
+    If the agent supports it, rows share the tokens that they have in common. Nothing is shared if the rows have `router_weights`, because a
+    router loss counts every token of every row.
     """
-    prompt_ids, prompt_mask = rows.prompt_ids, rows.prompt_mask
-    sharing = can_share_prompts(agent) and rows.router_weights is None
-    if sharing and prompt_ids.size(1) == 1:
-        # Prepend padding to share: under ZeRO-3, all processes must run the same forward passes
-        prompt_ids, prompt_mask = F.pad(prompt_ids, (1, 0)), F.pad(prompt_mask, (1, 0))
-    input_ids = torch.cat([prompt_ids, rows.completion_ids], dim=1)
-    attention_mask = torch.cat([prompt_mask, rows.completion_mask], dim=1)
-    positions = token_positions(attention_mask)
-    labels = input_ids.masked_fill(attention_mask == 0, -100)
-    shared = prompt_ids.size(1) - 1
     common = {"fused_lm_head": True, **without_router_logits(agent)}
-    if sharing:
-        prompts = torch.stack([prompt_ids, prompt_mask, positions[:, : shared + 1]], dim=-1)
-        prompts, owners = torch.unique_consecutive(prompts, return_inverse=True, dim=0)
-        input_names = ("input_ids", "attention_mask", "position_ids")
-        # A row begins with the last token of the prompt, which predicts the first token of the completion, and ends
-        # with the last token but one
-        return {
-            "shared_prompts": dict(zip(input_names, prompts[:, :shared].unbind(-1), strict=True)) | {"owners": owners},
-            "input_ids": input_ids[:, shared:-1],
-            "attention_mask": attention_mask[:, :-1],
-            "position_ids": positions[:, shared:-1],
-            "shift_labels": labels[:, shared + 1 :],
-            **common,
-        }
-    labels[:, : shared + 1] = -100
+    prompt_length, length = rows.prompt_ids.size(1), rows.completion_ids.size(1)
+    if rows.router_weights is None and can_pack(agent, prompt_length + length):
+        packed = pack(*rows.sequences(), length, agent.config.get_text_config().hidden_size)
+        return common | {name: x.to(rows.prompt_ids.device) for name, x in packed.items()}
+    input_ids = torch.cat([rows.prompt_ids, rows.completion_ids], dim=1)
+    attention_mask = torch.cat([rows.prompt_mask, rows.completion_mask], dim=1)
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    labels[:, :prompt_length] = -100
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, **common}
     if rows.router_weights is not None:
         inputs["router_weights"] = attention_mask * rows.router_weights.unsqueeze(1)
-    return inputs | {"position_ids": positions} if takes_positions(agent) else inputs
+    return inputs | {"position_ids": token_positions(attention_mask)} if takes_positions(agent) else inputs

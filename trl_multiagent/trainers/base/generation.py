@@ -12,11 +12,12 @@ from trl.models import unwrap_model_for_generation
 from trl.models.utils import add_hooks, remove_hooks
 
 from trl_multiagent.jobs.processes import error_barrier
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
-from trl_multiagent.trainers.base.vllm_generation import make_generations
+from trl_multiagent.trainers.base.vllm_generation import make_generations, sample_level
 
 
 class TrainerGenerator(TransformersGenerator):
@@ -40,14 +41,14 @@ class TrainerGenerator(TransformersGenerator):
         self.gathers = gathers
 
     @contextlib.contextmanager
-    def computing(self, role: str) -> Iterator[PreTrainedModel]:
+    def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         trainer = self.trainer
         if self.synchronized:
             # ZeRO-3 gathers the weights next, and a process that has failed cannot take part in that
             error_barrier(trainer.accelerator)
         with (
-            super().computing(role) as agent,
-            self._gathering(role),
+            super().computing(roles) as sampling,
+            self._gathering(roles),
             unwrap_model_for_generation(
                 trainer.model_wrapped,
                 trainer.accelerator,
@@ -57,26 +58,26 @@ class TrainerGenerator(TransformersGenerator):
             ),
             trainer.accelerator.autocast(),
         ):
-            yield agent
+            yield sampling
 
     @contextlib.contextmanager
-    def _gathering(self, role: str) -> Iterator[None]:
-        """Gathers the weights of one agent within the block. TRL would gather those of the whole team for each agent."""
+    def _gathering(self, roles: list[str]) -> Iterator[None]:
+        """Gathers the weights of agents on one model within the block. TRL would gather those of the whole team for each agent."""
         if not self.gathers or not is_deepspeed_zero3_enabled():
             yield
             return
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(sampling_parameters(self.trainer.team, role)):
+        with deepspeed.zero.GatheredParameters(sampling_parameters(self.trainer.team, roles)):
             remove_hooks(self.trainer.model_wrapped)
             yield
             add_hooks(self.trainer.model_wrapped)
 
 
-def sampling_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
-    """Returns the parameters with which an agent samples: those of its model, without the adapters of others."""
-    policy = team.policies[role]
-    adapters = [name for name in policy.peft_config if name != role] if isinstance(policy, PeftModel) else []
+def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.Parameter]:
+    """Returns the parameters with which agents on one model sample: those of the model, without the adapters of others."""
+    policy = team.policies[roles[0]]
+    adapters = [name for name in policy.peft_config if name not in roles] if isinstance(policy, PeftModel) else []
     others = {id(parameter) for name in adapters for parameter in adapter_parameters(policy, name)}
     return [parameter for parameter in policy.parameters() if id(parameter) not in others]
 
@@ -92,21 +93,26 @@ class VLLMGenerator:
         self.trainer = trainer
         self.agents = make_generations(team.policies, end_tokens, trainer.accelerator, trainer.args)
         self.max_new_tokens: int = trainer.args.max_completion_length
-        self.stop_strings: Mapping[str, Sequence[str]] = {}
+        self.stop_strings: Mapping[str, Sequence[str]] = trainer.args.stop_strings or {}
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
-        completions = {}
+        trainer = self.trainer
         for role, prompt_ids in level.prompt_ids.items():
-            if self.synchronized:
-                error_barrier(self.trainer.accelerator)
-            # The weights of a frozen agent are sent once
-            step = 0 if role in self.trainer.team.frozen else self.trainer.state.global_step
-            with self.trainer.team.activate(role):
-                groups = zip(*self.agents[role].sample(role, prompt_ids, level.num_generations, step), strict=True)
-            completions[role] = [Completions(ids, logps) for ids, logps in groups]
-        return completions
+            self._wait()
+            step = (
+                0 if role in trainer.team.frozen else trainer.state.global_step
+            )  # the weights of a frozen agent are sent once
+            with trainer.team.activate(role):
+                self.agents[role].update(role, prompt_ids, step)
+        self._wait()
+        return sample_level(self.agents, level.prompt_ids, level.num_generations, trainer.accelerator)
+
+    def _wait(self) -> None:
+        """Waits for the other processes, before they do something together."""
+        if self.synchronized:
+            error_barrier(self.trainer.accelerator)
 
     def forget_weights(self) -> None:
         """Makes the next call send the weights again."""
         for agent in self.agents.values():
-            agent.loaded_steps.clear()
+            agent.sent_steps.clear()

@@ -13,10 +13,12 @@ from transformers.utils import logging
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.folders import write_json
 from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.report.trees import trees_of
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.trainers.base.completions import log_completion_tables, print_trees
+from trl_multiagent.trainers.base.completions import choose_trees, log_completion_tables, print_trees
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, rollout_totals, sum_totals
+from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, harmless
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError
@@ -25,6 +27,7 @@ from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LAR
 logger = logging.get_logger(__name__)
 
 COST_FILE = "training_cost.json"  # in the output folder
+KEPT_STEPS, KEPT_TREES = 20, 3  # of a run without a trace, for its report
 
 
 class Observer:
@@ -38,11 +41,14 @@ class Observer:
         # Of this process's latest batch, if completions are logged; None if the latest batch was shown
         self.shown_rows: list[TraceRow] | None = None
         self.trace: TraceFiles | None = None
+        self.next_kept = 0  # the step from which on trees are kept for the report again
         if args.trace_steps is not None:
-            folder = Path(args.output_dir) / "trace"
+            folder = Path(args.output_dir) / TRACE_FOLDER
             self.trace = TraceFiles(
                 folder, args.process_index, args.trace_steps, args.trace_format, args.trace_max_files
             )
+        # Of a run without a trace, a few trees of the first process
+        self.trees = TraceFiles(Path(args.output_dir) / TREES_FOLDER, 0, 1, args.trace_format, args.trace_max_files)
 
     def timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
         """Adds the duration of the block to that of a phase. Evaluations are not timed, because they belong to no step."""
@@ -65,9 +71,11 @@ class Observer:
             trainer.generated_tokens += totals.generated_tokens
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
-        if self.trace is None and not trainer.log_completions:
-            return
         training = mode == "train"
+        is_due = trainer.state.global_step + 1 >= self.next_kept
+        keeps_trees = training and is_due and self.trace is None and trainer.args.process_index == 0
+        if self.trace is None and not trainer.log_completions and not keeps_trees:
+            return
         rows = trace_rows(
             levels,
             trainer.environment.roles,
@@ -80,6 +88,12 @@ class Observer:
             self.trace.add(rows)
         if trainer.log_completions:
             self.shown_rows = rows
+        if keeps_trees and rows:
+            self.next_kept = rows[0]["step"] + -(-trainer.state.max_steps // KEPT_STEPS)
+            with harmless(Path(trainer.args.output_dir)):
+                for _, tree in choose_trees(trees_of(rows), KEPT_TREES, rows[0]["step"]):
+                    self.trees.add(tree)
+                self.trees.flush()
 
     # Optimizer steps
 
@@ -142,7 +156,11 @@ class Observer:
     def begin(self) -> None:
         """Removes what an earlier run has written after the step from which this one goes on."""
         trainer = self.trainer
-        if self.trace is None or not trainer.args.should_save:
+        self.next_kept = 0
+        if not trainer.args.should_save:
+            return
+        remove_after(self.trees.folder, trainer.state.global_step)
+        if self.trace is None:
             return
         removed = remove_after(self.trace.folder, trainer.state.global_step)
         if removed:

@@ -1,15 +1,12 @@
 """Shows one progress bar in place of the lines of the log."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import ProgressCallback, Trainer, TrainerState, TrainingArguments
 
 
-LOG_FILE = "log.jsonl"  # in the output folder
 # The metrics that the bar shows where they are logged, and their names there
 SHOWN = {
     "reward": "reward",
@@ -24,7 +21,7 @@ SHOWN = {
 class RewardProgressCallback(ProgressCallback):
     """
     Shows the latest reward, return and pass rate in the trainer's progress bar, and the metrics in `watched`, those that the environment
-    watches. Writes the entries of the log as lines of `log.jsonl`.
+    watches.
     """
 
     def __init__(self, watched: Sequence[str] = ()):
@@ -42,8 +39,6 @@ class RewardProgressCallback(ProgressCallback):
     ) -> None:
         if not state.is_world_process_zero or self.training_bar is None:
             return
-        with (Path(args.output_dir) / LOG_FILE).open("a") as file:
-            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
         self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
         self.training_bar.set_postfix_str(
             ", ".join(f"{name} {value}" for name, value in self.latest.items()), refresh=False

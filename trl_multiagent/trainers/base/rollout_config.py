@@ -40,6 +40,7 @@ RESERVED = {
 RESERVED_WITH_VLLM = {
     "seed": "all completions of a prompt would be the same",
     "n": "use `num_generations`",
+    **dict.fromkeys(("stop", "include_stop_str_in_output"), "use the argument `stop_strings`"),
     "stop_token_ids": ENDS,
     "ignore_eos": ENDS,
 }
@@ -97,9 +98,12 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             With `vllm_mode="server"`, the URL of each role's vLLM server. If the agents share one model or one base, TRL's
             `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The weights are
             sent through one port per model: `vllm_group_port` and the following ones.
+        vllm_weight_transfer (`str`, *optional*, defaults to `"nccl"`):
+            How vLLM servers receive the weights of full models: `"nccl"`, or `"files"` in `vllm_adapter_dir`, for any device. Adapters are
+            always sent as files.
         vllm_adapter_dir (`str`, *optional*):
-            Folder through which vLLM receives the adapters of a LoRA team. A server must have access to it under the same path. Defaults to
-            `vllm_adapters` in the output folder.
+            Folder through which vLLM receives adapters, and with `vllm_weight_transfer="files"` whole models. A server must have access to
+            it under the same path. Defaults to the output folder. What is written there is removed when the run ends.
         trace_steps (`int`, *optional*):
             Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds one joint action,
             see [`~rollout.trace`]. By default, no trace is written.
@@ -120,6 +124,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     > - `loss_type`: Defaults to `"luspo"`, the sum over tokens of -A log pi, averaged over rows.
     > - `scale_rewards`: Defaults to `"none"`: advantages are not divided by a standard deviation of rewards.
     > - `num_generations`: Defaults to `4`, `num_generations_eval` to `1`.
+    > - `per_device_eval_batch_size`: Defaults to `items_per_device * num_generations`, whole items.
     > - `bf16`: Defaults to `True` if the GPU supports bf16, else `False`.
     > - `disable_dropout`: Defaults to `True`, because the completions are sampled without dropout.
     """
@@ -132,7 +137,16 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     )
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
-        *("trace_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_"),
+        *(
+            "trace_",
+            "vllm_enable_",
+            "vllm_g",
+            "vllm_max_",
+            "vllm_mode",
+            "vllm_server_",
+            "vllm_tensor_",
+            "vllm_weight_",
+        ),
     )
 
     refused: ClassVar[dict[str, str]] = {
@@ -174,6 +188,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     generation_token_budget: int | None = setting(default=262144, ge=1)
     stop_strings: dict[str, list[Any]] | None = setting()
     vllm_server_base_urls: dict[str, str] | None = setting()
+    vllm_weight_transfer: str = setting(default="nccl", choices=("nccl", "files"))
     vllm_adapter_dir: str | None = setting()
     trace_steps: int | None = setting(ge=1)
     trace_format: str = setting(default="parquet", choices=("parquet", "jsonl"))
@@ -182,6 +197,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     on_cliff: str | None = setting(choices=("stop", "rollback"))
     cliff_drop: float = setting(default=0.3, gt=0, le=1000)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 4, ge=1)
+    per_device_eval_batch_size: int | None = setting(
+        "Episodes that an evaluation plays at once; by default as many as the first turn of a step has completions.",
+        ge=1,
+    )
     num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
     scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=("none", False))
@@ -322,10 +341,14 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             try_generation(self)
 
     def _check_vllm(self) -> None:
-        if self.stop_strings:
-            raise ValueError("`stop_strings` do not go with vLLM: leave them out, or set `use_vllm` to False.")
+        if self.devices is not None:
+            raise ValueError(
+                "`devices` does not go with vLLM, whose engines would all be on the first GPU: leave one out."
+            )
         if not is_vllm_available():
             raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
+        if self.temperature > 2:
+            raise ValueError(f"`temperature` is {self.temperature}: vLLM samples with at most 2.")
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
             raise ValueError(
                 f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "
@@ -336,6 +359,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             if self.vllm_enable_sleep_mode:
                 raise ValueError("`vllm_enable_sleep_mode` is for `vllm_mode='colocate'`: a server has its own GPUs.")
             return
+        if self.vllm_weight_transfer == "files":
+            raise ValueError("`vllm_weight_transfer='files'` is for `vllm_mode='server'`, but it is 'colocate'.")
         if self.vllm_server_base_urls is not None:
             raise ValueError("`vllm_server_base_urls` are for `vllm_mode='server'`, but it is 'colocate'.")
         if self.world_size % self.vllm_tensor_parallel_size != 0:
@@ -353,6 +378,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                     f"is not a whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
                 )
             self.items_per_device = max(1, self.rows_per_device // self.rows_per_item)
+        if self.per_device_eval_batch_size is None:
+            num_items = math.ceil(self.items_per_device * self.num_generations / self.num_generations_eval)
+            self.per_device_eval_batch_size = num_items * self.num_generations_eval
         rows = self.items_per_device * self.rows_per_item
         self.gradient_accumulation_steps: int = math.ceil(rows / self.per_device_train_batch_size)
         if self.rows_per_device == 1:  # GRPOConfig requires at least two

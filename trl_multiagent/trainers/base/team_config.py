@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+
 from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.common_config import CommonConfig
 
@@ -20,6 +22,9 @@ class TeamConfig(CommonConfig):
     Parameters:
         agent_learning_rates (`dict[str, float]`, *optional*): Learning rate per role. Agents without an entry use `learning_rate`.
         frozen_agents (`list[str]`, *optional*): Roles of agents that generate but are not trained.
+        devices (`dict[str, int]`, *optional*):
+            The GPU of each role, such as `{"aux": 0, "main": 1}`, for agents with a model each that one process trains. By default, all agents
+            are on the device of the process.
         resume_changes (`str`, *optional*, defaults to `"refuse"`):
             Whether to `"refuse"` or `"allow"` resuming from a checkpoint of a run with other settings, another environment or other data.
             Changes that are allowed are recorded in later checkpoints, the output folder and the model card.
@@ -29,7 +34,7 @@ class TeamConfig(CommonConfig):
     """
 
     # Arguments that a resumed run may change freely, because neither the update nor the rollout depends on them
-    free_on_resume: ClassVar[tuple[str, ...]] = ("model_init_kwargs", "resume_changes", "trust_remote_code")
+    free_on_resume: ClassVar[tuple[str, ...]] = ("devices", "model_init_kwargs", "resume_changes", "trust_remote_code")
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = ("log_",)
 
     refused: ClassVar[dict[str, str]] = {
@@ -44,6 +49,7 @@ class TeamConfig(CommonConfig):
 
     agent_learning_rates: dict[str, float] | None = setting(ge=0, le=1000)
     frozen_agents: list[str] | None = setting()
+    devices: dict[str, int] | None = setting(ge=0, le=1023)
     resume_changes: str = setting(default="refuse", choices=("refuse", "allow"))
     disable_dropout: bool = setting(default=True)
 
@@ -62,6 +68,19 @@ class TeamConfig(CommonConfig):
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
                 "Leave it false."
             )
+
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        if self.devices is None:
+            return
+        if self.world_size > 1 or self.deepspeed_plugin is not None:
+            raise ValueError(
+                "`devices` is for one process without DeepSpeed: leave it out, or start a single process."
+            )
+        available = torch.accelerator.device_count() if self.device.type != "cpu" else max(self.devices.values()) + 1
+        if max(self.devices.values()) >= available:
+            raise ValueError(f"`devices` is {self.devices}, but this machine has the GPUs 0 to {available - 1}.")
 
     def steps_per_epoch(self, num_rows: int) -> int:
         """Returns the number of optimizer steps in one pass over a training dataset with this many rows."""

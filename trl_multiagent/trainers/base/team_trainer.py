@@ -19,7 +19,9 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
+from trl_multiagent.jobs.identity import describe_dataset
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
+from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.episodes import turns_of_episodes
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
@@ -29,6 +31,7 @@ from trl_multiagent.trainers.base.distribution import check_distribution
 from trl_multiagent.trainers.base.failed_saves import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.hub import TeamHubMixin
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
+from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 
 
@@ -73,6 +76,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
         check_agent_settings(team, args)
+        check_devices(team, args)
         if team.critics is not None and not self._trains_critics:
             raise ValueError(
                 "The team has the critics of an earlier trainer, which this one does not train. Save the team, and load its "
@@ -81,6 +85,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
+        if args.devices is not None:
+            team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
         team.uses_dropout = not args.disable_dropout
@@ -102,6 +108,15 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         """Checks the accelerator. Called after the TRL trainer is initialized."""
         check_distribution(self.accelerator)
         self.add_callback(CheckpointCallback(self))
+        self.add_callback(RunReport(self._name, self._report_facts))
+
+    def _report_facts(self) -> dict[str, Any]:
+        """Returns what is trained, and on what, for the report of the run."""
+        return {
+            "environment": "" if self.environment is None else environment_name(self.environment),
+            "agents": {agent["role"]: agent["base"] or "" for agent in self.team.summary()},
+            "dataset": describe_dataset(self.train_dataset),
+        }
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
@@ -355,6 +370,20 @@ def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
         raise ValueError(
             "`agent_learning_rates` needs agents with separate weights, but the agents of this team share theirs. Set "
             "one `learning_rate` instead."
+        )
+
+
+def check_devices(team: AgentTeam, args: TeamConfig) -> None:
+    """Checks that every agent of the team can have a device of its own."""
+    if args.devices is None:
+        return
+    if set(args.devices) != set(team.roles):
+        raise ValueError(
+            f"`devices` has the roles {list(args.devices)}, it must have those of the team: {list(team.roles)}."
+        )
+    if team.form != "full" or args.critic_names(team.trained_roles):
+        raise ValueError(
+            "`devices` is for agents with a model each and without critics: leave it out for LoRA teams, shared weights and actor-critic methods."
         )
 
 

@@ -75,13 +75,17 @@ def trace_files(folder: Path) -> list[Path]:
 
 def read_trace(folder: str | Path) -> pd.DataFrame:
     """Reads the whole trace of a run: one row per joint action, in the order of the steps."""
-    frames = [
-        pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_json(path, lines=True, dtype={"item": str})
-        for path in trace_files(Path(folder))
-    ]
+    frames = [read_file(path) for path in trace_files(Path(folder))]
     if not frames:
         raise FileNotFoundError(f"{folder} contains no trace: set `trace_steps` in the configuration of the run.")
     return pd.concat(frames, ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
+
+
+def read_file(path: Path) -> pd.DataFrame:
+    """Reads one file of a trace."""
+    if path.suffix == ".parquet":
+        return pd.read_parquet(path)
+    return pd.read_json(path, lines=True, dtype={"item": str})
 
 
 def write_rows(rows: list[TraceRow], path: Path, file_format: str) -> None:

@@ -2,32 +2,46 @@
 Samples completions with vLLM, on top of TRL's `VLLMGeneration`.
 
 Every distinct model has an engine or a server, and its weights are sent there after every update. Agents that are adapters
-on one base share an engine or a server: it loads the base once, and only the adapters are sent.
+on one base share an engine or a server: it loads the base once, and only the adapters are sent. An engine samples for all of its
+agents in one call, and servers are asked side by side.
 """
 
+import contextlib
+import copy
 import math
+import os
 import shutil
+import socket
 import uuid
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, PeftModel
+from safetensors.torch import save_file
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
-from trl.extras.profiling import ProfilingContext
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.folders import MODEL_CONFIG
-from trl_multiagent.models.pretrained import adapter_parameters, find_file
+from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.rollout.sampler import Completions
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+from trl_multiagent.trainers.base.vllm_checks import (
+    check_logprobs_mode,
+    engine_dtype,
+    max_lora_rank,
+    roles_by_model,
+    server_urls,
+)
 
 
 # Mean difference of the log-probabilities of engine and trainer per token, in nats, above which both have different weights.
@@ -35,57 +49,172 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 LARGEST_DIFFERENCE = 0.3
 LARGEST_SHARE_OUTSIDE = 0.5  # of the ratios that are outside of the bounds of the sampling correction
 COMPARED_TOKENS = 64  # of a prompt, when a server is compared with the trainer
-SUPPORTED_BY_VLLM = {"use_dora": False, "bias": "none", "modules_to_save": None}  # options of an adapter
+SECONDS_TO_ANSWER = 10.0  # that a server has before weights are sent to it
+LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+Prompts = dict[str, list[list[int]]]  # token ids of the prompts of each agent
 
 
 class EngineError(UnavailableError):
-    """Raised if an engine or a server samples from another model than the one that is trained. The message names the agent."""
+    """Raised if an engine or a server does not sample from the model that is trained. The message names the agent."""
 
 
 class AgentGeneration(VLLMGeneration):
     """
     Samples from one model: that of one agent, or of several agents that share all weights.
 
-    The arguments are those of TRL's class. That class requires the same number of prompts on all processes; here the processes may have
-    different numbers.
+    Args:
+        roles (`Sequence[str]`): The agents.
+        stop_strings (`Mapping[str, Sequence[str]]`): Strings that end a completion, by role.
+        dtype (`str`): The data type of the engine.
+        folder (`Path`, *optional*): Folder through which a server receives the weights. By default, it receives them over NCCL.
+        kwargs: Arguments of TRL's class.
     """
 
-    adapter: str | None = None  # the adapter that the model samples with; `None` for a model without adapters
+    _llm_weights_sleeping: bool  # set by TRL when the engine starts
 
-    def __init__(self, **kwargs: Any):
-        self.loaded_steps: dict[str | None, int] = {}  # the optimizer step of the weights in the engine, by adapter
-        self.compared: set[str | None] = set()  # the adapters whose server has been compared with the trainer
+    def __init__(
+        self,
+        roles: Sequence[str],
+        stop_strings: Mapping[str, Sequence[str]],
+        dtype: str,
+        folder: Path | None = None,
+        **kwargs: Any,
+    ):
+        self.roles, self.stop_strings, self.dtype, self.folder = roles, stop_strings, dtype, folder
+        self.sent_steps: dict[str, int] = {}  # the optimizer step of the weights that were sent, by their owner
+        self.compared: set[str] = set()  # the owners of weights whose server has been compared with the trainer
+        self.num_folders = 0
+        self.unread: dict[str, Path] = {}  # folders with weights that a server has not read yet, by owner
+        if folder is not None:
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # when the process ends at the latest
         super().__init__(**kwargs)
 
-    def sample(
-        self, role: str, prompt_ids: list[list[int]], num_generations: int, step: int
-    ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        """
-        Samples completions for each prompt of this process. Every process must call it, even if it has no prompts. `step` is the number of
-        optimizer steps so far: the weights are sent before the first completions of a step.
+    def owner(self, role: str) -> str:
+        """Returns which agent's name the weights of an agent have: agents that share all weights have those of the first."""
+        return self.roles[0]
 
-        Returns:
-            `tuple` of two lists with one entry per prompt: its completions, as token ids up to and including the first end-of-sequence
-            token; and the log-probabilities in nats with which the engine sampled these tokens, NaN if the engine returned none.
+    def _init_vllm(self) -> None:
+        if self.mode == "colocate":
+            self._start_engine()
+            return
+        try:
+            if self.folder is None:
+                super()._init_vllm()
+            elif self.accelerator.is_main_process:  # without TRL's communicator for NCCL
+                self.vllm_client = VLLMClient(base_url=self.server_base_url, connection_timeout=self.server_timeout)
+        except OSError as error:
+            raise EngineError(f"agent {self.roles[0]!r}: {describe(error)}") from error
+        self.accelerator.wait_for_everyone()
 
-        Raises:
-            EngineError: A server gives the first prompt another probability than the trainer does.
-        """
-        if self.loaded_steps.get(self.adapter) != step:
-            self.sync_weights()
-            self.loaded_steps[self.adapter] = step
-        if self.mode == "server" and self.adapter not in self.compared:
-            self._compare(role, prompt_ids)
-        prompts = [ids for ids in prompt_ids for _ in range(num_generations)]
-        _, completion_ids, logprobs, _ = self.generate(prompts, None, num_generations)
-        completion_ids = [list(ids) for ids in completion_ids]
-        # TRL requests one log-probability per position, that of the sampled token
-        logps = [[math.nan if entry[0] is None else entry[0] for entry in sequence] for sequence in logprobs]
-        starts = range(0, len(prompts), num_generations)
-        return (
-            [completion_ids[k : k + num_generations] for k in starts],
-            [logps[k : k + num_generations] for k in starts],
+    def _start_engine(self, **arguments: Any) -> None:
+        """Starts the engine. TRL creates it, and cannot pass on these arguments of `vllm.LLM`."""
+        engine_class = vllm_generation.LLM
+        keeps_weights = isinstance(self, AdapterGeneration)
+        vllm_generation.LLM = lambda **given: Engine(
+            engine_class(**given, dtype=self.dtype, **arguments), self.stop_strings, keeps_weights
         )
+        try:
+            with launch_variables(self.accelerator.num_processes):
+                super()._init_vllm()
+        finally:
+            vllm_generation.LLM = engine_class
+
+    # Weights
+
+    def update(self, role: str, prompt_ids: list[list[int]], step: int) -> None:
+        """
+        Sends the weights of an agent, if they were not sent since the optimizer step `step`. A server is then compared with the trainer once,
+        on one of the prompts. All processes must call this method. Raises [`EngineError`] if the server does not answer or has other weights.
+        """
+        owner = self.owner(role)
+        if self.sent_steps.get(owner) != step:
+            if self.mode == "server":
+                self.on_server(role, lambda: self.vllm_client.check_server(SECONDS_TO_ANSWER))
+            self._send(owner)
+            self.sent_steps[owner] = step
+        if self.mode == "server" and owner not in self.compared:
+            self._compare(role, prompt_ids)
+
+    def _send(self, owner: str) -> None:
+        """Sends the weights to an engine or over NCCL, or writes them to a folder, from which [`load`] sends them."""
+        if self.folder is None:
+            self.sync_weights()
+            return
+        writes = self.accelerator.is_main_process
+        tensors = {}
+        for name, parameter in self._iter_named_params():  # under ZeRO-3, this takes all processes
+            if writes:
+                tensors[name] = parameter.detach().to("cpu", copy=True).contiguous()
+        if writes:
+            folder = self._new_folder(owner)
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+            self.unread[owner] = folder
+
+    def _new_folder(self, owner: str) -> Path:
+        """Makes a folder with a new name, because vLLM's caches identify weights by their folder."""
+        self.num_folders += 1
+        folder = cast(Path, self.folder) / f"{owner}-{self.num_folders}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def sync_weights(self) -> None:
+        if self.mode == "server":
+            super().sync_weights()
+            return
+        if self.enable_sleep_mode:
+            self.wake_up()
+        # TRL would call `load_weights`, which fails where vLLM has replaced parameters after loading, as in mixtures of experts
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._iter_named_params()})
+        self.llm.reset_prefix_cache()
+
+    def wake_up(self) -> None:
+        """Wakes the weights of a sleeping engine."""
+        empty_cache()
+        self.llm.wake_up(tags=["weights"])
+        self._llm_weights_sleeping = False
+
+    def load(self) -> None:
+        """Makes the server read the folders that were written since the last call. The first process calls this method."""
+        for owner, folder in self.unread.items():
+            self._read_on_server(owner, folder)
+        self.unread = {}
+
+    def _read_on_server(self, owner: str, folder: Path) -> None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        needs = "`VLLM_SERVER_DEV_MODE=1` in its environment"
+        self._post_folder(owner, "collective_rpc", body, folder, needs)
+        self.vllm_client.reset_prefix_cache()
+        shutil.rmtree(folder)
+
+    def _post_folder(self, owner: str, path: str, body: dict[str, Any], folder: Path, needs: str) -> None:
+        """Makes a request that the server reads a folder with weights. `needs`: with what it must have been started for that."""
+        try:
+            response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
+            problem = "" if response.status_code == 200 else f"{response.status_code}, {response.text}"
+        except OSError as error:  # also after several answers with status 500
+            problem = describe(error)
+        if problem:
+            raise EngineError(
+                f"The vLLM server at {self.vllm_client.base_url} did not load the weights of agent {owner!r} from {folder}: "
+                f"{problem[:300]}. It must have access to that folder, and be started with {needs}."
+            )
+
+    def on_server(self, role: str, action: Callable[[], Any]) -> Any:
+        """Returns on all processes what an action of the first one returns, which uses the server. All raise its [`EngineError`]."""
+        return on_first(self.accelerator, lambda: self.answered(role, action))
+
+    def answered(self, role: str, action: Callable[[], Any]) -> Any:
+        """Returns what an action returns that uses the server. Raises [`EngineError`] if it fails."""
+        try:
+            return action()
+        except EngineError:
+            raise
+        except Exception as error:  # TRL raises whatever the server answers, and requests if there is no answer
+            raise EngineError(
+                f"agent {role!r}: the vLLM server at {self.vllm_client.base_url} gave no answer ({describe(error)[:300]}). "
+                "If it has ended, start it again as before, and resume the run."
+            ) from error
 
     def _compare(self, role: str, prompt_ids: list[list[int]]) -> None:
         """Compares the log-probabilities that the server and the trainer give to the tokens of a prompt."""
@@ -94,23 +223,25 @@ class AgentGeneration(VLLMGeneration):
         (ids,) = shared
         if len(ids) < 2:
             return
-        self.compared.add(self.adapter)
+        self.compared.add(self.owner(role))
         tokens = torch.tensor([ids], device=self.accelerator.device)
         with torch.no_grad():  # under ZeRO-3, this takes all processes
             logps = self.model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
         own = logps.gather(-1, tokens[:, 1:, None]).flatten().tolist()
-        problem = [self._problem_of_server(role, ids, own) if self.accelerator.is_main_process else None]
-        broadcast_object_list(problem)
-        if problem[0] is not None:
-            raise EngineError(problem[0])
+        problem = self.on_server(role, lambda: self._problem_of_server(role, ids, own))
+        if problem is not None:
+            raise EngineError(problem)
 
     def _problem_of_server(self, role: str, ids: list[int], own: list[float]) -> str | None:
         """Returns why the server does not have the trainer's weights, which give the log-probabilities `own`; `None` if it has them."""
-        client, model = self.vllm_client, self.model.name_or_path
-        where = f"agent {role!r}: the vLLM server at {client.base_url} samples with {client.model}, the trainer has {model}"
+        self.load()
+        client, model = self._client(role), self.model.name_or_path
+        where = f"agent {role!r}: the vLLM server at {client.base_url} samples with {self.vllm_client.model}, the trainer has {model}"
         advice = "Start it with the model of the agent, which must not be used by another run."
         try:
             (theirs,) = client.get_sequence_logprobs([ids], [1], top_logprobs=1)["actual_logprobs"]
+        except OSError:
+            raise
         except Exception as error:  # TRL raises whatever the server answers, such as that it does not know a token
             return f"{where}, whose tokens the server refuses ({describe(error)}). {advice}"
         difference = fmean(abs(x - y) for x, (y,) in zip(own, theirs, strict=True))
@@ -121,128 +252,121 @@ class AgentGeneration(VLLMGeneration):
             f"{advice}"
         )
 
-    def generate(
-        self,
-        prompts: list[list[int]],
-        images: list[list | None] | None,
-        num_generations: int,
-        profiler: ProfilingContext | None = None,
-    ) -> tuple:
-        group = self._process_group()
-        by_process: list[Any] = [prompts]
-        if group is not None:
-            by_process = [None] * distributed.get_world_size(group)
-            distributed.all_gather_object(by_process, prompts, group=group)
-        if self.mode == "server" and not any(by_process):
-            return [], [], [], []
-        if group is None:
-            return super().generate(prompts, images, num_generations, profiler)
-        # TRL's split of the results is correct only if all processes request equally many. Therefore the first process
-        # requests all completions, the others request none, and the first broadcasts the results
-        rank = distributed.get_rank(group)
-        everything = [ids for share in by_process for ids in share] if rank == 0 else []
-        outputs: list[Any] = [super().generate(everything, images, num_generations, profiler)]
-        distributed.broadcast_object_list(outputs, src=distributed.get_global_rank(group, 0), group=group)
-        start = sum(len(share) for share in by_process[:rank])
-        return tuple(x[start : start + len(prompts)] for x in outputs[0])
+    # Completions
 
-    def _process_group(self) -> distributed.ProcessGroup | None:
-        """Returns the processes that make one request together: all of them for a server, those of one engine in colocate mode."""
-        if self.mode == "server":
-            return distributed.group.WORLD if self.accelerator.num_processes > 1 else None
-        return self.tp_group if self.tensor_parallel_size > 1 else None
+    def _client(self, role: str) -> VLLMClient:
+        """Returns a client whose requests are answered with an agent's weights."""
+        return self.vllm_client
+
+    def ask(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> list[Completions]:
+        """Returns the server's completions for each prompt of an agent. The first process calls this method."""
+        output = self._client(role).generate(
+            prompts=prompt_ids,
+            n=num_generations,
+            repetition_penalty=self.repetition_penalty,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p or 0.0,
+            max_tokens=self.max_completion_length,
+            logprobs=self.logprobs,
+            structured_outputs_regex=self.structured_outputs_regex,
+            generation_kwargs={**self.generation_kwargs, **stopping(self.stop_strings.get(role, ()))},
+        )
+        return as_completions(output["completion_ids"], output["logprobs"], num_generations)
+
+    def sample(self, prompts: Prompts, num_generations: int) -> dict[str, list[Completions]]:
+        """Samples the completions of all agents of the engine in one call. All processes of an engine must call this method."""
+        group = self.tp_group if self.tensor_parallel_size > 1 else None
+        return shared_answers(group, prompts, lambda all_prompts: self._sample(group, all_prompts, num_generations))
+
+    def _sample(
+        self, group: distributed.ProcessGroup | None, prompts: Prompts, num_generations: int
+    ) -> dict[str, list[Completions]]:
+        rows = [(role, ids) for role in prompts for ids in prompts[role] for _ in range(num_generations)]
+        self.llm.rows = [role for role, _ in rows]
+        # TRL's split of the results is correct only if all processes request equally many. Therefore the first process
+        # requests all completions, the others request none
+        is_first = group is None or distributed.get_rank(group) == 0
+        own = [ids for _, ids in rows] if is_first else []
+        _, completion_ids, logprobs, _ = self.generate(own, None, num_generations)
+        completions = iter(as_completions(completion_ids, logprobs, num_generations))
+        return {role: [next(completions) for _ in prompts[role]] for role in prompts if is_first}
 
 
 class AdapterGeneration(AgentGeneration):
     """
     Samples from several agents that are LoRA adapters on one base. Each adapter has the name of its agent's role.
 
-    The engine loads the base once. After an update, it receives the adapters as files in `folder`. The `kwargs` are arguments of TRL's
-    `VLLMGeneration`.
+    The engine loads the base once. After an update, it receives the adapters as files in the folder. The arguments are those of
+    [`AgentGeneration`].
     """
 
-    _llm_weights_sleeping: bool  # set by TRL when the engine starts
+    folder: Path
 
-    def __init__(self, roles: Sequence[str], folder: Path, **kwargs: Any):
-        self.roles = roles
-        self.folder = folder
-        self.versions = dict.fromkeys(roles, 0)  # number of times that each adapter was written
+    def __init__(self, **kwargs: Any):
+        self.last_folders: dict[str, Path] = {}
         super().__init__(**kwargs)
+
+    def owner(self, role: str) -> str:
+        return role
 
     @property
     def _configs(self) -> dict[str, LoraConfig]:
         return {role: cast(LoraConfig, self.model.peft_config[role]) for role in self.roles}
 
-    def _init_vllm(self) -> None:
-        if self.mode == "server":  # TRL's communicator is not needed, because it transfers weights
-            if self.accelerator.is_main_process:
-                self.vllm_client = VLLMClient(base_url=self.server_base_url, connection_timeout=self.server_timeout)
-            self.accelerator.wait_for_everyone()
-            return
-
+    def _start_engine(self, **arguments: Any) -> None:
         lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": max_lora_rank(self._configs)}
-        engine_class = vllm_generation.LLM
-        # TRL creates the engine, and its arguments cannot enable adapters
-        vllm_generation.LLM = lambda **arguments: AdapterEngine(engine_class(**arguments, **lora))
-        try:
-            super()._init_vllm()
-        finally:
-            vllm_generation.LLM = engine_class
+        super()._start_engine(**lora, **arguments)
 
-    def sample(
-        self, role: str, prompt_ids: list[list[int]], num_generations: int, step: int
-    ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
-        self.adapter = role
-        if self.mode == "server":
-            if self.accelerator.is_main_process:
-                self.vllm_client.model = role  # a request for the name of an adapter is answered by the base with it
-        else:
-            self.llm.role = role
-            if self._llm_weights_sleeping:
-                empty_cache()
-                self.llm.wake_up(tags=["weights"])
-                self._llm_weights_sleeping = False
-        return super().sample(role, prompt_ids, num_generations, step)
-
-    def sync_weights(self) -> None:
-        role = cast(str, self.adapter)
-        self.versions[role] += 1
-        # The engine's prefix cache identifies an adapter by name and path, so every version needs its own path
-        folder = self.folder / f"{role}-{self.versions[role]}"
+    def _send(self, owner: str) -> None:
         writes = self.mode == "colocate" or self.accelerator.is_main_process
-        with self._dist.gather_params(adapter_parameters(cast(PeftModel, self.model), role)):
-            if writes:
-                self.model.save_pretrained(str(folder), selected_adapters=[role], save_embedding_layers=False)
-        if not writes:
+        folder = self._new_folder(owner) if writes else None
+        with self._dist.gather_params(adapter_parameters(cast(PeftModel, self.model), owner)):
+            if folder is not None:
+                self.model.save_pretrained(str(folder), selected_adapters=[owner], save_embedding_layers=False)
+        if folder is None:
             return
         if self.mode == "colocate":
-            self.llm.load(role, folder / role)
+            self.llm.load(owner, folder / owner)
         else:
-            self._load_on_server(role, folder / role)
-        if self.versions[role] > 1:
-            shutil.rmtree(self.folder / f"{role}-{self.versions[role] - 1}")
+            self.unread[owner] = folder / owner
+        if owner in self.last_folders:
+            shutil.rmtree(self.last_folders[owner])
+        self.last_folders[owner] = folder
 
-    def _load_on_server(self, role: str, folder: Path) -> None:
-        response = self.vllm_client.session.post(
-            f"{self.vllm_client.base_url}/v1/load_lora_adapter",
-            json={"lora_name": role, "lora_path": str(folder), "load_inplace": True},
+    def _read_on_server(self, owner: str, folder: Path) -> None:
+        body = {"lora_name": owner, "lora_path": str(folder), "load_inplace": True}
+        rank = max_lora_rank(self._configs)
+        needs = (
+            "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True` in its environment and "
+            f"`--enable-lora --max-loras {len(self.roles)} --max-lora-rank {rank}`"
         )
-        if response.status_code != 200:
-            raise RuntimeError(
-                f"The vLLM server at {self.vllm_client.base_url} did not load the adapter of agent {role!r} from "
-                f"{folder}: {response.status_code}, {response.text}. It must have access to that folder, and be started with "
-                f"`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True` in its environment and `--enable-lora --max-loras "
-                f"{len(self.roles)} --max-lora-rank {max_lora_rank(self._configs)}`."
-            )
+        self._post_folder(owner, "v1/load_lora_adapter", body, folder, needs)
+
+    def _client(self, role: str) -> VLLMClient:
+        client = copy.copy(self.vllm_client)
+        client.model = role  # a request for the name of an adapter is answered by the base with it
+        return client
+
+    def sample(self, prompts: Prompts, num_generations: int) -> dict[str, list[Completions]]:
+        if self._llm_weights_sleeping:
+            self.wake_up()
+        return super().sample(prompts, num_generations)
 
 
-class AdapterEngine:
-    """Makes an engine, a `vllm.LLM`, sample with one of its adapters. It has the methods that TRL calls."""
+class Engine:
+    """
+    Makes an engine, a `vllm.LLM`, sample for several agents in one call, each with its own adapter and stop strings. It has the methods that
+    TRL calls. `keeps_weights`: whether the weights are kept while the engine sleeps.
+    """
 
-    def __init__(self, llm: Any):
+    def __init__(self, llm: Any, stop_strings: Mapping[str, Sequence[str]], keeps_weights: bool):
         self.llm = llm
+        self.stop_strings = stop_strings
+        self.keeps_weights = keeps_weights
         self.requests: dict[str, Any] = {}  # vLLM's handle of each agent's adapter
-        self.role: str | None = None  # the agent that the next call samples for
+        self.rows: list[str] = []  # the agents that the prompts of the next call belong to
         self.num_loaded = 0
 
     def load(self, role: str, folder: Path) -> None:
@@ -253,15 +377,137 @@ class AdapterEngine:
         self.num_loaded += 1
         self.requests[role] = LoRARequest(role, self.num_loaded, str(folder))
 
-    def generate(self, prompts: list[Any], **kwargs: Any) -> Any:
-        return self.llm.generate(prompts, lora_request=self.requests[cast(str, self.role)], **kwargs)
+    def generate(self, prompts: list[Any], sampling_params: Any, use_tqdm: bool) -> Any:
+        params = {}
+        for role in set(self.rows):
+            params[role] = copy.copy(sampling_params)
+            for name, value in stopping(self.stop_strings.get(role, ())).items():
+                setattr(params[role], name, value)
+        adapters = [self.requests[role] for role in self.rows] if self.requests else None
+        return self.llm.generate(
+            prompts, [params[role] for role in self.rows], use_tqdm=use_tqdm, lora_request=adapters
+        )
+
+    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        self.llm.collective_rpc(method, kwargs=kwargs)
+
+    def reset_prefix_cache(self) -> None:
+        self.llm.reset_prefix_cache()
 
     def wake_up(self, tags: list[str]) -> None:
         self.llm.wake_up(tags=tags)
 
     def sleep(self, level: int) -> None:
-        # TRL asks for level 2, which discards the weights. Those of the base are not sent again
-        self.llm.sleep(level=1)
+        # TRL asks for level 2, which discards the weights. Those of a base of adapters are not sent again
+        self.llm.sleep(level=1 if self.keeps_weights else level)
+
+
+def sample_level(
+    agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int, accelerator: Accelerator
+) -> dict[str, list[Completions]]:
+    """Samples the completions of all agents of a level. Their weights must have been sent. All processes must call this function."""
+    if next(iter(agents.values())).mode == "server":
+        group = distributed.group.WORLD if accelerator.num_processes > 1 else None
+        return shared_answers(
+            group, prompts, lambda x: on_first(accelerator, lambda: ask_servers(agents, x, num_generations))
+        )
+    completions: dict[str, list[Completions]] = {}
+    for engine in {id(agents[role]): agents[role] for role in prompts}.values():
+        own = {role: prompts[role] for role in prompts if agents[role] is engine}
+        completions |= engine.sample(own, num_generations)
+    return completions
+
+
+def ask_servers(
+    agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int
+) -> dict[str, list[Completions]]:
+    """Asks the servers of all agents at the same time. A server reads new weights first."""
+
+    def load(role: str) -> None:
+        agents[role].answered(role, agents[role].load)
+
+    def ask(role: str) -> list[Completions]:
+        return agents[role].answered(role, lambda: agents[role].ask(role, prompts[role], num_generations))
+
+    asked = [role for role in prompts if prompts[role]]
+    with ThreadPoolExecutor(max(1, len(asked))) as pool:
+        list(pool.map(load, {id(agents[role]): role for role in prompts}.values()))
+        return {role: [] for role in prompts} | dict(zip(asked, pool.map(ask, asked), strict=True))
+
+
+def shared_answers(
+    group: distributed.ProcessGroup | None,
+    prompts: Prompts,
+    ask: Callable[[Prompts], dict[str, list[Completions]]],
+) -> dict[str, list[Completions]]:
+    """
+    Returns the answers to the prompts of this process, where the processes of a group make one request together. Each may have another number
+    of prompts. `ask` is called by all with the prompts of all, and returns the answers on the first process.
+    """
+    if group is None:
+        return ask(prompts)
+    shares: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(shares, prompts, group=group)
+    answers: list[Any] = [ask({role: [ids for share in shares for ids in share[role]] for role in prompts})]
+    distributed.broadcast_object_list(answers, src=distributed.get_global_rank(group, 0), group=group)
+    own = {}
+    for role in prompts:
+        start = sum(len(share[role]) for share in shares[: distributed.get_rank(group)])
+        own[role] = answers[0].get(role, [])[start : start + len(prompts[role])]
+    return own
+
+
+def on_first(accelerator: Accelerator, action: Callable[[], Any]) -> Any:
+    """Returns on all processes what an action of the first one returns. If that raises an [`EngineError`], all processes raise it."""
+    outcome: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome[0] = action()
+        except EngineError as error:
+            outcome[1] = error
+    broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]
+
+
+def as_completions(
+    completion_ids: list[list[int]], logprobs: list[list[list[float | None]]], num_generations: int
+) -> list[Completions]:
+    """
+    Returns the completions of each prompt, with the log-probabilities in nats with which the tokens were sampled: NaN if the engine returned
+    none. The arguments are what TRL returns; it requests one log-probability per position, that of the sampled token.
+    """
+    ids = [list(sequence) for sequence in completion_ids]
+    logps = [[math.nan if entry[0] is None else entry[0] for entry in sequence] for sequence in logprobs]
+    starts = range(0, len(ids), num_generations)
+    return [Completions(ids[k : k + num_generations], logps[k : k + num_generations]) for k in starts]
+
+
+def stopping(strings: Sequence[str]) -> dict[str, Any]:
+    """Returns the sampling parameters of vLLM that end a completion at some strings, which it keeps."""
+    return {"stop": list(strings), "include_stop_str_in_output": True} if strings else {}
+
+
+@contextlib.contextmanager
+def launch_variables(num_processes: int) -> Iterator[None]:
+    """
+    Restores the environment variables that TRL sets for an engine, which would make the next trainer of this process expect others. A
+    process by itself gets a free port for its engine, because several runs may have the same `MASTER_PORT`, or TRL's first choice.
+    """
+    before = {name: os.environ.get(name) for name in LAUNCH_VARIABLES}
+    if num_processes == 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def make_generations(
@@ -281,8 +527,12 @@ def make_generations(
     generations: dict[str, AgentGeneration] = {}
     for k, roles in enumerate(groups):
         model = policies[roles[0]]
+        with_adapters = isinstance(model, PeftModel)
         kwargs = {
             **_sampling_arguments(args, eos_token_ids[roles[0]]),
+            "roles": roles,
+            "stop_strings": args.stop_strings or {},
+            "dtype": str(engine_dtype(model, args)).removeprefix("torch."),
             "model": model,
             "accelerator": accelerator,
             "processing_class": None,  # TRL needs it for image tokens only
@@ -293,20 +543,18 @@ def make_generations(
             "tensor_parallel_size": args.vllm_tensor_parallel_size,
             "gpu_memory_utilization": args.vllm_gpu_memory_utilization / len(groups),
             "max_model_length": args.vllm_max_model_length,
-            "max_num_seqs": args.rows_per_device * args.vllm_tensor_parallel_size,
+            "max_num_seqs": args.rows_per_device * len(roles) * args.vllm_tensor_parallel_size,
             "enable_sleep_mode": args.vllm_enable_sleep_mode,
             "model_impl": args.vllm_model_impl,
             "trust_remote_code": args.trust_remote_code,
         }
-        generation: AgentGeneration
-        if isinstance(model, PeftModel):
-            folder = Path(args.vllm_adapter_dir or Path(cast(str, args.output_dir)) / "vllm_adapters").resolve()
-            generation = AdapterGeneration(roles=roles, folder=folder / uuid.uuid4().hex, **kwargs)
-        else:
-            generation = AgentGeneration(**kwargs)
+        if with_adapters or args.vllm_weight_transfer == "files":
+            folder = Path(cast(str, args.vllm_adapter_dir or args.output_dir)).resolve()
+            kwargs["folder"] = folder / f"vllm-{uuid.uuid4().hex}"
+        generation = AdapterGeneration(**kwargs) if with_adapters else AgentGeneration(**kwargs)
         generations |= dict.fromkeys(roles, generation)
         if args.vllm_mode == "server" and accelerator.is_main_process and args.vllm_importance_sampling_correction:
-            _check_logprobs_mode(generation.vllm_client)
+            check_logprobs_mode(generation.vllm_client)
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
         # need the same seed
@@ -331,92 +579,3 @@ def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[s
             "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
         },
     }
-
-
-def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:
-    """Returns the roles of each distinct model."""
-    groups: dict[int, list[str]] = {}
-    for role, model in policies.items():
-        groups.setdefault(id(model), []).append(role)
-    return list(groups.values())
-
-
-def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
-    """
-    Returns the URL of each distinct model's server. `groups` are the roles of each model.
-
-    Raises:
-        ValueError: a server is missing, or the servers do not fit the models.
-    """
-    by_role = args.vllm_server_base_urls
-    if by_role is None:
-        if len(groups) > 1:
-            raise ValueError(
-                f"The agents have {len(groups)} models of their own, and each needs a vLLM server: set "
-                f"`vllm_server_base_urls` to one URL per role, {[roles[0] for roles in groups]}."
-            )
-        return [args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"]
-    roles = [role for group in groups for role in group]
-    if set(by_role) != set(roles):
-        unknown, missing = sorted(set(by_role) - set(roles)), [role for role in roles if role not in by_role]
-        problem = f"{missing} are missing." if missing else f"{unknown} are not roles."
-        raise ValueError(f"`vllm_server_base_urls` needs one URL per role, {roles}: {problem}")
-    urls: dict[str, list[str]] = {}
-    for group in groups:
-        if len({by_role[role] for role in group}) > 1:
-            raise ValueError(f"{group} have one model, but several servers in `vllm_server_base_urls`.")
-        urls.setdefault(by_role[group[0]], []).append(group[0])
-    for url, sharing in urls.items():
-        if len(sharing) > 1:
-            raise ValueError(f"{sharing} have models of their own, but one server, {url}: it holds one model.")
-    return list(urls)
-
-
-def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutConfig) -> None:
-    """Raises `ValueError` if vLLM cannot sample for a team as configured, before anything is started."""
-    groups = roles_by_model(policies)
-    if args.vllm_mode == "server":
-        server_urls(groups, args)
-    elif args.vllm_enable_sleep_mode and len(groups) > 1:
-        raise ValueError(
-            f"`vllm_enable_sleep_mode` works with one engine per process, and the team's {len(groups)} models need one "
-            "each. Turn it off, let the agents share a model, or use `vllm_mode='server'`."
-        )
-    for role, model in policies.items():
-        if isinstance(model, PeftModel):
-            adapter_config = cast(LoraConfig, model.peft_config[role])
-            for name, supported in SUPPORTED_BY_VLLM.items():
-                value = getattr(adapter_config, name) or supported
-                if value != supported:
-                    raise ValueError(
-                        f"vLLM cannot sample with the adapter of agent {role!r}: `{name}` is {value!r}, but must be {supported!r}."
-                    )
-            max_lora_rank({role: adapter_config})
-        # An engine loads the model by its name
-        if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, MODEL_CONFIG)):
-            raise ValueError(
-                f"The model of agent {role!r} was loaded from {model.name_or_path!r}, where vLLM finds no config.json: "
-                "start from a model id or from the agent's own folder."
-            )
-
-
-def max_lora_rank(configs: dict[str, LoraConfig]) -> int:
-    """Returns the smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters."""
-    from vllm.config.lora import MaxLoRARanks
-
-    allowed = get_args(MaxLoRARanks)
-    rank = max(max([config.r, *(config.rank_pattern or {}).values()]) for config in configs.values())
-    if rank > max(allowed):
-        raise ValueError(f"vLLM samples with adapters of rank {max(allowed)} at most; the agents' have {rank}.")
-    return min(choice for choice in allowed if choice >= rank)
-
-
-def _check_logprobs_mode(client: VLLMClient) -> None:
-    """Raises `ValueError` if a server returns log-probabilities of another distribution than it samples from."""
-    mode = client.get_server_info()["model_config"]["logprobs_mode"]
-    if mode != "processed_logprobs":
-        raise ValueError(
-            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, which makes the importance sampling "
-            "correction wrong. Restart it with `--logprobs-mode processed_logprobs`, or set "
-            "`vllm_importance_sampling_correction` to False."
-        )

@@ -1,0 +1,65 @@
+"""TRL's side of `vs_comlrl.py --algorithms single`: takes the training steps of GRPOTrainer that standard input asks for."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from vs_comlrl_task import Steps, load_reward
+
+
+settings = json.loads(Path(sys.argv[1]).read_text())
+(role,) = settings["roles"]
+steps = Steps()
+score = load_reward(settings["reward"])
+rewards = []
+
+
+def reward(prompts, completions, **columns):
+    values = score([{}] * len(completions), [{role: text} for text in completions])
+    rewards.extend(values)
+    return values
+
+
+with tempfile.TemporaryDirectory() as output_dir:
+    rows = settings["items_per_step"] * settings["num_generations"]
+    args = GRPOConfig(
+        output_dir=output_dir,
+        seed=settings["seed"],
+        max_steps=len(settings["items"]) // settings["items_per_step"],
+        per_device_train_batch_size=settings["rows_per_forward"],
+        gradient_accumulation_steps=rows // settings["rows_per_forward"],
+        num_generations=settings["num_generations"],
+        max_completion_length=settings["max_new_tokens"],
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        beta=0.0,
+        loss_type="luspo",
+        importance_sampling_level="sequence",
+        scale_rewards="none",
+        shuffle_dataset=False,
+        learning_rate=settings["learning_rate"],
+        lr_scheduler_type="constant",
+        weight_decay=0.01,
+        max_grad_norm=0.0,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+    )
+    trainer = GRPOTrainer(
+        model=settings["model"],
+        reward_funcs=reward,
+        args=args,
+        train_dataset=Dataset.from_list([{"prompt": item[f"{role}_prompt"]} for item in settings["items"]]),
+        callbacks=[steps.callback(rewards)],
+    )
+    trainer._generate = steps.timed("generate", trainer._generate)
+    trainer._calculate_rewards = steps.timed("reward", trainer._calculate_rewards)
+    steps.ready()
+    trainer.train()

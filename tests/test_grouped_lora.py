@@ -1,0 +1,110 @@
+"""Agents on one base sample together what they sample alone."""
+
+from unittest import mock
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import OPTConfig, OPTForCausalLM
+
+from trl_multiagent import AgentTeam
+from trl_multiagent.rollout.sampler import Level, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.tree import Node
+
+from tiny import byte_tokenizer, team_of, tiny_llama
+
+
+ROLES = ("aux", "main", "checker")
+
+
+def adapted(*configs, base=None):
+    """A team with an adapter of each configuration on one base."""
+    base = tiny_llama() if base is None else base
+    for k, config in enumerate(configs):
+        torch.manual_seed(k)
+        config = LoraConfig(
+            **{"r": 4, "lora_alpha": 16, "init_lora_weights": False, "target_modules": "all-linear"} | config
+        )
+        if k == 0:
+            base = get_peft_model(base, config, adapter_name=ROLES[0])
+        else:
+            base.add_adapter(ROLES[k], config)
+    roles = ROLES[: len(configs)]
+    return AgentTeam(dict.fromkeys(roles, base), {role: byte_tokenizer() for role in roles})
+
+
+def opt():
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "dropout": 0.0}
+    return OPTForCausalLM(OPTConfig(vocab_size=258, max_position_embeddings=64, word_embed_proj_dim=16, **size))
+
+
+TOKENS = {"trainable_token_indices": [65]}
+# Each with the number of its calls
+TEAMS = {
+    "two agents": (lambda: adapted({}, {}), 1),
+    "other ranks and layers": (lambda: adapted({}, {"r": 7, "use_rslora": True}, {"target_modules": ["v_proj"]}), 1),
+    "biases": (lambda: adapted({"lora_bias": True}, {}), 2),
+    "rows and tokens in one dimension": (lambda: adapted({}, {}, base=opt()), 1),
+    "two bases": (lambda: team_of("lora on two bases", ROLES), 2),
+    "shared": (lambda: team_of("shared", ROLES), 1),
+    "with DoRA": (lambda: adapted({}, {"use_dora": True}, {}), 2),
+    "with a copied module": (lambda: adapted({"modules_to_save": ["norm"]}, {}, {}), 2),
+    "with tokens of their own": (lambda: adapted(TOKENS, TOKENS, base=tiny_llama(tie_word_embeddings=False)), 2),
+    "with embeddings": (lambda: adapted({}, {}, {"target_modules": ["embed_tokens", "q_proj"]}), 2),
+}
+
+
+PROMPTS = {"aux": [[65, 66, 67], [68]], "main": [[65, 66, 67], [70, 71]], "checker": [[72, 73], [74, 75, 76, 77]]}
+SAMPLING = {
+    "greedy": ({"do_sample": False}, None, 1),
+    "temperature": ({"temperature": 2.0}, None, 1),
+    "several calls": ({}, 30, 1),
+    "other loop": ({"typical_p": 0.9}, None, 1),
+    "much padding": ({"max_new_tokens": 1}, None, 3),
+    "beams": ({"num_beams": 2, "do_sample": False}, None, 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *(("other ranks and layers", x) for x in SAMPLING),
+        *((x, "temperature") for x in ("two bases", "shared", "with DoRA")),
+    ],
+)
+def test_completions(name, settings):
+    """The same as of each agent alone, with end tokens and stop strings of its own."""
+    arguments, budget, num_calls = SAMPLING[settings]
+    team = TEAMS[name][0]()
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = "A"
+    team.tokenizers["main"] = tokenizer
+    stops = {} if settings == "beams" else {"aux": ["B"], "checker": ["CD", "E"]}
+    arguments = sampling_arguments({"max_new_tokens": 24, **arguments})
+    generator = TransformersGenerator(team, arguments, budget, stops, seed=3)
+    nodes = {role: [Node({}, (), {}, tree=k) for k in range(2)] for role in team.roles}
+    num_generations = 1 if num_calls == 3 else 20 if settings == "temperature" else 5
+    level = Level(nodes, {role: PROMPTS[role] for role in team.roles}, num_generations)
+    joint = generator.generate(level)
+    assert len(generator.calls(level)) == (num_calls if num_calls == 3 else TEAMS[name][1])
+    with mock.patch.object(generator, "calls", lambda level: [[role] for role in level.prompt_ids]):
+        assert generator.generate(level) == joint
+    if settings == "temperature":  # completions end in every way
+        texts = {role: [tokenizer.decode(ids) for prompt in joint[role] for ids in prompt.ids] for role in joint}
+        assert any(text.endswith("B") for text in texts["aux"]) and any(text.endswith("A") for text in texts["main"])
+        assert any(text.endswith(("CD", "E")) for text in texts["checker"])
+
+
+def test_references_sample():
+    team = adapted({"init_lora_weights": True}, {})
+    generator = TransformersGenerator(team, sampling_arguments({"do_sample": False, "max_new_tokens": 8}))
+    nodes = {role: [Node({}, (), {}) for _ in range(2)] for role in team.roles}
+    level = Level(nodes, {role: PROMPTS[role] for role in team.roles}, 1)
+    initial = generator.generate(level)
+    team.keep_reference()
+    for parameter in team.agent_parameters("aux") + team.agent_parameters("main"):
+        parameter.data += 0.3
+    assert generator.generate(level) != initial
+    with team.as_reference():
+        assert generator.generate(level) == initial

@@ -1,0 +1,225 @@
+"""The page of a run: its numbers, its trees and its texts; comparisons of runs; the page of an evaluation."""
+
+import html
+import json
+import logging
+import math
+import re
+
+import pandas as pd
+import pytest
+
+from trl_multiagent import cli
+from trl_multiagent.report.curves import curves, mean_and_band, series_of, thinned, welch_interval
+from trl_multiagent.report.html import json_values, render
+from trl_multiagent.report.run_page import read_run, without_secrets
+from trl_multiagent.report.trees import MAX_TEXT, tree_page, trees_of
+from trl_multiagent.trainers.base import run_report
+from trl_multiagent.trainers.base.run_report import RunReport
+from trl_multiagent.trainers.base.trace_files import read_trace
+
+from pages import read_page
+from tiny import SAVED, Workflow, tiny_environment, tiny_trainer
+
+
+HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{data}} \u2028"
+
+
+def environment_with(text):
+    environment = tiny_environment()
+    environment.prompts = lambda item, history: dict.fromkeys(environment.roles, f"{text}{item['x']}")
+    return environment
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A trainer after two steps of two turns with a trace, in an environment whose prompts are hostile."""
+    folder = tmp_path_factory.mktemp("run") / "mine"
+    trainer = tiny_trainer(
+        folder,
+        environment=environment_with(HOSTILE),
+        max_steps=2,
+        num_turns=2,
+        num_generations=2,
+        trace_steps=1,
+        seed=7,
+    )
+    trainer.train()
+    return trainer, folder, read_page(folder / "report.html")
+
+
+def test_the_page_has_the_numbers_of_the_run(run):
+    trainer, folder, page = run
+    logs = [log for log in trainer.state.log_history if "reward" in log]
+    assert [json.loads(line) for line in (folder / "log.jsonl").open()] == trainer.state.log_history
+    for turn in (1, 2):
+        (curve,) = page["metrics"][f"turn_{turn}/reward_mean"]
+        assert curve["step"] == [1, 2]
+        assert curve["mean"] == pytest.approx([log[f"turn_{turn}/reward_mean"] for log in logs], rel=1e-5)
+    row = next(row for row in page["table"] if row[0] == "return")
+    assert row[1] == f"{logs[0]['return']:.3f}" and row[3] == f"{logs[1]['return']:.3f}"
+    facts = page["facts"]
+    assert (facts["name"], facts["step"], facts["max_steps"], facts["finished"]) == ("mine", 2, 2, True)
+    assert facts["agents"].keys() == {"aux", "main"} and facts["dataset"].startswith("12 items")
+    assert facts["settings"]["seed"] == 7 and facts["settings"]["num_turns"] == 2 and "beta" not in facts["settings"]
+    assert not page["metrics"].keys() & {"step", "epoch", "train_runtime"}
+    assert json_values({"tokens": 1234567.0, "x": 1 / 3, "y": [math.nan]}) == {
+        "tokens": 1234567.0,
+        "x": 0.333333,
+        "y": [None],
+    }
+
+
+def test_the_page_has_the_trees_of_the_trace(run):
+    _, folder, page = run
+    trace, trees = read_trace(folder / "trace"), page["trees"]
+    assert trees["left_out"] == 0 and len(trees["texts"]) == len(set(trees["texts"]))
+    shown = [dict(zip(trees["columns"], row, strict=True)) for tree in trees["trees"] for row in tree]
+    assert [len(tree) for tree in trees["trees"]] == [6, 6, 6, 6] and len(shown) == len(trace)
+    names = ["step", "tree", "node", "action"]
+    expected = trace.set_index(names)
+    for row in shown:
+        own = expected.loc[tuple(row[name] for name in names)]
+        for name in ("reward", "return", "advantage/aux", "advantage/main", "metrics/rewards/count_reward"):
+            assert row[name] == pytest.approx(own[name], rel=1e-5)
+        for name in ("completion/aux", "completion/main", "prompt/aux"):
+            assert trees["texts"][row[name]] == own[name]
+
+
+def test_hostile_text_stays_text(run):
+    _, folder, page = run
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert text.count("<script") == 4 == text.count("</script>") and "onerror=" in text and "<img" not in text
+    assert any(x.startswith("</script><script>alert(1)") for x in page["trees"]["texts"])
+    titled = render({"title": HOSTILE})
+    assert html.escape("<script>alert(1)") in titled and titled.count("<script") == 4
+    # Only the scripts of the page may run
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1]
+    assert policy.count("sha256-") == 3 and "default-src 'none'" in policy and "script-src 'sha256-" in policy
+
+
+def test_a_run_without_a_trace_keeps_a_few_trees(tmp_path):
+    trainer = tiny_trainer(
+        tmp_path, environment=Workflow(), num_turns=3, max_steps=22, items_per_device=4, num_generations=2
+    )
+    trainer.train()
+    page = read_page(tmp_path / "report.html")["trees"]
+    trees = [[dict(zip(page["columns"], row, strict=True)) for row in tree] for tree in page["trees"]]
+    assert sorted({tree[0]["step"] for tree in trees}) == list(range(1, 22, 2)) and len(trees) == 3 * 11
+    for row in trees[-1]:
+        acting = [role for role in ("aux", "main") if row[f"prompt/{role}"] is not None]
+        assert acting and [x for x in ("aux", "main") if row[f"completion/{x}"] is not None] == acting
+        assert row["reward"] == pytest.approx((row["reward/aux"] + row["reward/main"]) / 2, abs=1e-5)
+
+
+def test_a_run_that_resumes_has_every_step_once(tmp_path):
+    tiny_trainer(tmp_path, max_steps=2, **SAVED).train()
+    again = tiny_trainer(tmp_path, max_steps=2, **SAVED)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").open()]
+    assert steps == [1, 2, 2]  # the last entry is that of the end
+    trees = read_page(tmp_path / "report.html")["trees"]
+    assert [tree[0][trees["columns"].index("step")] for tree in trees["trees"]] == [1, 1, 2, 2]
+
+
+def test_a_report_that_fails_does_not_end_the_training(tmp_path, monkeypatch, caplog):
+    def fail(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(run_report, "write_page", fail)
+    monkeypatch.setattr(logging.getLogger("trl_multiagent.trainers.base.run_report"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 1 and not (tmp_path / "report.html").exists()
+    trainer.remove_callback(RunReport)
+    trainer.train()
+
+
+def test_seeds_have_a_mean_and_a_band():
+    runs = [pd.Series([1.0, 2.0, 5.0], [1, 2, 3]), pd.Series([3.0, 2.0], [1, 2]), pd.Series([5.0, 5.0], [1, 2])]
+    band = mean_and_band(runs)
+    assert band.index.tolist() == [1, 2]  # the third step has not been reached by all
+    assert band["mean"].tolist() == [3.0, 3.0]
+    assert band["low"].tolist() == pytest.approx([1.0, 3 - 3**0.5])
+    assert band["high"].tolist() == pytest.approx([5.0, 3 + 3**0.5])
+    assert list(mean_and_band(runs[:1])) == ["mean"]
+    one = series_of([{"step": 1, "reward": 1.0}, {"step": 2, "reward": math.nan, "epoch": 1.0}])
+    found = curves([[one], [series_of([{"step": 2, "reward": 4.0}])]])
+    assert found == {"reward": [{"step": [1], "mean": [1.0]}, {"step": [2], "mean": [4.0]}]}
+
+
+def test_long_curves_are_averaged():
+    curve = thinned(pd.DataFrame({"mean": [float(k) for k in range(1000)]}, index=range(1, 1001)))
+    assert len(curve) == 334 and curve["mean"].iloc[0] == 1.0 and curve.index[0] == 3 and curve.index[-1] == 1000
+
+
+def test_differences_of_groups_have_intervals():
+    one, other = [4.0, 5.0, 6.0], [1.0, 2.0, 3.0]
+    # Each mean has the variance 1/3, so there are 4 degrees of freedom, whose quantile is 2.776
+    low, high = welch_interval(one, other)
+    assert (low + high) / 2 == pytest.approx(3.0) and high - 3.0 == pytest.approx(2.776 * (2 / 3) ** 0.5, rel=1e-3)
+    assert math.isnan(welch_interval(one, [1.0])[0])
+
+
+def write_run(folder, seed, rewards, roles=("aux", "main"), **settings):
+    folder.mkdir(parents=True)
+    facts = {"algorithm": "MAGRPO", "seed": seed, "settings": {"seed": seed, **settings}, "environment": "E"}
+    facts |= {"agents": dict.fromkeys(roles, "base"), "dataset": "8 items", "max_steps": 2, "finished": True}
+    facts |= {
+        "started": "2026-01-01T10:00:00+00:00",
+        "command": "train",
+        "machine": "CPU",
+        "versions": {"python": "3"},
+    }
+    (folder / "run.json").write_text(json.dumps(facts))
+    logs = [{"step": k, "reward": reward} for k, reward in enumerate(rewards, start=1)]
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(log)}\n" for log in logs) + '{"step": 3, "rew')
+
+
+def test_runs_are_compared(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed, rewards in enumerate([(1.0, 2.0), (3.0, 4.0)]):
+        write_run(tmp_path / "runs" / f"seed_{seed}", seed, rewards, num_agents=2)
+    write_run(tmp_path / "single", 0, (0.5, 1.0), roles=["main"], num_agents=1)
+    (tmp_path / "runs" / "seed_0" / "alarms.jsonl").write_text('{"step": 1, "alarm": "x", "message": "Idle."}\n')
+    cli.main(["report", "runs", "single"])
+    assert "comparison.html" in capsys.readouterr().out
+    page = read_page(tmp_path / "comparison.html")
+    assert page["groups"] == ["aux + main", "main"] and [run["group"] for run in page["runs"]] == [
+        "aux + main"
+    ] * 2 + ["main"]
+    team, single = page["metrics"]["reward"]
+    assert team["mean"] == [2.0, 3.0] and single == {"step": [1, 2], "mean": [0.5, 1.0]}
+    assert team["low"] == pytest.approx([2 - 2**0.5, 3 - 2**0.5], rel=1e-5)
+    assert page["table"][1] == ["reward", "3.000 ± 1.414 (n = 2)", "1.000 (n = 1)", "+2.000"]
+    assert page["differences"]["single"] == {"roles": "main", "num_agents": "1"}
+    assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
+    cli.main(["report", "runs/seed_1"])
+    assert read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"][1][1:] == [
+        "3.000",
+        "4.000 (step 2)",
+        "4.000",
+    ]
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(tmp_path / "nothing")])
+    assert "holds none of run.json" in capsys.readouterr().err
+
+
+def test_secrets_are_not_shown(tmp_path):
+    command = without_secrets("train --hub_token hf_abc --override a.api_key=secret1 max_tokens=5")
+    assert "hf_abc" not in command and "secret1" not in command and "max_tokens=5" in command
+    write_run(tmp_path / "run", 0, [1.0])
+    (tmp_path / "run" / "config.yaml").write_text("hub_token: hf_abc\ngeneration_token_budget: 5\n")
+    assert read_run(tmp_path / "run").configuration == "hub_token: ***\ngeneration_token_budget: 5\n"
+
+
+def test_pages_are_bounded():
+    row = {"step": 1, "split": "train", "process": 0, "item": "1", "node": "/", "parent": "", "turn": 1, "action": 0}
+    row |= {"reward": 1.0, "return": 1.0, "prompt/a": "p", "advantage/a": math.nan, "extra/tests": ""}
+    rows = [{**row, "tree": k, "completion/a": f"{k}" + "x" * 30_000} for k in range(300)]
+    page = tree_page(trees_of(rows))
+    assert len(page["trees"]) == 60 and page["left_out"] == 240
+    assert max(map(len, page["texts"])) < MAX_TEXT + 50 and page["texts"][1].endswith("10003 more characters")
+    last = dict(zip(page["columns"], page["trees"][-1][0], strict=True))
+    assert last["tree"] == 299 and last["advantage/a"] is None and page["texts"][last["prompt/a"]] == "p"

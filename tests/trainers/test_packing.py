@@ -1,0 +1,129 @@
+"""Packed rows: what is computed once, and that log-probabilities and gradients are those of every sequence on its own."""
+
+import pytest
+import torch
+from trl.trainer.utils import add_fused_lm_head
+
+from trl_multiagent.models.packing import can_pack, divide, pack
+from trl_multiagent.rollout.tree import Samples
+from trl_multiagent.team.single import run_agent
+from trl_multiagent.trainers.base.batch import Row, agent_tensors, forward_inputs
+
+from by_hand import log_probability
+from tiny import other_model, tiny_experts, tiny_llama
+
+
+EOS, PAD = 256, 257
+
+
+def rows_of(*nodes):
+    return [
+        Row(0, {"solo": Samples(prompt, completions, [""] * len(completions))}, g, {"solo": 1.0 + g})
+        for prompt, completions in nodes
+        for g in range(len(completions))
+    ]
+
+
+ROOT = [5, 6, 7, 8]
+TREES = {
+    # Two siblings are equal, two begin alike, one has one token. 3 tokens of the prompt are shared; its last one is followed by 3 different ones
+    "siblings": (rows_of((ROOT, [[20, 21, 22], [20, 21, 22], [20, 23], [EOS], [30, 31, 32, 33]])), 3 + 3 + 1 + 1 + 4),
+    # The prompts of the second turn continue a completion with and without its end, and one that is tokenized anew from its second token on
+    "turns": (
+        rows_of(
+            (ROOT, [[20, 21, EOS], [22, 23, 24]]),
+            ([*ROOT, 20, 21, EOS, 40, 41], [[50, 51], [52, EOS]]),
+            ([*ROOT, 22, 60, 61, 41], [[50, EOS]]),
+        ),
+        3 + (3 + 2 + 2 + 2) + (3 + 5),
+    ),
+    # Nothing in common but the first token, which is followed by another one in each
+    "prompts of one token": (rows_of(([5], [[1, 2], [3, EOS]]), ([6], [[1, EOS]])), 2 + 2 + 2),
+}
+MODELS = {
+    "sdpa": tiny_llama,
+    "eager": lambda: tiny_llama(attn_implementation="eager"),
+    "grouped queries": lambda: tiny_llama(num_key_value_heads=1),
+    "learned positions": lambda: other_model("gpt2"),
+    "a wide window": lambda: other_model("mistral with a sliding window", sliding_window=64),
+    "experts": lambda: tiny_experts("qwen3_moe"),
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_rows_compute_what_they_have_in_common_once(name, tree, checkpointing):
+    model, (rows, num_tokens) = MODELS[name](), TREES[tree]
+    expected = [
+        log_probability(model, row.samples["solo"].prompt_ids, row.samples["solo"].completion_ids[row.sibling])
+        for row in rows
+    ]
+    sum(row.advantages["solo"] * x.sum() for row, x in zip(rows, expected, strict=True)).backward()
+    gradients = {key: x.grad.clone() for key, x in model.named_parameters()}
+
+    model.zero_grad()
+    add_fused_lm_head(model, outputs=("log_probs", "entropy"))
+    if checkpointing:
+        model.train().activation_checkpointing_enable()
+    tensors = agent_tensors(rows, "solo", len(rows) + 1, PAD, [EOS])
+    inputs = forward_inputs(model, tensors)
+    assert (inputs["readers"][..., 0] >= 0).sum() == num_tokens
+    outputs = run_agent(model, None, **inputs)
+    assert outputs.log_probs.shape == outputs.entropy.shape == tensors.completion_ids.shape
+    for found, of_row in zip(outputs.log_probs, expected, strict=False):
+        assert torch.allclose(found[: len(of_row)], of_row, atol=1e-5) and not found[len(of_row) :].any()
+    assert not outputs.log_probs[-1].any() and not outputs.entropy[-1].any()  # a padding row
+    (outputs.log_probs.sum(dim=1) * tensors.advantages).sum().backward()
+    for key, x in model.named_parameters():
+        assert torch.allclose(x.grad, gradients[key], atol=1e-4), key
+
+
+def test_masked_completions_cost_nothing():
+    rows = rows_of((ROOT, [[20, 21, EOS], [30, 31, 32]]), ([9] * 8, [[33]]))
+    tensors = agent_tensors(rows, "solo", 4, PAD, [EOS], mask_truncated=True)
+    packed = pack(*tensors.sequences(), 3, hidden_size=32)
+    assert packed["input_ids"].tolist() == [[*ROOT, 20, 21]]
+    assert packed["shift_labels"].tolist() == [[-100, -100, -100, 20, 21, EOS]]
+    assert packed["places"].tolist() == [[3, 4, 5], [-1] * 3, [-1] * 3, [-1] * 3]
+    nothing = pack(*tensors[1:].sequences(), 3, hidden_size=32)
+    assert nothing["input_ids"].tolist() == [[0]] and (nothing["places"] == -1).all()
+
+
+def test_positions_and_readers_of_a_tree():
+    sequences = [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 7]]
+    packed = pack(sequences, [2, 2, 2], 2, hidden_size=32)
+    # In lexicographic order: 1 2 3 (4), then 3 (7), then 2 5 (6). A token that is followed by two others is there twice
+    assert packed["input_ids"].tolist() == [[1, 2, 3, 3, 2, 5]]
+    assert packed["position_ids"].tolist() == [[0, 1, 2, 2, 1, 2]]
+    assert packed["shift_labels"].tolist() == [[-100, 3, 4, 7, 5, 6]]
+    assert packed["readers"].tolist() == [[[0, 2], [0, 1], [0, 0], [1, 1], [2, 2], [2, 2]]]
+    assert packed["places"].tolist() == [[1, 2], [4, 5], [1, 3]]
+
+
+def test_rows_are_divided_at_the_least_cost():
+    # Four siblings of 100 tokens, 90 of them a prompt, of each of two items
+    lengths, shared = [100] * 8, [0, 90, 90, 90] * 2
+    assert divide(lengths, shared, hidden_size=4096) == [0, 4]
+    # Without a common prompt, each sequence has a row of its own: attention to others would be wasted
+    assert divide([100] * 4, [0] * 4, hidden_size=64) == [0, 1, 2, 3]
+    # Short sequences fill a row that another one makes as long
+    assert divide([100, 50, 50], [0] * 3, hidden_size=64) == [0, 1]
+    # No row of several sequences is longer than the limit
+    assert divide([4000] * 3, [0, 2000, 3990], hidden_size=10**6) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("build", "packs"),
+    [
+        (lambda: other_model("gemma3"), False),  # its windows are shorter
+        (lambda: other_model("mistral with a sliding window"), False),
+        (lambda: tiny_llama(attn_implementation="flex_attention"), False),
+        (lambda: other_model("bloom"), False),  # takes no positions
+        (lambda: other_model("falcon"), False),  # computes ALiBi from a mask of two dimensions
+        (lambda: other_model("recurrent layers"), False),
+        (tiny_llama, True),
+    ],
+)
+def test_models_that_need_rows_of_their_own(build, packs):
+    assert can_pack(build(), longest=20) == packs

@@ -1,0 +1,72 @@
+"""
+Several LoRA adapters of one base in one forward, each on its own rows of the batch.
+
+The base computes all rows at once, and a forward hook of every LoRA layer adds to each row what the adapter of its agent adds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from peft import LoraConfig, PeftModel
+from peft.tuners.lora.layer import LoraLayer, MultiheadAttention, ParamWrapper
+from torch import nn
+from torch.nn.functional import linear
+
+
+def can_group(model: PeftModel, adapter: str) -> bool:
+    """
+    Returns whether an adapter can compute its rows beside those of others. It must be LoRA or rsLoRA of linear layers, without biases. DoRA
+    needs more than the result of the base, a copy of a module computes in its place, and an expert gets tokens whose rows it does not know.
+    """
+    config = cast(LoraConfig, model.peft_config[adapter])
+    if config.modules_to_save or config.trainable_token_indices is not None or config.lora_bias:
+        return False
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LoraLayer) or adapter not in {*layer.lora_A, *layer.lora_embedding_A}:
+            continue
+        is_linear = adapter in layer.lora_A and isinstance(layer.lora_A[adapter], nn.Linear)
+        if not is_linear or isinstance(layer, MultiheadAttention | ParamWrapper):
+            return False
+        if adapter in layer.lora_variant or "expert" in name:
+            return False
+    return True
+
+
+@dataclass
+class Stacked:
+    """
+    Rows of several adapters in any order, for sampling, in which no weight changes. A layer's weights are stacked once, so it adds two
+    products however many adapters there are: with all A, of which a row keeps the part of its own adapter, and with all B. The name of an adapter
+    that does not exist stands for the base alone. The caller sets `rows` before a forward: the position of each row's adapter in `adapters`.
+    """
+
+    adapters: Sequence[str]
+    rows: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    weights: dict[LoraLayer, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        if layer.lora_A.keys().isdisjoint(self.adapters):
+            return result
+        if layer not in self.weights:
+            self.weights[layer] = stack(layer, self.adapters)
+        all_a, all_b, scales = self.weights[layer]
+        x = x.reshape(len(self.rows), -1, x.size(-1)).to(all_a.dtype)  # some models merge rows and tokens
+        added = linear(linear(x, all_a) * scales[self.rows], all_b)
+        return (result + added.view_as(result)).to(result.dtype)
+
+
+@torch.no_grad()
+def stack(layer: LoraLayer, adapters: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """
+    Returns the weights A of all adapters of a layer, of shape `(sum of ranks, inputs)`, the weights B, of shape `(outputs, sum of ranks)`,
+    and the factors between them, of shape `(num_adapters, 1, sum of ranks)`: for each adapter its scaling at its own ranks, else 0.
+    """
+    present = [adapter for adapter in adapters if adapter in layer.lora_A]
+    all_a = torch.cat([layer.lora_A[adapter].weight for adapter in present])
+    all_b = torch.cat([layer.lora_B[adapter].weight for adapter in present], dim=1)
+    ranks = [adapter for adapter in present for _ in layer.lora_A[adapter].weight]
+    own = torch.tensor([[rank == adapter for rank in ranks] for adapter in adapters])
+    factors = torch.tensor([layer.scaling[adapter] for adapter in ranks]) * own
+    return all_a, all_b, factors.unsqueeze(1).to(all_a)

@@ -1,0 +1,142 @@
+"""Turns the logs of runs into curves and tables. Runs that differ only in their seed are a group, whose curves have means and bands."""
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+Runs = Sequence[Mapping[str, pd.Series]]  # the metrics of each run of a group, by name
+
+MAX_POINTS = 400  # of a curve; more log entries are averaged
+LAST_SHARE = 0.1  # of the log entries, whose mean is the last value
+NO_METRICS = re.compile(r"step|epoch|total_flos|train_(loss|runtime|.*_per_second)|eval_(.+_)?(runtime|.*_per_second)")
+# What says how good a team is: rewards, and what passes in the last turn
+KEY_METRICS = r"(eval_([^/]+_)?)?(return|reward|final_turn/reward|accuracy|rewards/accuracies"
+KEY_METRICS += r"|turn_{last_turn}/(passed|passed_hidden|test_pass_rate))"
+
+
+def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, pd.Series]:
+    """Returns the finite numbers of each metric, indexed by the optimizer step."""
+    found: dict[str, dict[int, float]] = {}
+    for log in logs:
+        for name, value in log.items():
+            if isinstance(value, int | float) and math.isfinite(value) and not NO_METRICS.fullmatch(name):
+                found.setdefault(name, {})[log["step"]] = value
+    return {name: pd.Series(values, dtype=float).sort_index() for name, values in found.items()}
+
+
+def curves(groups: Sequence[Runs]) -> dict[str, list[dict[str, list[float]]]]:
+    """Returns the curve of each metric and group as columns: `step`, `mean` and, of several runs, `low` and `high`."""
+    return {
+        name: [
+            thinned(mean_and_band([run[name] for run in runs if name in run]))
+            .rename_axis("step")
+            .reset_index()
+            .to_dict("list")
+            for runs in groups
+        ]
+        for name in names_of(groups)
+    }
+
+
+def names_of(groups: Iterable[Runs]) -> list[str]:
+    return list(dict.fromkeys(name for runs in groups for run in runs for name in run))
+
+
+def mean_and_band(runs: Sequence[pd.Series]) -> pd.DataFrame:
+    """
+    Returns the `mean` of runs at every step that all of them have logged and, of several, `low` and `high`: one standard deviation of the runs
+    below and above.
+    """
+    if len(runs) < 2:
+        return pd.DataFrame({"mean": runs[0]} if runs else {})
+    frame = pd.concat(runs, axis=1, join="inner")
+    mean, deviation = frame.mean(axis=1), frame.std(axis=1)
+    return pd.DataFrame({"mean": mean, "low": mean - deviation, "high": mean + deviation})
+
+
+def thinned(curve: pd.DataFrame) -> pd.DataFrame:
+    """Averages neighbouring entries of a curve that has more than [`MAX_POINTS`], and keeps the last step of each."""
+    size = max(1, -(-len(curve) // MAX_POINTS))
+    bins: np.ndarray = np.arange(len(curve)) // size
+    return curve.groupby(bins).mean().set_axis(pd.Series(curve.index).groupby(bins).last(), axis=0)
+
+
+# Tables
+
+
+def key_metrics(groups: Sequence[Runs]) -> list[str]:
+    """Returns the metrics that say how good a team is, among those that a run of every group has."""
+    names = names_of(groups)
+    last_turn = max((int(turn) for name in names for turn in re.findall(r"turn_(\d+)/", name)), default=1)
+    pattern = KEY_METRICS.replace("{last_turn}", str(last_turn))
+    return [x for x in names if re.fullmatch(pattern, x) and all(any(x in run for run in runs) for runs in groups)]
+
+
+def run_table(run: Mapping[str, pd.Series]) -> list[list[str]]:
+    """Returns first, best and last value of the key metrics of a run."""
+    rows = [["metric", "first", "best", "last"]]
+    for name in key_metrics([[run]]):
+        values = run[name]
+        best = f"{values.max():.3f} (step {values.idxmax()})"
+        rows.append([name, f"{values.iloc[0]:.3f}", best, f"{last_value(values):.3f}"])
+    return rows
+
+
+def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
+    """Returns the last values of the key metrics of each group, and the first minus every other group, with 95 % intervals."""
+    first, *others = groups
+    rows = [["metric, last value", *groups, *(f"{first} minus {name}" for name in others)]]
+    for name in key_metrics([*groups.values()]):
+        values = [[last_value(run[name]) for run in runs if name in run] for runs in groups.values()]
+        rows.append([name, *map(show, values), *(show_difference(values[0], other) for other in values[1:])])
+    return rows
+
+
+def last_value(series: pd.Series) -> float:
+    """Returns the mean of the last tenth of the entries."""
+    return float(series.tail(max(1, round(LAST_SHARE * len(series)))).mean())
+
+
+def show(values: Sequence[float]) -> str:
+    """Formats the mean of runs, with their standard deviation if there are several."""
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread} (n = {len(values)})"
+
+
+def show_difference(one: Sequence[float], other: Sequence[float]) -> str:
+    """Formats a difference of means, with its interval if there is one."""
+    difference = f"{np.mean(one) - np.mean(other):+.3f}"
+    low, high = welch_interval(one, other)
+    if math.isnan(low):
+        return difference
+    return f"{difference} [{low:+.3f}, {high:+.3f}]{'' if low > 0 or high < 0 else ', no difference shown'}"
+
+
+def welch_interval(one: Sequence[float], other: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Computes Welch's t interval of the difference of two means; NaN if a side has one value, or no side has a spread."""
+    parts = [float(np.var(x, ddof=1)) / len(x) if len(x) > 1 else math.nan for x in (one, other)]
+    variance = sum(parts)
+    if not variance > 0:
+        return math.nan, math.nan
+    degrees = variance**2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (one, other), strict=True))
+    radius = t_quantile(0.5 + confidence / 2, degrees) * math.sqrt(variance)
+    difference = float(np.mean(one) - np.mean(other))
+    return difference - radius, difference + radius
+
+
+@functools.cache
+def t_quantile(probability: float, degrees: float) -> float:
+    """
+    Computes a quantile of Student's t distribution with n degrees of freedom, integrated numerically: t = sqrt(n) tan(a), where the density of a is in
+    proportion to cos(a)^(n - 1).
+    """
+    angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
+    density = np.cos(angles).clip(0) ** (degrees - 1)
+    cumulated = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(degrees) * math.tan(np.interp(probability, cumulated / cumulated[-1], angles))

@@ -1,0 +1,53 @@
+"""Makes a report one HTML page that needs no network: its data as JSON, and the scripts in `page/` that show it."""
+
+import base64
+import hashlib
+import html
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from trl_multiagent.folders import write_text
+
+
+PAGE = Path(__file__).with_name("page")
+REPORT_FILE = "report.html"
+
+
+def write_page(data: dict[str, Any], path: Path) -> None:
+    """Writes the page of a report. `data`: plain values, with a `title`; page/report.js says which parts it may have."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render(data))
+
+
+def render(data: dict[str, Any]) -> str:
+    """
+    Returns the page of a report. Texts of models are data: the JSON has no `<` that could end its element, the scripts show texts as texts,
+    and the policy of the page lets the browser run these scripts alone.
+    """
+    scripts = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.iife.min.js", "trees.js", "report.js")]
+    styles = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "report.css")]
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    contents = json.dumps(json_values(data), allow_nan=False, separators=(",", ":"))
+    values = {
+        "title": html.escape(str(data["title"])),
+        "policy": " ".join(f"'sha256-{digest}'" for digest in hashes),
+        "style": "".join(styles),
+        "data": contents.replace("<", "\\u003c"),
+        "scripts": "\n".join(f"<script>{script}</script>" for script in scripts),
+    }
+    template = (PAGE / "report.html").read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
+
+
+def json_values(value: Any, digits: int = 6) -> Any:
+    """Returns values that JSON has: floats with so many digits, null for those that are not finite, and texts for other objects."""
+    if isinstance(value, dict):
+        return {str(name): json_values(x, digits) for name, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_values(x, digits) for x in value]
+    if isinstance(value, float) and not value.is_integer():  # counts stay exact
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value if value is None or isinstance(value, int | float) else str(value)

@@ -1,0 +1,121 @@
+"""Makes the data of the page of a run, and of one that compares runs, from the files that runs leave behind."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE, read_json
+from trl_multiagent.report.curves import curves, group_table, run_table, series_of
+from trl_multiagent.report.trees import Row, tree_page
+
+
+OF_ONE_RUN = {"seed", "data_seed"}  # settings in which the runs of a group may differ
+OWN_NAMES = ("algorithm", "roles", "models")  # what says its own name
+SECRET = re.compile(r"""((?:token|api_key|password|secret)["']?(?:=|:|[ ])[ ]*)[^\s#]+""", re.IGNORECASE)
+
+
+@dataclass
+class RunFiles:
+    """What the files in the folder of a run say."""
+
+    folder: Path
+    facts: dict[str, Any]
+    logs: Sequence[Mapping[str, Any]]
+    alarms: list[dict[str, Any]]
+    configuration: str
+
+    @property
+    def name(self) -> str:
+        return self.folder.absolute().name
+
+    @property
+    def shown_facts(self) -> dict[str, Any]:
+        step = max((log["step"] for log in self.logs), default=0)
+        seconds = [log["train_runtime"] for log in self.logs if "train_runtime" in log]
+        own = {"name": self.name, "folder": str(self.folder), "step": step, "train_runtime": sum(seconds)}
+        return {**own, **self.facts}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the runs of a group share."""
+        own = {name: x for name, x in self.facts["settings"].items() if name not in OF_ONE_RUN}
+        facts = {name: self.facts[name] for name in ("algorithm", "environment", "dataset")}
+        models = list(dict.fromkeys(model for model in self.facts["agents"].values() if model))
+        return {"roles": " + ".join(self.facts["agents"]), "models": ", ".join(models), **facts, **own}
+
+
+def read_run(folder: Path, logs: Sequence[Mapping[str, Any]] | None = None) -> RunFiles:
+    """Reads the files of a run, but for its trace. `logs`: the entries of its log, if they are in memory."""
+    logs = read_lines(folder / LOG_FILE) if logs is None else logs
+    recipe = folder / RECIPE_FILE
+    configuration = without_secrets(recipe.read_text(encoding="utf-8")) if recipe.is_file() else ""
+    return RunFiles(folder, read_json(folder / RUN_FILE), logs, read_lines(folder / ALARMS_FILE), configuration)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Reads a file with one JSON value per line; a missing file has none. A process that was killed may have left its last line unfinished."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def without_secrets(text: str) -> str:
+    """Returns a configuration or a command without tokens and passwords."""
+    return SECRET.sub(r"\1***", text)
+
+
+def run_page(run: RunFiles, trees: list[list[Row]]) -> dict[str, Any]:
+    """Returns the page of a run. `trees`: the rows of each tree to show."""
+    series = series_of(run.logs)
+    return {
+        "title": f"{run.facts['algorithm']}: {run.name}",
+        "facts": run.shown_facts,
+        "table": run_table(series),
+        "alarms": run.alarms,
+        "groups": [""],
+        "metrics": curves([[series]]),
+        "trees": tree_page(trees),
+        "configuration": run.configuration,
+    }
+
+
+def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Returns the page that compares runs. `evaluation`: the JSON file of an evaluation of their teams."""
+    groups = group_runs(runs)
+    series = {name: [series_of(run.logs) for run in members] for name, members in groups.items()}
+    values = {run.name: dict(differing_settings(runs, run)) for run in runs}
+    return {
+        "title": f"{len(runs)} runs, {len(groups)} group{'s' if len(groups) > 1 else ''}",
+        "runs": [{"group": name, **run.shown_facts} for name, members in groups.items() for run in members],
+        "differences": values,
+        "table": group_table(series),
+        "alarms": [{**alarm, "run": run.name} for run in runs for alarm in run.alarms],
+        "groups": [*groups],
+        "metrics": curves([*series.values()]),
+        "evaluation": evaluation,
+    }
+
+
+def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
+    """Groups runs that differ at most in their seeds. A group is named by the first settings that tell it from the others."""
+    groups: dict[str, list[RunFiles]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.identity, sort_keys=True), []).append(run)
+    words = [
+        [value if name in OWN_NAMES else f"{name} {value}" for name, value in differing_settings(runs, members[0])]
+        for members in groups.values()
+    ]
+    for number in range(1, len(words[0]) + 1):
+        names = [", ".join(of_group[:number]) for of_group in words]
+        if len(set(names)) == len(names):
+            return dict(zip(names, groups.values(), strict=True))
+    return {runs[0].facts["algorithm"]: list(runs)}
+
+
+def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[str, str]]:
+    """Returns the settings in which runs differ, with the values of one of them."""
+    names = dict.fromkeys(name for run in runs for name in run.identity)
+    differing = [x for x in names if len({json.dumps(run.identity.get(x), sort_keys=True) for run in runs}) > 1]
+    return [(name, str(run.identity.get(name, "default"))) for name in differing]

@@ -1,0 +1,44 @@
+"""Turns the rows of a trace into the trees of a page. Their columns are listed in `rollout/trace.py`."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+MAX_TREES = 60
+MAX_CHARS = 4_000_000  # of all texts of a page
+MAX_TEXT = 20_000  # characters of one text
+
+Row = dict[str, Any]
+
+
+def trees_of(rows: Iterable[Row]) -> list[list[Row]]:
+    """Groups rows by tree, in their order. The episodes of an item are one group."""
+    found: dict[tuple, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["step"], row["split"], row["process"], row["tree"]), []).append(row)
+    return list(found.values())
+
+
+def tree_page(trees: list[list[Row]]) -> dict[str, Any]:
+    """
+    Returns trees as one table: the names of its columns, and the rows of each tree. Prompts and completions are stored once, in `texts`, because
+    siblings share them; a cell has the number. Of too many trees, the latest are kept.
+    """
+    columns = list(dict.fromkeys(name for tree in trees for name in tree[0]))
+    texts: dict[str, int] = {}
+
+    def cell(name: str, value: Any) -> Any:
+        if isinstance(value, str) and name.startswith(("prompt/", "completion/")):
+            more = len(value) - MAX_TEXT
+            return texts.setdefault(
+                f"{value[:MAX_TEXT]}\n... {more} more characters" if more > 0 else value, len(texts)
+            )
+        return None if isinstance(value, float) and math.isnan(value) else value  # a table fills its gaps with NaN
+
+    kept: list[list[list[Any]]] = []
+    for tree in trees[-MAX_TREES:][::-1]:
+        if kept and sum(map(len, texts)) > MAX_CHARS:
+            break
+        kept.append([[cell(name, row.get(name)) for name in columns] for row in tree])
+    return {"columns": columns, "trees": kept[::-1], "texts": [*texts], "left_out": len(trees) - len(kept)}

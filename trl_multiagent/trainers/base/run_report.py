@@ -1,0 +1,154 @@
+"""Writes what a run leaves behind for its report: what it is, its log, and the page itself, which is refreshed while the run goes on."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.utils import logging
+
+from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
+from trl_multiagent.jobs.stopping import COMMAND_VARIABLE
+from trl_multiagent.report.html import REPORT_FILE, write_page
+from trl_multiagent.report.run_page import read_run, run_page, without_secrets
+from trl_multiagent.report.trees import Row, trees_of
+from trl_multiagent.trainers.base.completions import choose_trees
+from trl_multiagent.trainers.base.trace_files import read_file, trace_files
+
+
+logger = logging.get_logger(__name__)
+
+TRACE_FOLDER, TREES_FOLDER = "trace", "trees"  # of all rollouts, if the run has a trace, and of a few trees
+SECONDS_BETWEEN = 10.0  # refreshes at least
+SHARE_OF_TIME = 0.02  # that refreshes may take
+MAX_FILES = 20  # of a trace, from which a page has trees
+PACKAGES = ("trl-multiagent", "trl", "transformers", "torch", "accelerate", "datasets", "peft")
+# Settings that say nothing about the training
+UNSHOWN = {
+    "output_dir",
+    "logging_dir",
+    "run_name",
+    "report_to",
+    "hub_model_id",
+    "hub_token",
+    "disable_tqdm",
+    "use_cpu",
+    "debug",
+}
+UNSHOWN |= {"accelerator_config", "ddp_find_unused_parameters", "generation_batch_size", "steps_per_generation"}
+UNSHOWN |= {"include_for_metrics", "pad_to_multiple_of"}
+
+
+class RunReport(TrainerCallback):
+    """
+    Writes `run.json`, `log.jsonl` and `report.html` in the output folder. `trainer.remove_callback(RunReport)` leaves all three out. A
+    problem with them, such as a full disk, is a warning and never ends a training.
+
+    Args:
+        algorithm (`str`): Name of the algorithm.
+        describe (`Callable[[], Mapping[str, Any]]`): Returns `environment`, `agents` and `dataset`, what is trained on what.
+    """
+
+    def __init__(self, algorithm: str, describe: Callable[[], Mapping[str, Any]]):
+        self.algorithm, self.describe = algorithm, describe
+        self.is_running = False
+        self.next_refresh = 0.0
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.is_running = state.is_world_process_zero
+        if not self.is_running:
+            return
+        folder = Path(args.output_dir)
+        with harmless(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / RUN_FILE, {**run_facts(self.algorithm, args, state), **self.describe()})
+            # A run that resumes repeats what came after its checkpoint
+            write_text(folder / LOG_FILE, "".join(f"{json.dumps(log)}\n" for log in state.log_history))
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.is_running:
+            with harmless(Path(args.output_dir)), (Path(args.output_dir) / LOG_FILE).open("a") as file:
+                file.write(f"{json.dumps(state.log_history[-1])}\n")
+            self.refresh(args, state)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.is_running:
+            path = Path(args.output_dir) / RUN_FILE
+            with harmless(path.parent):
+                write_json(path, {**read_json(path), "finished": True})
+            self.refresh(args, state, now=True)
+            self.is_running = False
+
+    def refresh(self, args: TrainingArguments, state: TrainerState, now: bool = False) -> None:
+        """Writes the page, unless that was done a short time ago."""
+        start = time.monotonic()
+        if start < self.next_refresh and not now:
+            return
+        with harmless(folder := Path(args.output_dir)):
+            write_page(run_report(folder, state.log_history), folder / REPORT_FILE)
+        end = time.monotonic()
+        self.next_refresh = end + max(SECONDS_BETWEEN, (end - start) / SHARE_OF_TIME)
+
+
+@contextlib.contextmanager
+def harmless(folder: Path) -> Iterator[None]:
+    """Turns an error into a warning, because the report is not worth a training."""
+    try:
+        yield
+    except Exception as error:
+        advice = f"The training goes on. `trl-multiagent report {folder}` makes the report again."
+        logger.warning(f"The report of this run could not be written ({type(error).__name__}: {error}). {advice}")
+
+
+def run_report(folder: Path, logs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Returns the page of a run from the files in its folder. `logs`: the entries of the log, if they are in memory."""
+    return run_page(read_run(folder, logs), chosen_trees(folder))
+
+
+def chosen_trees(folder: Path) -> list[list[Row]]:
+    """Returns the trees that a page shows: those that every run keeps or, from a trace, a few of evenly spaced files."""
+    files = trace_files(folder / TRACE_FOLDER) or trace_files(folder / TREES_FOLDER)
+    spaced = [files[k * (len(files) - 1) // MAX_FILES] for k in range(MAX_FILES + 1)] if files else []
+    trees = []
+    for path in dict.fromkeys(spaced):
+        batches: dict[tuple[str, int], list[list[Row]]] = {}
+        for tree in trees_of(read_file(path).to_dict("records")):
+            batches.setdefault((tree[0]["split"], tree[0]["step"]), []).append(tree)
+        latest = {split: (step, batch) for (split, step), batch in sorted(batches.items())}  # of each split
+        trees += [tree for step, batch in latest.values() for _, tree in choose_trees(batch, 3, step)]
+    return trees
+
+
+def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
+    """Returns what a run is, as plain values."""
+    values = args.to_dict()
+    # A field whose default is made for each object counts as given
+    given = {
+        field.name: values[field.name]
+        for field in dataclasses.fields(args)
+        if field.init and field.name not in UNSHOWN and values.get(field.name) != field.default
+    }
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    several = "es" if args.world_size > 1 else ""
+    return {
+        "algorithm": algorithm,
+        "seed": args.seed,
+        "settings": json.loads(json.dumps(given, default=str)),
+        "max_steps": state.max_steps,
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "finished": False,
+        "command": without_secrets(os.environ.get(COMMAND_VARIABLE) or shlex.join(["python", *sys.argv])),
+        "machine": f"{args.world_size} process{several} on {device}",
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+    }
