@@ -33,15 +33,15 @@ def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, pd.Series]:
 def curves(groups: Sequence[Runs]) -> dict[str, list[dict[str, list[float]]]]:
     """Returns the curve of each metric and group as columns: `step`, `mean` and, of several runs, `low` and `high`."""
     return {
-        name: [
-            thinned(mean_and_band([run[name] for run in runs if name in run]))
-            .rename_axis("step")
-            .reset_index()
-            .to_dict("list")
-            for runs in groups
-        ]
-        for name in names_of(groups)
+        name: [columns([run[name] for run in runs if name in run]) for runs in groups] for name in names_of(groups)
     }
+
+
+def columns(runs: Sequence[pd.Series]) -> dict[str, list[float]]:
+    """Returns the curve of one metric and group."""
+    if len(runs) == 1 and len(runs[0]) <= MAX_POINTS:  # tables would take most of the time of a refresh
+        return {"step": runs[0].index.tolist(), "mean": runs[0].tolist()}
+    return thinned(mean_and_band(runs)).rename_axis("step").reset_index().to_dict("list")
 
 
 def names_of(groups: Iterable[Runs]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -70,6 +71,7 @@ class RunReport(TrainerCallback):
         if not self.is_running:
             return
         folder = Path(args.output_dir)
+        self.next_refresh = time.monotonic() + SECONDS_BETWEEN
         with harmless(folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / RUN_FILE, {**run_facts(self.algorithm, args, state), **self.describe()})
@@ -130,6 +132,12 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
     return trees
 
 
+@functools.cache
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that matter."""
+    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
+
+
 def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
     """Returns what a run is, as plain values."""
     values = args.to_dict()
@@ -150,5 +158,5 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         "finished": False,
         "command": without_secrets(os.environ.get(COMMAND_VARIABLE) or shlex.join(["python", *sys.argv])),
         "machine": f"{args.world_size} process{several} on {device}",
-        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+        "versions": versions(),
     }
