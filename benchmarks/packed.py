@@ -68,7 +68,7 @@ def update(model: LlamaForCausalLM, rows: AgentTensors, form: str) -> tuple[floa
         part = part.trimmed()
         with patch:
             inputs = forward_inputs(model, part)
-        log_probs = run_agent(model, **inputs).log_probs[:, -part.completion_ids.size(1) :]
+        log_probs = run_agent(model, None, **inputs).log_probs[:, -part.completion_ids.size(1) :]
         ((log_probs * part.completion_mask).sum(dim=1) * part.advantages).sum().div(-len(rows)).backward()
         positions += inputs["input_ids"].numel()
     seconds = time.process_time() - start

@@ -51,7 +51,7 @@ magrpo.fsdp=full_shard DeepSpeed
 magrpo.generation_batch_size=8 items_per_device
 magrpo.fp16=true needs a GPU
 external.mode=telepathy 'level_feedback'
-external.memory_mode=none `magrpo.memory_mode` or `external.memory_mode` is 'none', it must be 'full', 'memoryful' or 'last'
+external.memory_mode=short 'full'
 dataset.name=null `dataset.name` is missing
 prompt_files.aux=nowhere.txt no such file
 dataset.type=demo;dataset.name=humaneval.jsonl set it to 'demo'
