@@ -43,8 +43,8 @@ class TrainerGenerator(TransformersGenerator):
     @contextlib.contextmanager
     def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         trainer = self.trainer
-        if self.synchronized:
-            # ZeRO-3 gathers the weights next, and a process that has failed cannot take part in that
+        if self.synchronized and is_deepspeed_zero3_enabled():
+            # It gathers weights next, and a process that has failed cannot take part in that. Elsewhere, processes may make different numbers of calls
             error_barrier(trainer.accelerator)
         with (
             super().computing(roles) as sampling,
