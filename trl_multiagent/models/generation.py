@@ -1,6 +1,7 @@
 """Samples completions with transformers, all of a whole level of the rollout trees in one call, or in several if they need too much memory."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -129,15 +130,16 @@ def _generate(
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:
         logger.warning_once(f"{mode.value} has no seeds: its draws depend on the batch, and thus on the hardware.")
-    output_ids = cast(Any, model).generate(
-        input_ids=input_ids[owners],
-        attention_mask=attention_mask[owners],
-        generation_config=config,
-        stopping_criteria=None if ending is None else [ending],
-        custom_generate=loop,
-        synced_gpus=False,  # the caller gathers ZeRO-3 weights, and other processes may have nothing to generate
-        **inputs,
-    )
+    with without_own_settings(model):
+        output_ids = cast(Any, model).generate(
+            input_ids=input_ids[owners],
+            attention_mask=attention_mask[owners],
+            generation_config=config,
+            stopping_criteria=None if ending is None else [ending],
+            custom_generate=loop,
+            synced_gpus=False,  # the caller gathers ZeRO-3 weights, and other processes may have nothing to generate
+            **inputs,
+        )
     completion_ids = output_ids[:, length:].cpu()
     is_eos = (completion_ids[..., None] == ends[:, None]).any(dim=-1)
     # A token is kept if no end-of-sequence token precedes it
@@ -146,3 +148,13 @@ def _generate(
         kept &= torch.arange(kept.size(1)) < ending.lengths[:, None]
     sequences = iter([ids[mask].tolist() for ids, mask in zip(completion_ids, kept, strict=True)])
     return [[next(sequences) for _ in of_prompt] for of_prompt in seeds]
+
+
+@contextlib.contextmanager
+def without_own_settings(model: PreTrainedModel) -> Iterator[None]:
+    """Hides a model's own generation configuration within the block. Its settings, such as `min_p`, would apply where the caller gives none."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own

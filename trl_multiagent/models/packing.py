@@ -18,7 +18,8 @@ from transformers.utils import ModelOutput
 from trl_multiagent.models.shared_prompts import can_continue_cache
 
 
-MAX_ROW_LENGTH = 4096  # of a row with several sequences: its mask has the square of this many numbers
+MAX_ROW_LENGTH = 4096  # its mask has the square of this many numbers
+MOST_LEFT = 0.95  # of the positions of padded sequences; a mask costs more than it saves above
 # Attention in a row of this many times the hidden size takes as long as the rest of a layer
 ATTENTION_FACTOR = 4
 
@@ -59,6 +60,8 @@ class PackedRow:
 
 def can_pack(model: PreTrainedModel, longest: int) -> bool:
     """Returns whether a model accepts positions and 4-dimensional masks, and its layers see the whole of sequences of up to `longest` tokens."""
+    if longest > MAX_ROW_LENGTH:
+        return False
     config = model.config.get_text_config(decoder=True)
     accepts_masks = model._supports_attention_backend and config._attn_implementation in ("sdpa", "eager")
     if not (accepts_masks and can_continue_cache(model)):
@@ -69,7 +72,7 @@ def can_pack(model: PreTrainedModel, longest: int) -> bool:
 
 def pack(
     sequences: Sequence[list[int]], num_prompt_tokens: Sequence[int], completion_length: int, hidden_size: int
-) -> dict[str, torch.Tensor]:
+) -> dict[str, torch.Tensor] | None:
     """
     Packs sequences of prompt and completion. An empty one stands for a completion that is not needed.
 
@@ -80,7 +83,7 @@ def pack(
         hidden_size (`int`): Of the model. Wider models read longer rows.
 
     Returns:
-        `dict[str, torch.Tensor]`: The arguments of [`run_packed`].
+        `dict[str, torch.Tensor]`: The arguments of [`run_packed`]; `None` if that saves hardly a position.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)  # sequences that begin alike follow each other
     shared = [0, *(num_shared(sequences[k], sequences[m]) for k, m in pairwise(order))]
@@ -95,6 +98,8 @@ def pack(
         places = rows[-1].add(number, sequences[k], num_prompt_tokens[k], places[: shared[number]])
         found[k] = len(rows) - 1, places[num_prompt_tokens[k] - 1 :]
     length = max(1, *(len(row.input_ids) for row in rows))
+    if len(rows) * length > MOST_LEFT * len(sequences) * max(map(len, sequences)):
+        return None
     tensors = torch.tensor([row.padded(length) for row in rows]).unbind(dim=1)
     of_completions = [
         [row * length + place for place in of_completion] + [-1] * (completion_length - len(of_completion))

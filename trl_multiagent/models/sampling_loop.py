@@ -174,6 +174,10 @@ class SamplingLoop:
             rows.ended |= (tokens[:, None] == rows.end_tokens).any(dim=1)
             length += 1
             if (length - input_ids.size(1)) % period == 0 or length == last:
+                if bool(scores.isnan().any()):
+                    raise ValueError(
+                        "The logits of the model are not numbers: its weights, or the precision, are broken."
+                    )
                 if self.stops is not None:
                     for end in range(seen + 1, length + 1):
                         rows.ended |= self.stops.ended(rows.ids[:, :end], rows.places)
@@ -242,7 +246,7 @@ def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     total = cumulative[:, -1:]
     # Rounding must not lead beyond the last token that has a probability
     u = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, u, right=True).squeeze(1)
+    return torch.searchsorted(cumulative, u, right=True).squeeze(1).clamp(max=scores.size(1) - 1)  # NaN leads beyond
 
 
 class SeededChoice(LogitsProcessor):

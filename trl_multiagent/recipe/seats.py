@@ -125,4 +125,5 @@ def load_sampler(settings: Settings, own: SeatSettings, role: str, names: str | 
         raise UnavailableError(f"`seats.{role}`: {names} has the roles {roles}, not {agent!r}: set `agent`.")
     team.requires_grad_(False).eval()
     arguments = sampling_arguments({"max_new_tokens": own.max_completion_length, "temperature": own.temperature})
-    return TeamSampler(team, TransformersGenerator(team, arguments, settings.arguments.get("generation_token_budget")))
+    budget, seed = settings.arguments.get("generation_token_budget"), settings.arguments.get("seed", 0)
+    return TeamSampler(team, TransformersGenerator(team, arguments, budget, seed=seed))

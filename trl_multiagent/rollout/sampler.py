@@ -31,6 +31,7 @@ from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
 
 
+END_SETTINGS = {"min_new_tokens", "min_length", "exponential_decay_length_penalty", "forced_eos_token_id"}
 CHECKED_AT_ONCE = 256  # items
 MOST_PADDING = 1.25  # tokens with the padding of one call for several agents, per token without it
 
@@ -121,7 +122,9 @@ class TransformersGenerator:
         mode = GenerationConfig(**self.arguments).get_generation_mode()
         for role in level.prompt_ids:
             joins = role in joinable and mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
-            groups.setdefault((joinable[role],) if joins else role, []).append(role)
+            # Some settings change the probability of end tokens, which must be those of all agents then
+            ends = self.team.end_tokens(role) if END_SETTINGS & self.arguments.keys() else ()
+            groups.setdefault((joinable[role], *ends) if joins else role, []).append(role)
         return [part for roles in groups.values() for part in self.split(roles, level)]
 
     def split(self, roles: list[str], level: Level) -> list[list[str]]:

@@ -127,12 +127,16 @@ class TeamSeat(Seat):
         def own(texts: Mapping[str, Any]) -> dict[str, Any]:
             return {agent: texts[role]} if role in texts else {}
 
-        nodes = [
-            Node(
-                x.item, tuple(Turn(own(t.prompts), own(t.joint_action), t.outcome) for t in x.history), own(x.prompts)
+        nodes, asked = [], Counter[int]()
+        for x in branches:
+            history = tuple(Turn(own(t.prompts), own(t.joint_action), t.outcome) for t in x.history)
+            # What an answer draws depends on the item and the texts, not on other branches. Equal ones have different answers, too
+            place = derive_seed(
+                item_id(x.item), json.dumps([turn.joint_action for turn in x.history]), x.prompts[role]
             )
-            for x in branches
-        ]
+            nodes.append(Node(x.item, history, own(x.prompts), tree=place, episode=asked[place]))
+            asked[place] += 1
+        self.sampler.stream = f"seat, step {training_step()}"
         return [samples.texts[0] for samples in self.sampler.sample((agent,), nodes, 1)[agent]]
 
     def describe(self) -> dict[str, Any]:

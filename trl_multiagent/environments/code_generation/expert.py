@@ -178,9 +178,10 @@ class LocalExpert:
             raise UnavailableError(f"`external.expert_model` {self.model!r} cannot be loaded: {reason}") from error
         team = team.requires_grad_(False).eval().to(str(PartialState().device))
         limit = {"temperature": self.sampling["temperature"], "max_new_tokens": self.sampling["max_tokens"]}
-        return TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536))
+        return TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536, seed=0))
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
+        from trl_multiagent.rollout.episodes import derive_seed
         from trl_multiagent.rollout.tree import Node
 
         self.prepare()
@@ -194,7 +195,8 @@ class LocalExpert:
         nodes = []
         for item, turn in zip(items, turns, strict=True):
             prompts = {role: expert_question(item, turn, roles, only=role if is_team else None) for role in asked}
-            nodes.append(Node(item, (), {**prompts}))
+            # As with an endpoint, whose answers are kept, a question has one answer
+            nodes.append(Node(item, (), {**prompts}, tree=derive_seed(*prompts.values())))
         samples = self.sampler(nodes, 1)
         for of_role in samples.values():
             self.usage.requests += len(of_role)

@@ -224,7 +224,8 @@ def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]
     prompt_length, length = rows.prompt_ids.size(1), rows.completion_ids.size(1)
     if rows.router_weights is None and can_pack(agent, prompt_length + length):
         packed = pack(*rows.sequences(), length, agent.config.get_text_config().hidden_size)
-        return common | {name: x.to(rows.prompt_ids.device) for name, x in packed.items()}
+        if packed is not None:
+            return common | {name: x.to(rows.prompt_ids.device) for name, x in packed.items()}
     input_ids = torch.cat([rows.prompt_ids, rows.completion_ids], dim=1)
     attention_mask = torch.cat([rows.prompt_mask, rows.completion_mask], dim=1)
     labels = input_ids.masked_fill(attention_mask == 0, -100)
