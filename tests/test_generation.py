@@ -249,3 +249,20 @@ def test_a_token_that_goes_beyond_a_stop_string_is_kept():
     ended = [ends(torch.tensor(rows)[:, :length], None).tolist() for length in (3, 4, 5, 6)]
     assert ended == [[False] * 3, [True, False, False], [True, False, False], [True, True, False]]
     assert ends.lengths.tolist() == [2, 4, torch.inf]
+
+
+def test_the_settings_of_a_model_do_not_apply():
+    """A `generation_config.json` may have any: what the caller leaves out is off."""
+    model, settings = tiny_llama(initializer_range=0.3), config(max_new_tokens=8)
+    expected = generate_groups(model, PROMPTS, seeds_of(4), settings)
+    own = model.generation_config
+    own.min_p, own.no_repeat_ngram_size, own.num_beams = 0.9, 1, 3
+    assert generate_groups(model, PROMPTS, seeds_of(4), settings) == expected
+    assert model.generation_config is own
+
+
+def test_logits_that_are_no_numbers_are_an_error():
+    model = tiny_llama()
+    model.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="logits of the model are not numbers"):
+        generate_groups(model, PROMPTS, seeds_of(2), config(max_new_tokens=4))

@@ -18,6 +18,7 @@ from trl_multiagent.environments.base import Turn, ask, judge
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.seats import Branch
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
 
 from by_hand import distance, one_update, reference_gradients
@@ -183,6 +184,17 @@ def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
     assert {name.split(".")[1] for name in found} == {"a"} and trainer.environment.roles == ("a",)
     shown = [outcome.extra["answer/b"] for node in trainer._levels[0] for outcome in node.outcomes]
     assert len(set(shown)) > 1
+
+
+def test_a_team_in_a_seat_draws_by_item_and_text():
+    """What it answers does not depend on other branches or on torch's generator. Equal branches get different answers."""
+    team = tiny_team(("x",))
+    generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 8}), seed=3)
+    seat = TeamSeat(lambda: TeamSampler(team, generator), "team", "x")
+    branches = [Branch({"id": k // 2}, (), {"b": f"Task {k // 2}:"}) for k in range(6)]
+    answers = seat.answer("b", branches)
+    torch.rand(1)
+    assert seat.answer("b", branches[2:4]) == answers[2:4] and len(set(answers)) == 6
 
 
 def test_partners_are_drawn_per_item_and_step(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_multiagent.models.packing import can_pack, divide, pack
+from trl_multiagent.models.packing import MAX_ROW_LENGTH, can_pack, divide, pack
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.team.single import run_agent
 from trl_multiagent.trainers.base.batch import Row, agent_tensors, forward_inputs
@@ -127,3 +127,8 @@ def test_rows_are_divided_at_the_least_cost():
 )
 def test_models_that_need_rows_of_their_own(build, packs):
     assert can_pack(build(), longest=20) == packs
+
+
+def test_what_saves_nothing_is_not_packed():
+    assert pack([[1, 2, 3, 4], [5, 6, 7, 8]], [2, 2], 2, hidden_size=32) is None
+    assert not can_pack(tiny_llama(), MAX_ROW_LENGTH + 1) and can_pack(tiny_llama(), MAX_ROW_LENGTH)

@@ -98,7 +98,7 @@ def pack(
         places = rows[-1].add(number, sequences[k], num_prompt_tokens[k], places[: shared[number]])
         found[k] = len(rows) - 1, places[num_prompt_tokens[k] - 1 :]
     length = max(1, *(len(row.input_ids) for row in rows))
-    if len(rows) * length > MOST_LEFT * len(sequences) * max(map(len, sequences)):
+    if len(rows) * length > MOST_LEFT * len(sequences) * max(1, *(len(ids) - 1 for ids in sequences)):
         return None
     tensors = torch.tensor([row.padded(length) for row in rows]).unbind(dim=1)
     of_completions = [
