@@ -330,7 +330,7 @@ class AgentTeam(SingleModel):
                 call. More are generated in several calls. With `None`, all items share one call.
             history_options ([`~rollout.history.HistoryOptions`], *optional*): What agents see of their past turns; by default all of them.
             stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
-            seed (`int`, *optional*): Of the draws. By default, it is drawn from torch's global generator.
+            seed (`int`, *optional*): Of the draws; by default drawn from torch's global generator.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
 
         Returns:
@@ -344,14 +344,12 @@ class AgentTeam(SingleModel):
         Example:
 
         ```python
-        >>> (turn,) = team.collaborate("Sort a list.", environment, temperature=0)  # doctest: +SKIP
         >>> episodes = team.collaborate(dataset, environment, num_turns=2)  # doctest: +SKIP
         ```
         """
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         check_stop_strings(stop_strings, self.roles)
-        seed = int(torch.randint(2**62, ())) if seed is None else seed
         arguments = sampling_arguments(generation_kwargs)
         generator = TransformersGenerator(self, arguments, generation_token_budget, stop_strings, seed)
         sampler = TeamSampler(self, generator, use_chat_template, history_options)
