@@ -12,11 +12,11 @@ import pytest
 from trl_multiagent import cli
 from trl_multiagent.report.curves import curves, mean_and_band, series_of, thinned, welch_interval
 from trl_multiagent.report.html import json_values, render
-from trl_multiagent.report.run_page import read_run, without_secrets
+from trl_multiagent.report.run_page import masked, read_run, without_secrets
 from trl_multiagent.report.trees import MAX_TEXT, tree_page, trees_of
 from trl_multiagent.trainers.base import run_report
 from trl_multiagent.trainers.base.run_report import RunReport
-from trl_multiagent.trainers.base.trace_files import read_trace
+from trl_multiagent.trainers.base.trace_files import read_file, read_trace, write_rows
 
 from pages import read_page
 from tiny import SAVED, Workflow, tiny_environment, tiny_trainer
@@ -63,11 +63,12 @@ def test_the_page_has_the_numbers_of_the_run(run):
     assert facts["agents"].keys() == {"aux", "main"} and facts["dataset"].startswith("12 items")
     assert facts["settings"]["seed"] == 7 and facts["settings"]["num_turns"] == 2 and "beta" not in facts["settings"]
     assert not page["metrics"].keys() & {"step", "epoch", "train_runtime"}
-    assert json_values({"tokens": 1234567.0, "x": 1 / 3, "y": [math.nan]}) == {
-        "tokens": 1234567.0,
+    assert json_values({"tokens": 1234567.5, "x": 1 / 3, "y": [math.nan]}) == {
+        "tokens": 1234567.5,
         "x": 0.333333,
         "y": [None],
     }
+    assert (facts["env_step"], facts["num_tokens"]) == (logs[-1]["env_step"], logs[-1]["num_tokens"])
 
 
 def test_the_page_has_the_trees_of_the_trace(run):
@@ -169,7 +170,7 @@ def write_run(folder, seed, rewards, roles=("aux", "main"), **settings):
     facts |= {
         "started": "2026-01-01T10:00:00+00:00",
         "command": "train",
-        "machine": "CPU",
+        "machine": "1 process on CPU",
         "versions": {"python": "3"},
     }
     (folder / "run.json").write_text(json.dumps(facts))
@@ -206,7 +207,46 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch):
     assert "holds none of run.json" in capsys.readouterr().err
 
 
+def test_runs_that_differ_in_more_than_the_seed_are_not_a_group(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, rank in (("low", 4), ("high", 16)):
+        for seed in range(2):
+            run = tmp_path / folder / f"seed_{seed}"
+            write_run(run, seed, (1.0, 2.0))
+            (run / "alarms.jsonl").write_text('{"step": 1, "alarm": "x", "message": "Idle."}\n')
+            text = (
+                f"seed: {seed}\npeft: {{r: {rank}}}\nagent_model: {{api_key: k{rank}}}\noutput: {{base_dir: {run}}}\n"
+            )
+            (run / "config.yaml").write_text(f"{text}magrpo: {{output_dir: {run}, beta: 0.1}}\n")
+    cli.main(["report", "low", "high", str(tmp_path / "low")])
+    page = read_page(tmp_path / "comparison.html")
+    assert page["groups"] == ["peft.r 4", "peft.r 16"]
+    names = ["low/seed_0", "low/seed_1", "high/seed_0", "high/seed_1"]
+    assert [run["name"] for run in page["runs"]] == names == [alarm["run"] for alarm in page["alarms"]]
+    assert page["differences"] == {name: {"peft.r": "4" if "low" in name else "16"} for name in names}
+    facts = json.loads((tmp_path / "low" / "seed_1" / "run.json").read_text())
+    (tmp_path / "low" / "seed_1" / "run.json").write_text(json.dumps({**facts, "machine": "2 processes on CPU"}))
+    cli.main(["report", "low"])
+    assert read_page(tmp_path / "low" / "report.html")["groups"] == ["processes 1", "processes 2"]
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
+def test_traces_keep_texts_and_numbers(file_format, tmp_path):
+    rows = [{"item": "007", "step": 1, "completion/a": "12", "extra/note": "2026-01-01", "extra/only": "5"}]
+    rows.append({"item": "8", "step": 1, "completion/a": "true", "extra/note": None, "extra/mixed": 3})
+    rows.append({"item": "9", "step": 2, "completion/a": "", "extra/note": "4", "extra/mixed": "x"})
+    write_rows(rows, tmp_path / f"trace.{file_format}", file_format)
+    found = read_file(tmp_path / f"trace.{file_format}").to_dict("records")
+    found = [{name: x for name, x in row.items() if not pd.isna(x)} for row in found]
+    rows[1] = {**rows[1], "extra/mixed": "3"}
+    del rows[1]["extra/note"]
+    assert found == rows
+
+
 def test_secrets_are_not_shown(tmp_path):
+    shown = {"eos_token": "</s>", "pad_token_id": 0, "max_tokens": 5, "hub_token": None, "per_token": 0.5}
+    values = {"report": [{"Token": "hf_abc", "api_key": "k"}], "password": 123}
+    assert masked({**values, **shown}) == {"report": [{"Token": "***", "api_key": "***"}], "password": "***", **shown}
     command = without_secrets("train --hub_token hf_abc --override a.api_key=secret1 max_tokens=5")
     assert "hf_abc" not in command and "secret1" not in command and "max_tokens=5" in command
     write_run(tmp_path / "run", 0, [1.0])
@@ -217,6 +257,8 @@ def test_secrets_are_not_shown(tmp_path):
 def test_pages_are_bounded():
     row = {"step": 1, "split": "train", "process": 0, "item": "1", "node": "/", "parent": "", "turn": 1, "action": 0}
     row |= {"reward": 1.0, "return": 1.0, "prompt/a": "p", "advantage/a": math.nan, "extra/tests": ""}
+    long = tree_page([[{**row, "extra/note": "x" * 30_000, "node": f"/{k}"} for k in range(100)] for _ in range(9)])
+    assert len(long["trees"]) == 2 and long["trees"][0][0][long["columns"].index("extra/note")].endswith("characters")
     rows = [{**row, "tree": k, "completion/a": f"{k}" + "x" * 30_000} for k in range(300)]
     page = tree_page(trees_of(rows))
     assert len(page["trees"]) == 60 and page["left_out"] == 240

@@ -13,7 +13,7 @@ from trl_multiagent.settings.read import RECIPES, config_file
 
 # Fails once for seed 1, after a checkpoint; an evaluation succeeds
 SCRIPT = """#!{python}
-import json, pathlib, sys
+import json, os, pathlib, sys
 arguments = sys.argv[3:]
 with open("calls.jsonl", "a") as file:
     file.write(json.dumps(arguments) + "\\n")
@@ -22,6 +22,8 @@ if arguments[0] == "train":
     if folder.name == "seed_1" and not folder.exists():
         (folder / "checkpoint-2").mkdir(parents=True)
         sys.exit(3)
+    if folder.name == "seed_9":
+        os.kill(os.getpid(), 9)
 """
 
 
@@ -71,6 +73,18 @@ def test_seeds_go_on_after_a_failure(capsys):
     assert "magrpo.max_steps was 200, is 7. Choose another --output_dir" in capsys.readouterr().err
 
 
+def test_complete_runs_are_skipped_and_signals_named(tmp_path, capsys):
+    assert run(*TRAIN, "--output_dir", "runs", "--seeds", "9")[0] == 128 + 9
+    assert "a run ended by SIGKILL" in capsys.readouterr().err
+    for seed, finished in enumerate((True, False)):
+        folder = tmp_path / "runs" / f"seed_{seed}"
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text(json.dumps({"finished": finished}))
+        (folder / "README.md").write_text("card")
+    status, calls = run(*TRAIN, "--output_dir", "runs", "--seeds", "0,1")
+    assert status == 0 and [call[call.index("--seed") + 1] for call in calls] == ["9", "1"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -88,7 +102,7 @@ def test_flags_that_do_not_fit(flags, message, capsys):
 def test_reproduce(capsys):
     status, calls = run("reproduce", "needed", "--seeds", "0,2", "--max_steps", "3")
     folder = "outputs/reproduce/needed"
-    assert status == 0 and [call[0] for call in calls] == ["train", "train", "evaluate"]
+    assert status == 0 and [call[0] for call in calls] == ["train", "train", "evaluate", "report"]
     assert ["--max_steps", "3"] == calls[1][calls[1].index("--max_steps") :][:2]
     teams = [f"{folder}/seed_0", f"{folder}/seed_2"]
     assert calls[2] == [
@@ -97,6 +111,7 @@ def test_reproduce(capsys):
         *"--num_episodes 1 --ablate messages --output_dir".split(),
         f"{folder}/evaluation",
     ]
+    assert calls[3] == ["report", folder]
     assert re.search(r"best team without messages, exact +0\.25", capsys.readouterr().out)
     assert run("reproduce", "neded")[0] == 2
     assert "choose one of demo, needed" in capsys.readouterr().err

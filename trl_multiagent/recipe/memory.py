@@ -84,7 +84,8 @@ def print_memory_plan(
         size = size_of(recipe, environment, [items[k] for k in range(min(len(items), MEASURED_ITEMS))])
         lines = rollout_lines(recipe, environment.roles, environment)
     print_plan(lines, "Plan: no model was loaded, nothing was written.")
-    print(f"\nEach of {processes} GPUs{f', ZeRO-{stage}' * (stage > 0)}:")
+    each = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
+    print(f"\n{each}{f', ZeRO-{stage}' * (stage > 0)}:")
     print(
         "\n".join(
             f"  {line}"

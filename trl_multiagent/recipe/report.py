@@ -34,7 +34,7 @@ def make_report(folders: Sequence[str], output: str | None = None) -> Path:
     if evaluation is not None:
         page = {"title": f"Evaluation: {first.absolute().name}", "evaluation": evaluation}
     else:
-        runs = list(dict.fromkeys(run for folder in folders for run in runs_in(Path(folder))))
+        runs = list({run.resolve(): run for folder in folders for run in runs_in(Path(folder))}.values())
         found = [x for path in first.glob("*/") if (x := evaluation_in(path)) is not None]
         own = found[0] if len(found) == len(folders) == 1 else None
         page = run_report(runs[0]) if len(runs) == 1 else comparison_page([read_run(run) for run in runs], own)

@@ -22,8 +22,8 @@ def reproduce(
     name: str, tasks: Mapping[str, str], seeds: Sequence[int], num_jobs: int, folder: Path, more: Sequence[str]
 ) -> int:
     """
-    Trains the team of an experiment for each seed, evaluates all teams together, with what they are compared with, and prints the results and
-    the published numbers. It goes on after an interruption.
+    Trains the team of an experiment for each seed, evaluates all teams together, with what they are compared with, and prints the results,
+    the published numbers and the path of the report. It goes on after an interruption.
 
     Args:
         name (`str`): A key of [`experiments`].
@@ -48,7 +48,14 @@ def reproduce(
     if status == 0 and "--dry_run" in more:
         print(f"Then: trl-multiagent {shlex.join(command)}")
     elif status == 0:
-        status = subprocess.run([sys.executable, "-m", "trl_multiagent.cli", *command]).returncode
+        status = run_command(command)
     if status == 0 and "published" in experiment:
-        print("\n".join(["", "Published:", *text_table(experiment["published"])]))
+        print("\n".join(["", "Published:", *text_table(experiment["published"]), ""]), flush=True)
+    if status == 0 and "--dry_run" not in more:
+        status = run_command(["report", str(folder)])
     return status
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Runs a command of `trl-multiagent`. Returns its exit status."""
+    return subprocess.run([sys.executable, "-m", "trl_multiagent.cli", *arguments]).returncode

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,14 +13,13 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.jobs.stopping import leaving_signals_to_children
 from trl_multiagent.recipe.run import end_on_wrong_input, read_settings
 from trl_multiagent.settings.command_line import make_parser
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE
 
 
 NAME = "training with several seeds"
@@ -76,10 +76,15 @@ def train_with_seeds(
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
     if status:
         print(
-            f"{prog}: a run ended with status {status}. The same command goes on with what is missing.",
+            f"{prog}: a run ended {ending(status)}. The same command goes on with what is missing.",
             file=sys.stderr,
         )
-    return status, [*runs.values()]
+    return (128 - status if status < 0 else status), [*runs.values()]
+
+
+def ending(status: int) -> str:
+    """Says how a process ended."""
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
 
 def folder_of_runs(settings: Settings, config: str | None) -> Path:
@@ -105,9 +110,10 @@ def own_flags(seed: int, run: Path) -> list[str]:
 
 
 def is_complete(run: Path) -> bool:
-    """Returns whether a run has ended although its process could not say so: its card, which is saved last, is newer than its checkpoints."""
-    card, states = run / CARD_FILE, [path / STATE_FILE for path in run.glob(CHECKPOINTS)]
-    return card.is_file() and all(not x.is_file() or x.stat().st_mtime <= card.stat().st_mtime for x in states)
+    """Returns whether a run has ended although its process could not say so: it is finished, and its card, which is saved last, is its own."""
+    card, facts = run / CARD_FILE, run / RUN_FILE
+    is_finished = card.is_file() and facts.is_file() and read_json(facts)["finished"]
+    return is_finished and facts.stat().st_mtime <= card.stat().st_mtime
 
 
 def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
@@ -136,8 +142,7 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
                     slots.append(slot)
                     status = status or process.returncode
                     print(
-                        f"{name}: "
-                        + (f"ended with status {process.returncode}" if process.returncode else "complete"),
+                        f"{name}: " + (f"ended {ending(process.returncode)}" if process.returncode else "complete"),
                         flush=True,
                     )
                     if process.returncode == 0:

@@ -43,11 +43,12 @@ def render(data: dict[str, Any]) -> str:
 
 
 def json_values(value: Any, digits: int = 6) -> Any:
-    """Returns values that JSON has: floats with so many digits, null for those that are not finite, and texts for other objects."""
+    """Returns values that JSON has: floats with so many digits, or all if more are before the point, null for those that are not finite, and texts for other objects."""
     if isinstance(value, dict):
         return {str(name): json_values(x, digits) for name, x in value.items()}
     if isinstance(value, list | tuple):
         return [json_values(x, digits) for x in value]
     if isinstance(value, float) and not value.is_integer():  # counts stay exact
-        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+        rounded = float(f"{value:.{digits}g}") if abs(value) < 10**digits else value
+        return rounded if math.isfinite(value) else None
     return value if value is None or isinstance(value, int | float) else str(value)

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.report.curves import curves, group_table, run_table, series_of
 from trl_multiagent.report.trees import Row, tree_page
 
 
-OF_ONE_RUN = {"seed", "data_seed"}  # settings in which the runs of a group may differ
+# Settings and sections in which the runs of a group may differ
+OF_ONE_RUN = {"seed", "data_seed", "output_dir", "run_name", "resume_from_checkpoint", "resume_changes"}
+OWN_SECTIONS = {"output", "wandb"}
 OWN_NAMES = ("algorithm", "roles", "models")  # what says its own name
-SECRET = re.compile(r"""((?:token|api_key|password|secret)["']?(?:=|:|[ ])[ ]*)[^\s#]+""", re.IGNORECASE)
+SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)token|api_key|password|secret)"
+SECRET = re.compile(rf"""({SECRET_NAME}["']?(?:=|:|[ ])[ ]*)[^\s#]+""", re.IGNORECASE)
 
 
 @dataclass
@@ -26,6 +31,7 @@ class RunFiles:
     logs: Sequence[Mapping[str, Any]]
     alarms: list[dict[str, Any]]
     configuration: str
+    settings: dict[str, Any]  # those of the configuration, by their paths
 
     @property
     def name(self) -> str:
@@ -36,23 +42,38 @@ class RunFiles:
         step = max((log["step"] for log in self.logs), default=0)
         seconds = [log["train_runtime"] for log in self.logs if "train_runtime" in log]
         own = {"name": self.name, "folder": str(self.folder), "step": step, "train_runtime": sum(seconds)}
-        return {**own, **self.facts}
+        totals = {name: log[name] for log in self.logs for name in ("env_step", "num_tokens") if name in log}
+        return {**own, **totals, **self.facts}
 
     @property
     def identity(self) -> dict[str, Any]:
         """What the runs of a group share."""
-        own = {name: x for name, x in self.facts["settings"].items() if name not in OF_ONE_RUN}
+        settings = {**self.facts["settings"], **self.settings}
+        own = {name: x for name, x in settings.items() if name.split(".")[-1] not in OF_ONE_RUN}
         facts = {name: self.facts[name] for name in ("algorithm", "environment", "dataset")}
         models = list(dict.fromkeys(model for model in self.facts["agents"].values() if model))
+        facts["processes"] = self.facts["machine"].split(" ")[0]
         return {"roles": " + ".join(self.facts["agents"]), "models": ", ".join(models), **facts, **own}
 
 
 def read_run(folder: Path, logs: Sequence[Mapping[str, Any]] | None = None) -> RunFiles:
     """Reads the files of a run, but for its trace. `logs`: the entries of its log, if they are in memory."""
     logs = read_lines(folder / LOG_FILE) if logs is None else logs
-    recipe = folder / RECIPE_FILE
-    configuration = without_secrets(recipe.read_text(encoding="utf-8")) if recipe.is_file() else ""
-    return RunFiles(folder, read_json(folder / RUN_FILE), logs, read_lines(folder / ALARMS_FILE), configuration)
+    recipe, facts = folder / RECIPE_FILE, read_json(folder / RUN_FILE)
+    text = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
+    sections = {name: x for name, x in masked(yaml.safe_load(text) or {}).items() if name not in OWN_SECTIONS}
+    # The arguments of a trainer have no section in run.json either
+    settings = {name.removeprefix(f"{facts['algorithm'].lower()}."): x for name, x in by_path(sections).items()}
+    alarms = read_lines(folder / ALARMS_FILE)
+    return RunFiles(folder, facts, logs, alarms, without_secrets(text), settings)
+
+
+def by_path(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns nested settings by their paths, such as `peft.r`."""
+    found: dict[str, Any] = {}
+    for name, x in values.items():
+        found |= by_path(x, f"{path}{name}.") if isinstance(x, dict) and x else {f"{path}{name}": x}
+    return found
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -64,6 +85,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def without_secrets(text: str) -> str:
     """Returns a configuration or a command without tokens and passwords."""
     return SECRET.sub(r"\1***", text)
+
+
+def masked(value: Any) -> Any:
+    """Returns plain values without tokens and passwords."""
+    if isinstance(value, list):
+        return [masked(x) for x in value]
+    if not isinstance(value, dict):
+        return value
+    secrets = {name for name in value if re.search(f"{SECRET_NAME}$", str(name), re.IGNORECASE)}
+    return {name: "***" if name in secrets and type(x) in (str, int) else masked(x) for name, x in value.items()}
 
 
 def run_page(run: RunFiles, trees: list[list[Row]]) -> dict[str, Any]:
@@ -85,16 +116,33 @@ def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None 
     """Returns the page that compares runs. `evaluation`: the JSON file of an evaluation of their teams."""
     groups = group_runs(runs)
     series = {name: [series_of(run.logs) for run in members] for name, members in groups.items()}
-    values = {run.name: dict(differing_settings(runs, run)) for run in runs}
+    names = distinct_names([run.folder for run in runs])
     return {
         "title": f"{len(runs)} runs, {len(groups)} group{'s' if len(groups) > 1 else ''}",
-        "runs": [{"group": name, **run.shown_facts} for name, members in groups.items() for run in members],
-        "differences": values,
+        "runs": [
+            {"group": name, **run.shown_facts, "name": names[run.folder]}
+            for name, members in groups.items()
+            for run in members
+        ],
+        "differences": {names[run.folder]: dict(differing_settings(runs, run)) for run in runs},
         "table": group_table(series),
-        "alarms": [{**alarm, "run": run.name} for run in runs for alarm in run.alarms],
+        "alarms": [{**alarm, "run": names[run.folder]} for run in runs for alarm in run.alarms],
         "groups": [*groups],
         "metrics": curves([*series.values()]),
         "evaluation": evaluation,
+    }
+
+
+def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Returns the shortest end of each path that no other one has."""
+    paths = {folder: folder.resolve().parts for folder in folders}
+    return {
+        folder: next(
+            "/".join(parts[-k:])
+            for k in range(1, len(parts) + 1)
+            if sum(other[-k:] == parts[-k:] for other in paths.values()) == 1
+        )
+        for folder, parts in paths.items()
     }
 
 
@@ -111,7 +159,8 @@ def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
         names = [", ".join(of_group[:number]) for of_group in words]
         if len(set(names)) == len(names):
             return dict(zip(names, groups.values(), strict=True))
-    return {runs[0].facts["algorithm"]: list(runs)}
+    algorithm = runs[0].facts["algorithm"]
+    return {algorithm + f" {k}" * (k > 1): members for k, members in enumerate(groups.values(), start=1)}
 
 
 def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[str, str]]:

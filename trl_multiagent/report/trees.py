@@ -23,22 +23,23 @@ def trees_of(rows: Iterable[Row]) -> list[list[Row]]:
 def tree_page(trees: list[list[Row]]) -> dict[str, Any]:
     """
     Returns trees as one table: the names of its columns, and the rows of each tree. Prompts and completions are stored once, in `texts`, because
-    siblings share them; a cell has the number. Of too many trees, the latest are kept.
+    siblings share them; a cell has the number. Long texts are cut. Of too many trees, the latest are kept.
     """
     columns = list(dict.fromkeys(name for tree in trees for name in tree[0]))
     texts: dict[str, int] = {}
 
     def cell(name: str, value: Any) -> Any:
-        if isinstance(value, str) and name.startswith(("prompt/", "completion/")):
+        if isinstance(value, str):
             more = len(value) - MAX_TEXT
-            return texts.setdefault(
-                f"{value[:MAX_TEXT]}\n... {more} more characters" if more > 0 else value, len(texts)
-            )
+            value = f"{value[:MAX_TEXT]}\n... {more} more characters" if more > 0 else value
+            return texts.setdefault(value, len(texts)) if name.startswith(("prompt/", "completion/")) else value
         return None if isinstance(value, float) and math.isnan(value) else value  # a table fills its gaps with NaN
 
     kept: list[list[list[Any]]] = []
+    size = 0  # of the texts in cells
     for tree in trees[-MAX_TREES:][::-1]:
-        if kept and sum(map(len, texts)) > MAX_CHARS:
+        if kept and size + sum(map(len, texts)) > MAX_CHARS:
             break
         kept.append([[cell(name, row.get(name)) for name in columns] for row in tree])
+        size += sum(len(x) for row in kept[-1] for x in row if isinstance(x, str))
     return {"columns": columns, "trees": kept[::-1], "texts": [*texts], "left_out": len(trees) - len(kept)}

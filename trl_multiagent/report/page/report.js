@@ -292,11 +292,11 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
 function summaryOf(data) {
   const {facts, runs, groups} = data;
   if (runs) return groups.map(group => [group, runs.filter(run => run.group === group).map(run => run.folder).join(", ")]);
-  const last = name => data.metrics[name] && show(Math.max(...data.metrics[name][0].mean));
+  const total = name => facts[name] && show(Math.round(facts[name]));
   return facts ? [
     ["Step", stepOf(facts)], ["Agents", Object.entries(facts.agents).map(([role, name]) => name ? `${role}: ${name}` : role).join(", ")],
     ["Environment", facts.environment], ["Data", facts.dataset], ["Started", facts.started.slice(0, 16).replace("T", " ")],
-    ["Training time", facts.train_runtime && `${show(Math.round(facts.train_runtime))} s`], ["Scored joint actions", last("env_step")], ["Tokens", last("num_tokens")], ["Machine", facts.machine],
+    ["Training time", facts.train_runtime && `${show(Math.round(facts.train_runtime))} s`], ["Scored joint actions", total("env_step")], ["Tokens", total("num_tokens")], ["Machine", facts.machine],
   ].filter(([, value]) => value) : [];
 }
 const stepOf = run => `${run.step} of ${run.max_steps}, ${run.finished ? "finished" : "not finished"}`;

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
 from trl_multiagent.jobs.stopping import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
-from trl_multiagent.report.run_page import read_run, run_page, without_secrets
+from trl_multiagent.report.run_page import masked, read_run, run_page, without_secrets
 from trl_multiagent.report.trees import Row, trees_of
 from trl_multiagent.trainers.base.completions import choose_trees
 from trl_multiagent.trainers.base.trace_files import read_file, trace_files
@@ -152,7 +152,7 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
     return {
         "algorithm": algorithm,
         "seed": args.seed,
-        "settings": json.loads(json.dumps(given, default=str)),
+        "settings": masked(json.loads(json.dumps(given, default=str))),
         "max_steps": state.max_steps,
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "finished": False,

@@ -85,7 +85,8 @@ def read_file(path: Path) -> pd.DataFrame:
     """Reads one file of a trace."""
     if path.suffix == ".parquet":
         return pd.read_parquet(path)
-    return pd.read_json(path, lines=True, dtype={"item": str})
+    with path.open(encoding="utf-8") as file:
+        return as_frame([json.loads(line) for line in file])
 
 
 def write_rows(rows: list[TraceRow], path: Path, file_format: str) -> None:
@@ -102,8 +103,8 @@ def as_frame(rows: list[TraceRow]) -> pd.DataFrame:
     for name in frame:
         if name.startswith(("advantage/", "metrics/")):
             frame[name] = frame[name].astype(float)
-        elif name.startswith("extra/") and len({type(x) for x in frame[name] if x is not None}) > 1:
-            frame[name] = [None if x is None else str(x) for x in frame[name]]
+        elif name.startswith("extra/") and len({type(x) for x in frame[name].dropna()}) > 1:
+            frame[name] = [None if pd.isna(x) else str(x) for x in frame[name]]
     return frame
 
 
