@@ -14,6 +14,8 @@ from pairs import pairs
 
 from trl_multiagent import cli
 from trl_multiagent.recipe.evaluation_settings import make_evaluation_parser
+from trl_multiagent.settings.command_line import make_parser
+from trl_multiagent.settings.read import RECIPES, config_file
 
 from tiny import write_problems
 
@@ -125,7 +127,11 @@ def test_other_commands_of_the_package_are_understood(command):
         parser = make_evaluation_parser("evaluate", arguments.command == "cross-play")
         teams, rest = parser.parse_known_args(rest)
         assert teams.teams
-    assert arguments.command in ("env", "init", "push", "evaluate", "cross-play") and rest == []
+    if arguments.command == "plan":
+        assert config_file("--config", arguments.config, RECIPES)
+        _, rest = make_parser("magrpo").parse_known_args(rest)
+    known = ("env", "init", "push", "evaluate", "cross-play", "plan", "report", "reproduce")
+    assert arguments.command in known and rest == []
 
 
 def test_benchmarks_have_the_flags_that_are_shown():

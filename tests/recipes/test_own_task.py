@@ -414,7 +414,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     argv += ["--override", "dataset.eval_split=test", "--output_dir"]
     Path(f"{module}.py").write_text(
         Path(f"{module}.py").read_text() + "\ndef bytes_of(completions, **columns):\n"
-        "    return [sum(c['poet'].encode() + c['critic'].encode()) % 7 for c in completions]\n"
+        "    return [sum(c['poet'].encode() + c['critic'].encode()) % 5 for c in completions]\n"
         "PROMPTS = {'poet': '{topic}: ', 'critic': '{topic}! '}\n"
         "EVALUATED = Task(lambda s: FunctionEnvironment(PROMPTS, bytes_of), lambda s: (load_datasets(s)[0],) * 2)\n"
     )
