@@ -332,7 +332,6 @@ class AgentTeam(SingleModel):
             stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
             seed (`int`, *optional*): Of the draws; by default drawn from torch's global generator.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
-
         Returns:
             `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text is `None`. For several items, a list of
             episodes.
@@ -350,6 +349,7 @@ class AgentTeam(SingleModel):
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         check_stop_strings(stop_strings, self.roles)
+        seed = int(torch.randint(2**62, ())) if seed is None else seed
         arguments = sampling_arguments(generation_kwargs)
         generator = TransformersGenerator(self, arguments, generation_token_budget, stop_strings, seed)
         sampler = TeamSampler(self, generator, use_chat_template, history_options)
