@@ -11,7 +11,7 @@ from trl_multiagent.environments.base import ask, judge
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.preferences.comparators import CentralizedSampler
+from trl_multiagent.preferences.comparators import sample_centralized
 from trl_multiagent.recipe.marlhf import RewardRun
 from trl_multiagent.recipe.run import read_settings, run_recipe
 from trl_multiagent.recipe.training import parse_recipe
@@ -71,8 +71,9 @@ def test_the_prompt_is_the_same_for_a_team_and_a_comparator():
     prompts = {"aux": "Help with it.", "main": chat}
     assert central_prompt(["aux", "main"], prompts) == PROMPT
     asked = []
-    sampler = CentralizedSampler(lambda nodes, number: asked.extend(nodes) or {"model": []}, ("aux", "main"))
-    sampler([Node({}, (), prompts)], 2)
+    sample_centralized(
+        lambda nodes, number: asked.extend(nodes) or {"model": []}, ("aux", "main"), [Node({}, (), prompts)], 2
+    )
     assert asked[0].prompts == {"model": PROMPT}
 
 

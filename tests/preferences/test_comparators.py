@@ -5,7 +5,7 @@ import torch
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, make_comparator
-from trl_multiagent.preferences.comparators import CentralizedSampler, SequentialSampler
+from trl_multiagent.preferences.comparators import sample_centralized, sample_sequentially
 from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import byte_tokenizer, team_of, tiny_environment, tiny_items, tiny_llama, tiny_team
@@ -100,7 +100,7 @@ def test_one_model_for_all_roles(mode, tmp_path, tiny_model):
     rows = collect(tmp_path, "model", **changes)
     assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", f"model:{tiny_model}:{mode}"}
     sample = make_comparator(tiny_team(), config(tmp_path, "model", **changes)).sample
-    assert sample.sampler.generator.max_new_tokens == (12 if mode == "centralized" else 6)  # of all roles
+    assert sample.args[0].generator.max_new_tokens == (12 if mode == "centralized" else 6)  # of all roles
 
 
 class Scripted:
@@ -121,9 +121,8 @@ def nodes():
 
 def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks():
     scripted = Scripted(lambda call, k, g: f"Well.<aux>\nhelp{k}{g}\n</aux> and <main>\n  do{k}{g}")
-    sampler = CentralizedSampler(scripted, ("aux", "main"))
-    samples = sampler(nodes(), 2)
-    (asked,) = sampler.sampler.asked
+    samples = sample_centralized(scripted, ("aux", "main"), nodes(), 2)
+    (asked,) = scripted.asked
     assert all(f"Help {k}." in asked[k] and f"Do {k}." in asked[k] for k in range(2))
     assert [x.texts for x in samples["aux"]] == [["help00", "help01"], ["help10", "help11"]]
     assert [x.texts for x in samples["main"]] == [["  do00", "  do01"], ["  do10", "  do11"]]
@@ -131,9 +130,9 @@ def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks():
 
 
 def test_a_sequential_model_sees_both_assignments_and_what_was_answered():
-    sampler = SequentialSampler(Scripted(lambda call, k, g: f"answer {call}/{k}/{g}"), ("aux", "main"))
-    samples = sampler(nodes(), 3)
-    first, second = sampler.sampler.asked
+    scripted = Scripted(lambda call, k, g: f"answer {call}/{k}/{g}")
+    samples = sample_sequentially(scripted, ("aux", "main"), nodes(), 3)
+    first, second = scripted.asked
     assert len(first) == 2 and len(second) == 6  # every candidate continues its own answer
     assert all("Help 1." in prompt and "Do 1." in prompt for prompt in (first[1], second[4]))
     assert "The answers so far" not in first[0] and "Write the answer of aux only" in first[0]

@@ -60,10 +60,7 @@ def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
 
 
 def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
-    """
-    Computes a digest of all values in a dataset and of their order. It does not depend on the source or the storage format. Columns of
-    texts and numbers are read as arrays, so a gigabyte takes seconds.
-    """
+    """Computes a digest of all values in a dataset and of their order, which does not depend on their source or storage format."""
     digest = hashlib.sha256()
     columns = sorted(dataset.column_names)
     digest.update(json.dumps([len(dataset), columns]).encode())

@@ -1,14 +1,10 @@
-"""
-Comparators: the policies that sample the other joint answer of a pair.
-
-A comparator is a name and a sampler, which gets the same nodes as the team that is trained. [`make_comparator`] makes the one
-that the settings ask for.
-"""
+"""Makes comparators, the policies that sample the other joint answer of a pair. They get the same nodes as the team that is trained."""
 
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +105,8 @@ def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Compa
         )
     if mode == "decentralized":
         return Comparator(name, other, sample, client)
-    one_for_all = CentralizedSampler if mode == "centralized" else SequentialSampler
-    return Comparator(f"{name}:{mode}", other, one_for_all(sample, roles), client)
+    one_for_all = sample_centralized if mode == "centralized" else sample_sequentially
+    return Comparator(f"{name}:{mode}", other, partial(one_for_all, sample, roles), client)
 
 
 def history_folder(config: PreferenceConfig, round: int) -> Path:
@@ -171,68 +167,53 @@ class EndpointSampler:
         return samples
 
 
-class CentralizedSampler:
+def sample_centralized(
+    sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int
+) -> dict[str, list[Samples]]:
     """
-    Samples joint answers of one model. The model sees the assignments of all roles and answers with a tagged block for each, as an agent
-    of [`~environments.centralized.CentralizedEnvironment`] does. A role that has no block, or several, has an empty answer. The `sampler`
-    samples completions of the model, whose role is `SOLO`.
+    Samples joint answers of one model, whose role is `SOLO`. It sees the assignments of all roles and answers with a tagged block for each,
+    as in a [`~environments.centralized.CentralizedEnvironment`]. A role that has no block, or several, has an empty answer.
     """
-
-    def __init__(self, sampler: Sampler, roles: Sequence[str]):
-        self.sampler, self.roles = sampler, tuple(roles)
-
-    def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
-        asked = [
-            Node(node.item, (), {SOLO: central_prompt(self.roles, node.prompts)}, tree=node.tree) for node in nodes
-        ]
-        result: dict[str, list[Samples]] = {role: [] for role in self.roles}
-        for samples in self.sampler(asked, num_candidates)[SOLO]:
-            answers = [split_blocks(text, self.roles).answers for text in samples.texts]
-            for role, parts in result.items():
-                # All tokens count as those of the first role, because they were sampled once
-                ids = samples.completion_ids if role == self.roles[0] else [[] for _ in answers]
-                parts.append(Samples(samples.prompt_ids, ids, [answer[role] for answer in answers]))
-        return result
+    asked = [Node(node.item, (), {SOLO: central_prompt(roles, node.prompts)}, tree=node.tree) for node in nodes]
+    result: dict[str, list[Samples]] = {role: [] for role in roles}
+    for samples in sample(asked, num_candidates)[SOLO]:
+        answers = [split_blocks(text, roles).answers for text in samples.texts]
+        for role, parts in result.items():
+            # All tokens count as those of the first role, because they were sampled once
+            ids = samples.completion_ids if role == roles[0] else [[] for _ in answers]
+            parts.append(Samples(samples.prompt_ids, ids, [answer[role] for answer in answers]))
+    return result
 
 
-class SequentialSampler:
-    """
-    Samples joint answers of one model, role by role. The model sees the assignments of all roles and the answers of the roles
-    before. The `sampler` samples completions of the model, whose role is `SOLO`.
-    """
+def sample_sequentially(
+    sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int
+) -> dict[str, list[Samples]]:
+    """Samples joint answers of one model, whose role is `SOLO`, role by role. It sees all assignments and the answers so far."""
+    answers: list[dict[str, str]] = [{} for _ in range(len(nodes) * num_candidates)]  # of every candidate
+    result: dict[str, list[Samples]] = {}
+    for number, role in enumerate(roles):
+        branches = num_candidates if number else 1  # at first, all candidates of an item have the same prompt
+        asked = []
+        for k, node in enumerate(nodes):
+            for c in range(branches):
+                prompt = sequential_prompt(role, roles, node.prompts, answers[k * num_candidates + c])
+                asked.append(Node(node.item, (), {SOLO: prompt}, tree=node.tree, path=(number, c)))  # other draws
+        samples = sample(asked, num_candidates // branches)[SOLO]
+        result[role] = [joined(samples[k : k + branches]) for k in range(0, len(samples), branches)]
+        texts = [text for of_node in result[role] for text in of_node.texts]
+        for answer, text in zip(answers, texts, strict=True):
+            answer[role] = text
+    return result
 
-    def __init__(self, sampler: Sampler, roles: Sequence[str]):
-        self.sampler, self.roles = sampler, tuple(roles)
 
-    def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
-        answers: list[dict[str, str]] = [{} for _ in range(len(nodes) * num_candidates)]  # of every candidate
-        result: dict[str, list[Samples]] = {}
-        for role in self.roles:
-            first = not result  # all candidates of an item have the same prompt
-            asked = [
-                Node(
-                    node.item,
-                    (),
-                    {SOLO: self.prompt(role, node.prompts, answers[k * num_candidates + c])},
-                    tree=node.tree,
-                    path=(len(result), c),  # the roles' draws differ
-                )
-                for k, node in enumerate(nodes)
-                for c in range(1 if first else num_candidates)
-            ]
-            samples = self.sampler(asked, num_candidates if first else 1)[SOLO]
-            if not first:  # every candidate had a prompt of its own
-                groups = [samples[k : k + num_candidates] for k in range(0, len(samples), num_candidates)]
-                samples = [
-                    Samples(group[0].prompt_ids, [x.completion_ids[0] for x in group], [x.texts[0] for x in group])
-                    for group in groups
-                ]
-            for answer, text in zip(answers, [text for group in samples for text in group.texts], strict=True):
-                answer[role] = text
-            result[role] = samples
-        return result
+def joined(parts: list[Samples]) -> Samples:
+    """Joins samples of one item."""
+    ids, texts = [ids for part in parts for ids in part.completion_ids], [x for part in parts for x in part.texts]
+    return Samples(parts[0].prompt_ids, ids, texts)
 
-    def prompt(self, role: str, prompts: dict[str, Prompt], answers: dict[str, str]) -> str:
-        before = "".join(f"<{other}>\n{answer}\n</{other}>\n\n" for other, answer in answers.items())
-        before = f"The answers so far:\n\n{before}" if before else ""
-        return f"{assignments(self.roles, prompts)}{before}Write the answer of {role} only:\n\n"
+
+def sequential_prompt(role: str, roles: Sequence[str], prompts: dict[str, Prompt], answers: dict[str, str]) -> str:
+    """Writes the prompt of a role: the assignments of all roles, and the answers so far."""
+    before = "".join(f"<{other}>\n{answer}\n</{other}>\n\n" for other, answer in answers.items())
+    before = f"The answers so far:\n\n{before}" if before else ""
+    return f"{assignments(roles, prompts)}{before}Write the answer of {role} only:\n\n"

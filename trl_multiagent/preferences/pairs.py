@@ -49,9 +49,8 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 def all_pairs(candidates: list[Candidate]) -> list[Pair]:
     """
-    Returns every pair of different rewards, ordered by the position of the chosen and then of the rejected candidate.
-    Candidates with the same text count once. A candidate in which every role is silent is never the chosen one, because
-    there is nothing to learn from.
+    Returns every pair of different rewards, ordered by the position of the chosen and then of the rejected candidate. Candidates with the
+    same text count once. A candidate in which every role is silent is never the chosen one.
     """
     candidates = distinct(candidates)
     return [Pair(one, other) for one in candidates for other in candidates if _can_be_chosen(one, other)]
@@ -59,9 +58,8 @@ def all_pairs(candidates: list[Candidate]) -> list[Pair]:
 
 def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[Pair]:
     """
-    Pairs the k-th candidate of the team with the k-th of a comparator. Either can be the chosen one.
-    Ties are dropped, and so are pairs whose texts an earlier pair has. If one list is longer, its last candidates have no
-    partner.
+    Pairs the k-th candidate of the team with the k-th of a comparator, if there is one. Either can be the chosen one. Ties are dropped, and
+    so are pairs whose texts an earlier pair has.
     """
     pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
     for candidate, other in zip(candidates, others, strict=False):

@@ -30,11 +30,7 @@ class ReplayConfig:
 
 
 def replay_weights(num_rounds: int, config: ReplayConfig) -> list[float]:
-    """
-    Computes the probability with which a preference is drawn from each round, the oldest first. With `lambda_decay`, the weight of a round
-    that is `age` rounds old is (1 - lambda) * lambda^age before the weights are divided by their sum; lambda = 1 gives all rounds the
-    same weight.
-    """
+    """Computes the probability with which a preference is drawn from each round, the oldest first."""
     ages = range(num_rounds - 1, -1, -1)
     mode, decay = config.preference_replay_mode, config.preference_replay_lambda
     if mode in ("none", "current"):
@@ -42,7 +38,7 @@ def replay_weights(num_rounds: int, config: ReplayConfig) -> list[float]:
     elif mode in ("last_k", "nearest_k"):
         weights = [float(age < config.preference_replay_k) for age in ages]
     elif mode == "lambda_decay":
-        weights = [decay**age for age in ages]  # the factor 1 - lambda cancels
+        weights = [decay**age for age in ages]  # a factor 1 - lambda would cancel
     else:
         weights = [1.0] * num_rounds
     return [weight / sum(weights) for weight in weights]

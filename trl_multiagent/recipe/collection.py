@@ -31,9 +31,8 @@ FOLDER = "preferences"  # in the folder of the run, unless `preference_dataset` 
 
 def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
-    Collects preferences for a task, or prints what that will cost if `--dry_run` is given. Wrong settings end the program.
-    A collection that was interrupted is continued if the program is started again with the same settings. For the arguments, see
-    [`~trl_multiagent.recipe.run.run_recipe`].
+    Collects preferences, or prints what that will cost if `--dry_run` is given. A collection that was interrupted is continued. For the
+    arguments, see [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):

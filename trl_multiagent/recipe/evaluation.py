@@ -32,9 +32,8 @@ def run_evaluation(
     cross_play: bool = False,
 ) -> None:
     """
-    Evaluates saved teams, or prints what that will cost if `--dry_run` is given. Wrong settings end the program.
-    An evaluation that was interrupted is continued if the program is started again with the same settings. With `cross_play`, the
-    agents of the teams play with each other. For the other arguments, see [`~trl_multiagent.recipe.run.run_recipe`].
+    Evaluates saved teams, or prints what that will cost if `--dry_run` is given. An evaluation that was interrupted is continued. With
+    `cross_play`, the agents of the teams play with each other. For the other arguments, see [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):

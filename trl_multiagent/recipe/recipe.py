@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from accelerate import PartialState
-from accelerate.utils import gather_object
 from datasets import Dataset
 from huggingface_hub import get_token
 from peft import LoraConfig, PeftModel
@@ -27,16 +26,17 @@ from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.folders import check_folder, check_repo_id, choose_folder
 from trl_multiagent.recipe.models import check_models, make_loader, make_peft_config
+from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, task_settings
-from trl_multiagent.settings.read import ConfigError, fail, pop_path
+from trl_multiagent.settings.read import ConfigError, pop_path
 from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, verify_checkpoint
+from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, refusing_together, verify_checkpoint
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
 from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
@@ -264,10 +264,7 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
 
 
 def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
-    """
-    Builds the team on the meta device, if its models are in local folders or built by the task, so that errors of transformers and PEFT
-    surface before any weights load. The `ConfigError` names the settings about models.
-    """
+    """Builds the team on the meta device, if its models need no download, so that wrong settings about models show before weights load."""
     args, loader, names = recipe.training_args, recipe.loader, recipe.model_list
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
@@ -298,8 +295,8 @@ def check_run(recipe: Recipe, environment: Environment, train_dataset: Dataset) 
     Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint to continue from
     is complete and belongs to this run. No model is loaded for this. If a check fails, the program ends on all processes.
     """
-    state, problems, checkpoint = PartialState(), [], recipe.resume_from_checkpoint
-    try:
+    state, checkpoint = PartialState(), recipe.resume_from_checkpoint
+    with end_on_wrong_input(recipe.prog), refusing_together():
         if state.num_processes > 1:
             check_agreement(state, recipe.describe(environment, train_dataset, team=None))
         # The trainer of a run on preferences compares the checkpoint itself
@@ -308,8 +305,3 @@ def check_run(recipe: Recipe, environment: Environment, train_dataset: Dataset) 
         if state.is_main_process:
             advice = f"choose another RUN_ID or `{recipe.algorithm}.output_dir`"
             recipe.reservation.enter_context(locked(recipe.run_folder, advice))
-    except (ValueError, OSError) as error:
-        problems = [str(error)]
-    problems = list(dict.fromkeys(gather_object(problems)))
-    if problems:
-        fail(recipe.prog, ConfigError(" ".join(problems)))

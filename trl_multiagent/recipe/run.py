@@ -41,10 +41,7 @@ def run_recipe(
 
 @contextlib.contextmanager
 def end_on_wrong_input(prog: str) -> Iterator[None]:
-    """
-    Ends the program `prog` with one line and exit status 2 at a `ValueError` or an `OSError`: a wrong setting, row or file, or something
-    missing that the task needs. Errors in the code of the task are bugs, so they keep their traceback.
-    """
+    """Ends the program with one line and exit status 2 at a wrong setting, row or file. Errors in the code of a task keep their traceback."""
     try:
         yield
     except UnavailableError as error:
@@ -57,10 +54,7 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def end_with_one_line(prog: str) -> Iterator[None]:
-    """
-    Ends the program `prog` with one line instead of a traceback at failures that are no bugs of this process: the disk is full, a prompt is
-    too long, something that the task needs is missing, or another process failed, which prints its own error.
-    """
+    """Ends the program with one line at failures that are no bugs: a full disk, a prompt too long, or another process that failed."""
     from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
     from trl_multiagent.trainers.base.failed_saves import WriteError

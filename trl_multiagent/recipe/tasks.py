@@ -51,10 +51,7 @@ def checked(task: Task) -> Task:
 
 
 def make_environment(settings: Settings, run_folder: Path) -> Environment:
-    """
-    Makes the environment of a run in a folder. Raises `ConfigError` if the number of the task's roles is not `num_agents`, or the algorithm cannot
-    learn from the order in which they act.
-    """
+    """Makes the environment of a run in a folder. Raises `ConfigError` if it has other roles, or an order that is no use to the algorithm."""
     from trl_multiagent.recipe.seats import Run, seated  # imports transformers
 
     environment = settings.task.environment(task_settings(settings, run_folder))

@@ -1,8 +1,4 @@
-"""
-Reads settings from a YAML file, `--override` and flags, merges and checks them.
-
-Each of the three sources is a layer, a dict of sections. Overrides win over the file, and flags win over both.
-"""
+"""Reads settings in three layers, each a dict of sections: a YAML file, `--override` and flags. Merges and checks them; later ones win."""
 
 import ast
 import contextlib

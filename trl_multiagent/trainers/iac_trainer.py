@@ -20,7 +20,6 @@ class IACTrainer(ActorCriticTrainer):
 
     _tag_names = ["trl", "trl-multiagent", "iac"]
     _name = "IAC"
-    _paper = None
     args: IACConfig
     _config_class = IACConfig
 

@@ -31,10 +31,7 @@ class HeldOut:
         return None if self.chosen_rewards is None else self.chosen_rewards - self.rejected_rewards
 
     def confidence_bins(self) -> pd.DataFrame:
-        """
-        Returns the accuracy of pairs with similar confidence, see [`bins`]. The confidence is the probability that the model gives to
-        its own order of the two answers, 0.5 to 1.
-        """
+        """Returns the accuracy by confidence, see [`bins`]: the probability, 0.5 to 1, that the model gives to its own order of a pair."""
         confidences = 1 / (1 + np.exp(-np.abs(self.margins)))
         return bins(confidences, self.margins > 0, np.linspace(0.5, 1.0, BINS + 1))
 
@@ -51,10 +48,7 @@ class HeldOut:
         return float((found["count"] * (found["mean"] - found["accuracy"]).abs()).sum() / len(self.margins))
 
     def reward_scale(self) -> tuple[float, float] | None:
-        """
-        Fits `reward = slope * score + intercept` by least squares, so that scores can be shown on the axis of the rewards. Returns `None`
-        without rewards, or if all scores are the same.
-        """
+        """Fits `reward = slope * score + intercept` by least squares. Returns `None` without rewards, or if all scores are the same."""
         scores = np.concatenate([self.chosen, self.rejected])
         if self.chosen_rewards is None or self.rejected_rewards is None or np.ptp(scores) == 0.0:
             return None
@@ -78,10 +72,7 @@ class HeldOut:
 
 
 def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> pd.DataFrame:
-    """
-    Returns a row per bin between the edges that is not empty: the lowest, highest and mean value, the accuracy and the number of pairs. The
-    last bin includes its upper edge.
-    """
+    """Returns a row per bin with values: the lowest, highest and mean one, the accuracy and the number. The last bin includes its upper edge."""
     numbers = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
     groups = pd.DataFrame({"value": values, "correct": is_correct}).groupby(numbers)
     ends = {"low": ("value", "min"), "high": ("value", "max"), "mean": ("value", "mean")}

@@ -1,8 +1,10 @@
 """A reward model of the joint answers of a team."""
 
 import copy
+import functools
 import json
 import random
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
@@ -148,7 +150,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             optimizers=optimizers,
             peft_config=peft_config,
         )
-        self.data_collator = RewardsCollator(self.data_collator)
+        self.data_collator = functools.partial(with_rewards, self.data_collator)
         self._is_set_up = True
         evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
         for dataset in (self.train_dataset, *evaluated.values()):
@@ -332,9 +334,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _card_section(self) -> str:
         """Returns what the model reads, and how well it orders held-out pairs, as Markdown."""
         roles = self.joint_text.roles
-        text = self.joint_text.text(
-            {role: f"(prompt of {role})" for role in roles}, {role: f"(answer of {role})" for role in roles}
-        )
+        prompts, answers = ({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
+        text = self.joint_text.text(prompts, answers)
         limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
         section = f"""
 ## Joint text
@@ -356,17 +357,14 @@ This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of
         return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n{picture}\n"
 
 
-class RewardsCollator:
-    """Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to the batches of TRL's collator."""
-
-    def __init__(self, collator: Any):
-        self.collator = collator
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        batch = {**self.collator(rows), "weights": torch.ones(len(rows))}
-        if CHOSEN_REWARD in rows[0]:
-            batch[REWARDS] = torch.tensor([[row[CHOSEN_REWARD], row[REJECTED_REWARD]] for row in rows])
-        return batch
+def with_rewards(
+    collate: Callable[..., dict[str, torch.Tensor]], rows: list[dict[str, Any]]
+) -> dict[str, torch.Tensor]:
+    """Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to a batch of TRL's collator."""
+    batch = {**collate(rows), "weights": torch.ones(len(rows))}
+    if CHOSEN_REWARD in rows[0]:
+        batch[REWARDS] = torch.tensor([[row[CHOSEN_REWARD], row[REJECTED_REWARD]] for row in rows])
+    return batch
 
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:

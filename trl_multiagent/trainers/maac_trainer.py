@@ -21,7 +21,6 @@ class MAACTrainer(ActorCriticTrainer):
 
     _tag_names = ["trl", "trl-multiagent", "maac"]
     _name = "MAAC"
-    _paper = None
     args: MAACConfig
     _config_class = MAACConfig
 

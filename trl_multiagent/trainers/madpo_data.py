@@ -43,22 +43,16 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
 
 
 def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfig) -> None:
-    """
-    Raises an error if a row has no tokens to train on, and warns if answers are cut.
-
-    Raises:
-        ValueError: A prompt or an answer has no tokens, no token of an answer is within `max_length`, or a model reads fewer tokens.
-    """
+    """Raises `ValueError` if a row has no tokens to train on, or more than a model can read. Warns if `max_length` cuts answers."""
     num_cut, limit = 0, args.max_length or math.inf
     for role in team.roles:
         positions = learned_positions(team.agents[role]) or math.inf
         columns = [f"{role}/{token_ids}" for token_ids in TOKENS]
         for index, row in enumerate(dataset.select_columns(columns)):
-            lengths = {name: len(row[column]) for name, column in zip(text_columns(role), columns, strict=True)}
-            prompt, *answers = lengths.values()
+            prompt, *answers = lengths = [len(row[column]) for column in columns]
             whole, place = prompt + max(answers), f"Row {index} of `{name}`"
-            if 0 in lengths.values():
-                raise ValueError(f"{place}: {[*lengths][[*lengths.values()].index(0)]!r} has no tokens.")
+            if 0 in lengths:
+                raise ValueError(f"{place}: {text_columns(role)[lengths.index(0)]!r} has no tokens.")
             if padded(min(whole, limit), args.pad_to_multiple_of) > positions:
                 raise TooLongError(
                     f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only {positions} positions, which "
@@ -78,10 +72,7 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
 
 
 class TeamCollator:
-    """
-    Makes a batch of tokenized preferences: for every role, what TRL's collator makes of the agent's columns. Items of an environment stay a
-    list.
-    """
+    """Makes a batch of tokenized preferences: for every role, what TRL's collator makes of its columns. Items of an environment stay a list."""
 
     def __init__(self, team: AgentTeam, args: MADPOConfig):
         self.stored_references = args.precompute_ref_log_probs

@@ -223,22 +223,23 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def _store_references(self) -> None:
         """Adds the columns of the reference log-probabilities to the datasets of preferences that do not have them."""
-        args, model = self.args, self.model
+        args, model, evaluated = self.args, self.model, self.eval_dataset
         if self.is_deepspeed_enabled:  # as in DPOTrainer: the team itself is prepared when the training begins
             model = prepare_deepspeed(self.model, self.accelerator)
         self.train_dataset = self._with_references(self.train_dataset, model, args.per_device_train_batch_size)
-        if isinstance(self.eval_dataset, dict):
-            for name, dataset in self.eval_dataset.items():
-                self.eval_dataset[name] = self._with_references(dataset, model, args.per_device_eval_batch_size)
-        elif self.eval_dataset is not None:
-            self.eval_dataset = self._with_references(self.eval_dataset, model, args.per_device_eval_batch_size)
+        size = args.per_device_eval_batch_size
+        if isinstance(evaluated, dict):
+            self.eval_dataset = {name: self._with_references(x, model, size) for name, x in evaluated.items()}
+        elif evaluated is not None:
+            self.eval_dataset = self._with_references(evaluated, model, size)
         if self.is_deepspeed_enabled:
             model.destroy()  # otherwise its hooks would gather weights in every forward, also in generation
 
     def _with_references(self, dataset: Dataset, model: torch.nn.Module, batch_size: int) -> Dataset:
         columns = [reference_columns(role) for role in self.team.roles]
-        has_references = all(name in dataset.column_names for names in columns for name in names)
-        if not self._is_tokenized(dataset) or has_references:
+        if not self._is_tokenized(dataset) or {*columns[0]} <= {
+            *dataset.column_names
+        }:  # all of them are given, or none
             return dataset
         batch_size = self.args.precompute_ref_batch_size or batch_size
         batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
@@ -246,13 +247,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         for batch in tqdm(batches, desc="Computing reference log-probabilities", disable=self.args.disable_tqdm):
             with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
                 outputs = model(team_inputs={role: self._forward_inputs(role, batch[role], False) for role in batch})
-            of_batch = torch.stack([outputs[role].log_probs.sum(dim=1) for role in batch], dim=1)  # answer, role
-            sides = torch.stack(of_batch.chunk(2), dim=1)
-            logps.append(self.accelerator.gather_for_metrics(sides).float().cpu())
-        by_role = torch.cat(logps).permute(2, 1, 0)  # role, side, row
-        for names, sides in zip(columns, by_role.tolist(), strict=True):
-            for column, values in zip(names, sides, strict=True):
-                dataset = dataset.add_column(column, values)
+            answers = (outputs[role].log_probs.sum(dim=1).chunk(2) for role in batch)  # chosen and rejected
+            of_batch = torch.stack([side for sides in answers for side in sides], dim=1)
+            logps.append(self.accelerator.gather_for_metrics(of_batch).float().cpu())
+        names = [name for of_role in columns for name in of_role]
+        for name, values in zip(names, torch.cat(logps).T.tolist(), strict=True):
+            dataset = dataset.add_column(name, values)
         return dataset
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
@@ -261,12 +261,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         return dataset
 
     def _reference_logps(self, inputs: dict[str, AgentBatch], role: str) -> torch.Tensor:
-        """
-        Returns the log-probabilities of an agent's answers under its reference policy, of shape `(2B,)`; zeros without a reference.
-
-        Raises:
-            ValueError: They are not stored, and the reference policy is not kept.
-        """
+        """Returns the log-probabilities of an agent's answers under its reference policy, of shape `(2B,)`; zeros without a reference."""
         batch = inputs[role]
         if self.args.reference_free:
             return torch.zeros(len(batch["input_ids"]), device=batch["input_ids"].device)
@@ -407,14 +402,13 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     ) -> tuple[torch.Tensor | None, None, None]:
         if isinstance(inputs, list):
             first = self._count_items(len(inputs))
-            items = without_repeated(self.accelerator, inputs)
             with fail_together(self.accelerator):
+                items = without_repeated(self.accelerator, inputs)
                 levels = self._play_episodes(items, 1, "evaluation", first)
             add_task_metrics(self, "eval", levels)
             return None, None, None
         length = len(self.accelerator.gradient_state.active_dataloader.dataset)
-        inputs = self._keep_own_rows(inputs, length)
-        return super().prediction_step(model, inputs, True, ignore_keys)
+        return super().prediction_step(model, self._keep_own_rows(inputs, length), True, ignore_keys)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self._eval_losses = []
@@ -426,10 +420,11 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         return output
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
-        numbers = range(first, first + len(items))
-        options: dict[str, Any] = {"num_turns": self.args.num_turns, "num_episodes": num_episodes, "numbers": numbers}
+        turns, numbers = self.args.num_turns, range(first, first + len(items))
         with temporarily_set(self.sampler, stream=stream):
-            return play_episodes(items, self.environment, self.sampler, **options)
+            return play_episodes(
+                items, self.environment, self.sampler, num_turns=turns, num_episodes=num_episodes, numbers=numbers
+            )
 
     # Metrics and checkpoints
 

@@ -124,11 +124,8 @@ class MAGRPOTrainer(RolloutTrainer):
             # With the draws of the trained agents, the answers would depend on each other
             sampler.stream = f"untrained {self.state.global_step}"
             if not self.team.has_adapters:  # else the team itself computes as its reference
-                team, limits = (
-                    self.accelerator.unwrap_model(reference),
-                    (args.generation_token_budget, args.stop_strings),
-                )
-                sampler.team = team
+                limits = (args.generation_token_budget, args.stop_strings)
+                sampler.team = team = self.accelerator.unwrap_model(reference)
                 sampler.generator = TransformersGenerator(team, own.arguments, *limits, args.seed)
             return sampler(nodes, args.completions_per_node)
 
@@ -161,10 +158,7 @@ class MAGRPOTrainer(RolloutTrainer):
                     of_node[role] = (x - total.mean) / std if std > 1e-6 else torch.zeros_like(x)
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
-        """
-        Drops the rows whose advantage is zero for all agents, because they add nothing to the policy gradient. All
-        rows are kept if there is a reference penalty or a router loss.
-        """
+        """Drops the rows that add nothing to the gradient: all advantages are zero, without a reference penalty or a router loss."""
         if self.args.beta != 0.0 or self._router_loss_coefs:
             return rows
         return [row for row in rows if any(row.advantages.values())]

@@ -6,10 +6,6 @@ from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 @dataclass
 class MAREINFORCEConfig(MAGRPOConfig):
-    r"""
-    Configuration class for the [`MAREINFORCETrainer`].
-
-    It is [`MAGRPOConfig`] with `advantage_mode="raw"`.
-    """
+    """Configuration class for the [`MAREINFORCETrainer`]: [`MAGRPOConfig`] with `advantage_mode="raw"`."""
 
     advantage_mode: str = setting("Baseline over the sibling set, 'raw' here.", "raw", choices=("raw",))

@@ -6,10 +6,6 @@ from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 @dataclass
 class MAReMaxConfig(MAGRPOConfig):
-    r"""
-    Configuration class for the [`MAReMaxTrainer`].
-
-    It is [`MAGRPOConfig`] with `advantage_mode="max"`.
-    """
+    """Configuration class for the [`MAReMaxTrainer`]: [`MAGRPOConfig`] with `advantage_mode="max"`."""
 
     advantage_mode: str = setting("Baseline over the sibling set, 'max' here.", "max", choices=("max",))

@@ -6,10 +6,6 @@ from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 @dataclass
 class MARLOOConfig(MAGRPOConfig):
-    r"""
-    Configuration class for the [`MARLOOTrainer`].
-
-    It is [`MAGRPOConfig`] with `advantage_mode="rloo"`.
-    """
+    """Configuration class for the [`MARLOOTrainer`]: [`MAGRPOConfig`] with `advantage_mode="rloo"`."""
 
     advantage_mode: str = setting("Baseline over the sibling set, 'rloo' here.", "rloo", choices=("rloo",))

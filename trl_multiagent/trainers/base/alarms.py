@@ -34,10 +34,7 @@ Log = Mapping[str, Any]
 
 @dataclass(eq=False)
 class Alarms(TrainerCallback):
-    """
-    Raises alarms. If the reward of an evaluation drops, `on_cliff` ends the training, and for `"rollback"` `load_best_model_at_end` then goes
-    back to the best checkpoint.
-    """
+    """Raises alarms. `on_cliff` ends the training if the reward of an evaluation drops; `load_best_model_at_end` then takes the best team."""
 
     roles: Sequence[str]
     has_siblings: bool  # whether a node has several joint actions

@@ -1,7 +1,4 @@
-"""
-The files of a checkpoint: writes them so that a crash at any time leaves the previous checkpoint intact, and verifies
-them.
-"""
+"""Writes the files of a checkpoint, so that a crash at any time leaves the previous checkpoint intact, and verifies them."""
 
 import contextlib
 import hashlib
@@ -26,8 +23,7 @@ STATE_FILE = "team_trainer_state.json"  # the settings of the run, and the list 
 PROCESS_FILE = "team_process_{}.json"  # the state of one process
 ENVIRONMENT_FILE = "environment_{}.pt"  # the state of the environment, of one process
 REFERENCE_FILE = "reference.pt"
-# Checkpoints that are being written or removed. Folders with this name are not uploaded, and do not count as
-# checkpoints
+# Checkpoints that are being written or removed. Folders with this name are not uploaded, and do not count as checkpoints
 UNFINISHED_FOLDER = "_unfinished"
 
 
@@ -149,9 +145,13 @@ def without_number(name: str) -> str:
 
 def share_of_node() -> slice:
     """Returns this process's share of a list that the processes of a node work on. All processes must call this function."""
-    state = PartialState()
-    node = state.process_index - state.local_process_index
-    return slice(state.local_process_index, None, gather_object([node]).count(node))
+    node = first_of_node()
+    return slice(PartialState().process_index - node, None, gather_object([node]).count(node))
+
+
+def first_of_node() -> int:
+    """Returns the first process of this node."""
+    return PartialState().process_index - PartialState().local_process_index
 
 
 def checksum_of_state(state: dict[str, Any]) -> str:
@@ -164,14 +164,10 @@ def checksum_of_state(state: dict[str, Any]) -> str:
 
 
 def checksums_of_node(folder: Path) -> dict[str, str]:
-    """
-    Computes the checksums of all files in a folder, by name. All processes must call this function; the processes of a node share the work.
-    """
-    share, state = share_of_node(), PartialState()
-    node = state.process_index - state.local_process_index
-    own = {name: checksum_of_file(folder / name) for name in files_in(folder)[share]}
-    gathered = gather_object([(node, own)])
-    return {name: digest for other, part in gathered if other == node for name, digest in part.items()}
+    """Computes the checksums of all files in a folder, by name. All processes must call this; those of a node share the work."""
+    own = {name: checksum_of_file(folder / name) for name in files_in(folder)[share_of_node()]}
+    gathered = gather_object([(first_of_node(), own)])
+    return {name: digest for node, part in gathered if node == first_of_node() for name, digest in part.items()}
 
 
 def write_state(folder: Path, checksums: dict[str, str], **entries: Any) -> None:

@@ -186,10 +186,7 @@ class CheckpointMixin(CommonTrainerMixin):
         return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
 
     def _checksum_of_frozen_weights(self) -> str | None:
-        """
-        Computes a checksum of the weights that are not trained and not saved: the base of adapters, that of critics, and the
-        reference policy. A resumed run must start with the same ones. `None` under ZeRO-3, where each process has a part of the weights.
-        """
+        """Computes a checksum of the weights that are neither trained nor saved. `None` under ZeRO-3, which divides them."""
         if is_deepspeed_zero3_enabled():
             return None
         frozen = []
@@ -239,19 +236,17 @@ class CheckpointMixin(CommonTrainerMixin):
             path.write_text(json.dumps(self._changes, indent=2) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        changed = checkpoint is not None and self._changed_optimizer_settings  # never under DeepSpeed
-        run_settings = None
-        if changed:
+        run_settings: list[dict[str, Any]] = []
+        if checkpoint is not None and self._changed_optimizer_settings:  # never under DeepSpeed
             groups = self.optimizer.param_groups
             run_settings = [{name: x for name, x in group.items() if name != "params"} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
-        if run_settings is not None:
+        if run_settings:
             self._apply_optimizer_settings(run_settings)
         if checkpoint is not None and self.ref_model is not None and self.args.sync_ref_model:
             weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
             reference = self.accelerator.unwrap_model(self.ref_model)
-            plugin = self.accelerator.state.deepspeed_plugin
-            if plugin is None or plugin.zero_stage < 3:
+            if not is_deepspeed_zero3_enabled():
                 reference.load_state_dict(weights)
                 return
             import deepspeed  # optional, and slow to import
@@ -261,10 +256,7 @@ class CheckpointMixin(CommonTrainerMixin):
                     reference.load_state_dict(weights)
 
     def _apply_optimizer_settings(self, run_settings: list[dict[str, Any]]) -> None:
-        """
-        Replaces the checkpoint's settings in the optimizer's parameter groups by those of this run. The learning rate keeps its position in
-        the schedule.
-        """
+        """Sets the optimizer's settings to those of this run. The learning rate keeps its position in the schedule."""
         for group, settings in zip(self.optimizer.param_groups, run_settings, strict=True):
             scheduled_fraction = group["lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
             group.update(settings)

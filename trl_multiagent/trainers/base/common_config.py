@@ -25,9 +25,7 @@ Base: Any = object
 
 @dataclass
 class CommonConfig(Base):
-    """
-    Checks the arguments that all trainers have. This class precedes the configuration class of a TRL trainer in the bases.
-    """
+    """Checks the arguments that all trainers have. This class precedes the configuration class of a TRL trainer in the bases."""
 
     # See `check_arguments`
     refused: ClassVar[dict[str, str]] = {
@@ -39,12 +37,8 @@ class CommonConfig(Base):
         "enable_jit_checkpoint": "a recipe saves a checkpoint at SIGTERM and Ctrl-C without it",
     }
     positive: ClassVar[tuple[str, ...]] = (
-        "per_device_train_batch_size",
-        "per_device_eval_batch_size",
-        "gradient_accumulation_steps",
-        "num_train_epochs",
-        "adam_epsilon",
-        "ddp_timeout",
+        *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+        *("num_train_epochs", "adam_epsilon", "ddp_timeout"),
     )
 
     def __post_init__(self) -> None:
@@ -58,12 +52,7 @@ class CommonConfig(Base):
         self._try_arguments()
 
     def _check_combinations(self) -> None:
-        """
-        Checks arguments that depend on each other.
-
-        Raises:
-            ValueError: an argument lacks another one.
-        """
+        """Raises `ValueError` if an argument contradicts or lacks another one."""
         if self.save_strategy == "best" and self.eval_strategy == "no":
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
         if self.fp16 and self.device.type == "cpu":
@@ -86,10 +75,7 @@ class CommonConfig(Base):
             )
 
     def _try_arguments(self) -> None:
-        """
-        Uses arguments that torch and transformers check only during a training, on a single number: before a model is loaded, they refuse
-        wrong ones, and tell which packages are missing.
-        """
+        """Uses arguments on a single number, so that torch and transformers refuse wrong ones before a model is loaded."""
         number = torch.nn.Parameter(torch.zeros(1))
         self.get_process_log_level()
         names = ("num_workers", "multiprocessing_context", "persistent_workers", "prefetch_factor")

@@ -14,12 +14,7 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
-    """
-    Drops the rows of this process's latest batch that accelerate has repeated, see [`num_own_rows`]; possibly all. The sampler returns each
-    row of the dataset `copies` times.
-    """
-    if accelerator.num_processes == 1:
-        return rows
+    """Drops the rows that accelerate has repeated, see [`num_own_rows`]; possibly all. The sampler returns each row `copies` times."""
     number = copies * len(accelerator.gradient_state.active_dataloader.dataset)
     return rows[: num_own_rows(accelerator, len(rows), number)]
 
@@ -37,10 +32,7 @@ def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
 
 
 def forget_engine() -> None:
-    """
-    Makes the next trainer of this process set up its own engine. Call it between two trainers: under DeepSpeed, accelerate keeps the
-    configuration of the first one, and refuses a second one. The processes stay connected.
-    """
+    """Lets the next trainer set up its own engine: under DeepSpeed, accelerate keeps the first configuration, and refuses another one."""
     AcceleratorState._reset_state()
 
 
@@ -60,12 +52,7 @@ def without_sharding(args: TrainingArguments) -> Iterator[None]:
 
 
 def check_distribution(accelerator: Accelerator) -> None:
-    """
-    Checks that the run is distributed in a way that can work, and that accelerate has not silently replaced.
-
-    Raises:
-        ValueError: The message says what is not supported, why, and what to use instead.
-    """
+    """Raises `ValueError` if the run is distributed in a way that cannot work, or that accelerate has silently replaced."""
     # These variables hold the engine that was requested. On the CPU, accelerate may silently use another one
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         raise ValueError(

@@ -42,10 +42,7 @@ def writing(what: str, folder: Path) -> Iterator[None]:
 def save_team(
     team: AgentTeam, folder: Path, state_dict: dict[str, torch.Tensor] | None, run_folder: str | Path
 ) -> None:
-    """
-    Saves a team in a folder as [`AgentTeam.save_pretrained`] does. If that fails, it raises a [`WriteError`], after the team was saved in a
-    fallback folder of [`save_in_fallback_folder`].
-    """
+    """Saves a team in a folder. If that fails, saves it with [`save_in_fallback_folder`], and raises a [`WriteError`]."""
     is_new = not os.path.lexists(folder)
     try:
         team.save_pretrained(folder, state_dict)
@@ -60,10 +57,7 @@ def save_team(
 def save_in_fallback_folder(
     team: AgentTeam, run_folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None
 ) -> str:
-    """
-    Saves a team in the folder of the run, the working folder or the folder for temporary files, whichever works first. Returns a sentence
-    that says where the team is, or why it could not be saved.
-    """
+    """Saves a team in the folder of the run, else the working folder, else that for temporary files. Returns a sentence that says where."""
     problems = []
     for parent in (Path(run_folder), Path.cwd(), Path(tempfile.gettempdir())):
         folder = fallback_folder(parent)

@@ -98,10 +98,7 @@ class Observer:
     # Optimizer steps
 
     def end_step(self) -> dict[str, torch.Tensor]:
-        """
-        Adds the metrics of one optimizer step of all processes to those that are logged next. Returns the losses of agents and critics, summed
-        over processes.
-        """
+        """Adds the metrics of one optimizer step to those that are logged next. Returns the losses by name, summed over processes."""
         trainer, step = self.trainer, self.totals
         metrics, num_processes = trainer._metrics["train"], trainer.accelerator.num_processes
         losses, router_losses, tokens, token_sums, ratios = sum_over_processes(
@@ -131,9 +128,8 @@ class Observer:
 
     def check_engine(self, role: str, difference: float, share: float, missing: float) -> None:
         """
-        Raises [`EngineError`] before an update with completions of other weights than those that are trained: if the mean `difference` of the
-        log-probabilities of engine and policy is too large, in nats per token, or the `share` of ratios outside of their bounds, or the share
-        of tokens whose log-probability is `missing`.
+        Raises [`EngineError`] if the engine has other weights than those that are trained: if its log-probabilities have too large a mean
+        `difference` from the policy's, in nats per token, too large a `share` of ratios out of bounds, or too many are `missing`.
         """
         if missing > 0.5:
             raise EngineError(f"vLLM returned no log-probabilities for {missing:.0%} of the tokens of agent {role!r}.")
@@ -201,10 +197,7 @@ class Observer:
 def sum_over_processes(
     accelerator: Accelerator, groups: Sequence[Mapping[Any, torch.Tensor]]
 ) -> list[dict[Any, torch.Tensor]]:
-    """
-    Returns groups of tensors, each a number or a vector, as vectors on the CPU, summed over processes in one reduction. All processes have the
-    same names.
-    """
+    """Sums groups of numbers and vectors, which have the same names in all processes, in one reduction. Returns them as vectors on the CPU."""
     tensors = [tensor.flatten().float() for group in groups for tensor in group.values()]
     total = accelerator.reduce(torch.cat(tensors), "sum").cpu()
     parts = iter(total.split([len(tensor) for tensor in tensors]))

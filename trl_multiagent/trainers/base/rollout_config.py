@@ -137,16 +137,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     )
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_prefixes_on_resume,
-        *(
-            "trace_",
-            "vllm_enable_",
-            "vllm_g",
-            "vllm_max_",
-            "vllm_mode",
-            "vllm_server_",
-            "vllm_tensor_",
-            "vllm_weight_",
-        ),
+        *("trace_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_"),
+        "vllm_weight_",
     )
 
     refused: ClassVar[dict[str, str]] = {

@@ -56,6 +56,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     _card_settings += ["beta", "seed"]
     _buffered_inputs: list[Batch] | None
     _has_compared_frozen = False
+    _paper: dict[str, str] | None = None
 
     def __init__(
         self,
@@ -143,12 +144,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return [[self.node_advantages(node) for node in nodes] for nodes in levels]
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
-        """
-        Computes the advantages at a node of a tree, from the returns of its joint actions.
-
-        Returns:
-            `dict[str, torch.Tensor]`: The advantages of every trained agent's completions, of shape `(G,)`.
-        """
+        """Computes the advantages of every trained agent's completions at a node, of shape `(G,)`, from the returns of the joint actions."""
         raise NotImplementedError
 
     def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
@@ -391,10 +387,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Computes the sum of the losses of all trained agents, each with its router loss if it has one.
-
-        Raises:
-            FloatingPointError: A loss is not finite; the completions are written to the output folder.
+        Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not finite, the completions
+        are written to the output folder, and a `FloatingPointError` is raised.
         """
         rows = {role: tensors.trimmed() for role, tensors in inputs.agents.items()}
         outputs = model(
@@ -523,13 +517,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 def check_inputs(
     team: AgentTeam, environment: Environment, args: RolloutConfig, train_dataset: Dataset | None
 ) -> None:
-    """
-    Checks that the arguments of a trainer fit each other.
-
-    Raises:
-        TypeError: `environment` or `train_dataset` has the wrong type.
-        ValueError: The arguments do not fit the team, the environment or the dataset.
-    """
+    """Raises `TypeError` or `ValueError` if an argument has the wrong type, or the arguments of a trainer do not fit each other."""
     check_team(team, environment, args.num_agents)
     environment.check_turns(args.num_turns)
     check_stop_strings(args.stop_strings, team.roles)
@@ -570,9 +558,7 @@ def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[d
 
 
 class EpochSampler(RepeatSampler):
-    """
-    A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can resume.
-    """
+    """A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can resume."""
 
     def set_epoch(self, epoch: int) -> None:
         if self.shuffle:

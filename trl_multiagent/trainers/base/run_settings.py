@@ -86,10 +86,7 @@ def describe_run(
 
 
 def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
-    """
-    Returns the settings that all processes of a run must share, although they may change when it is resumed: when to evaluate, save and
-    log, and the evaluation sets.
-    """
+    """Returns the settings that all processes must share, but a resumed run may change: when to evaluate, save and log, and on what."""
     arguments = args.to_dict()
     datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     schedule = {name: x for name, x in arguments.items() if name in SCHEDULE or name.startswith(SCHEDULE_PREFIXES)}
@@ -121,12 +118,7 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
 
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
-    """
-    Checks that settings have not changed since a checkpoint in `folder`, or that `resume_changes` allows the `changes`.
-
-    Raises:
-        ValueError: The message has one line and lists every change, with both values.
-    """
+    """Raises `ValueError` if settings have changed since a checkpoint in `folder`, unless `resume_changes` allows it. Names every change."""
     if not changes:
         return
     refused = {

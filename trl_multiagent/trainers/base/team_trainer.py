@@ -148,10 +148,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             return turns_of_episodes(self._play_episodes(list(items), num_episodes, stream))
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
-        """
-        Plays sampled episodes of the environment that are not trained on. `first`: the number of the first item. Returns the nodes of every
-        turn.
-        """
+        """Plays sampled episodes that are not trained on. Returns the nodes of every turn. `first`: the number of the first item."""
         raise NotImplementedError
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -388,12 +385,7 @@ def check_devices(team: AgentTeam, args: TeamConfig) -> None:
 
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
-    """
-    Returns the coefficient of the router loss of each trained agent that has one.
-
-    Raises:
-        ValueError: A coefficient is set and no agent is a mixture of experts, or the loss would have no gradient.
-    """
+    """Returns the coefficient of the router loss of each trained agent that has one. Raises `ValueError` if it would have no effect."""
     agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
     if args.router_aux_loss_coef and not agents:
         raise ValueError(
