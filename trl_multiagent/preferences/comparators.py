@@ -57,9 +57,9 @@ class Comparator:
             return {}
         endpoint, ledger = self.client.endpoint, self.client.ledger
         ledger.update()
-        tokens = {"input": ledger.input_tokens, "output": ledger.output_tokens}
         numbers: dict[str, float] = {"comparator_answers": ledger.requests}
-        numbers |= {f"comparator_{side}_tokens": number for side, number in tokens.items()}
+        numbers["comparator_input_tokens"] = ledger.input_tokens
+        numbers["comparator_output_tokens"] = ledger.output_tokens
         if endpoint.has_price:
             numbers["comparator_cost"] = endpoint.cost(ledger.input_tokens, ledger.output_tokens)
         return numbers
@@ -93,16 +93,16 @@ def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Compa
         folder = Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
         client = EndpointClient(config.comparator_endpoint(len(roles)), folder)
         name = f"api:{client.endpoint.model}"
-        sample: Sampler = EndpointSampler(client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
+        sample: Sampler = partial(ask_model, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
         names = config.comparator_agents or config.comparator_model_name
         assert names is not None  # the configuration has checked it
         name = f"model:{names if isinstance(names, str) else ','.join(names)}"
         other = load(names, roles if mode == "decentralized" else [SOLO], team)
-        answers = len(roles) if mode == "centralized" else 1  # in one text
-        sample = team_sampler(
-            other, config, f"{config.seed}/{round}/comparator", answers * config.max_completion_length
-        )
+        length = config.max_completion_length * (
+            len(roles) if mode == "centralized" else 1
+        )  # of all answers in one text
+        sample = team_sampler(other, config, f"{config.seed}/{round}/comparator", length)
     if mode == "decentralized":
         return Comparator(name, other, sample, client)
     one_for_all = sample_centralized if mode == "centralized" else sample_sequentially
@@ -137,34 +137,29 @@ def team_sampler(
     return TeamSampler(team, generator, config.use_chat_template)
 
 
-class EndpointSampler:
+def ask_model(
+    client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str, nodes: list[Node], num_candidates: int
+) -> dict[str, list[Samples]]:
     """
-    Samples completions of a model at an endpoint. Each completion is a request of its own, and all of them are sent at the same time.
-    `seed` is a key of the cache: calls with the same seed reuse cached answers.
+    Samples completions of a model at an endpoint, with a request for each. All are sent at the same time, and if one is not answered, an
+    `UnavailableError` says why. `seed` is a key of the cache: calls with the same seed reuse cached answers.
     """
-
-    def __init__(self, client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str):
-        self.client, self.tokenizer, self.seed = client, tokenizer, seed
-
-    def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
-        """Asks for all completions. If one is missing, an `UnavailableError` says why."""
-        questions, asked = [], Counter[str]()
-        for node in nodes:
-            for prompt in node.prompts.values():
-                given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-                messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
-                text = json.dumps(messages)
-                for _ in range(num_candidates):
-                    asked[text] += 1  # so that two items with the same prompt have different candidates, too
-                    questions.append(Question(messages, f"{self.seed}/{asked[text]}"))
-        texts = iter(ask_endpoint(self.client, questions, "The comparator"))
-        samples: dict[str, list[Samples]] = {}
-        for node in nodes:
-            for role in node.prompts:
-                of_node = [next(texts) for _ in range(num_candidates)]
-                ids = [self.tokenizer(text)["input_ids"] for text in of_node]
-                samples.setdefault(role, []).append(Samples([], ids, of_node))
-        return samples
+    questions, asked = [], Counter[str]()
+    for node in nodes:
+        for prompt in node.prompts.values():
+            given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
+            text = json.dumps(messages)
+            for _ in range(num_candidates):
+                asked[text] += 1  # so that two items with the same prompt have different candidates, too
+                questions.append(Question(messages, f"{seed}/{asked[text]}"))
+    texts = iter(ask_endpoint(client, questions, "The comparator"))
+    samples: dict[str, list[Samples]] = {}
+    for node in nodes:
+        for role in node.prompts:
+            of_node = [next(texts) for _ in range(num_candidates)]
+            samples.setdefault(role, []).append(Samples([], [tokenizer(x)["input_ids"] for x in of_node], of_node))
+    return samples
 
 
 def sample_centralized(

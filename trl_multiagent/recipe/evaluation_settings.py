@@ -18,6 +18,7 @@ from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import (
     RECIPES,
     ConfigError,
+    config_errors,
     config_file,
     parse_overrides,
     parse_value,
@@ -166,10 +167,8 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
         more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
         folder = Path(settings.sections["output"].base_dir) / "evaluation" / f"{teams[0].name}{more}"
         changes["output_dir"] = str(folder)
-    try:
+    with config_errors("section `evaluation`: "):
         return dataclasses.replace(config, **changes)
-    except ValueError as error:
-        raise ConfigError(f"section `evaluation`: {error}") from error
 
 
 # Teams
@@ -212,10 +211,8 @@ def find_in_repository(name: str, file: str) -> str | None:
     from trl_multiagent.recipe.folders import check_repo_id
 
     check_repo_id("TEAM", name)
-    try:
+    with config_errors(f"TEAM {name!r} is neither a folder nor a repository that can be read: ", (OSError,)):
         return find_file(name, file)
-    except OSError as error:
-        raise ConfigError(f"TEAM {name!r} is neither a folder nor a repository that can be read: {error}") from error
 
 
 def name_teams(
@@ -233,10 +230,8 @@ def name_teams(
         file: str | None = str(Path(location) / TEAM_FILE)
         if not Path(location).is_dir():
             file = None if location in task.models else find_in_repository(location, TEAM_FILE)
-        try:
+        with config_errors(f"{file} cannot be read: ", (ValueError, KeyError, TypeError)):
             roles = None if file is None or not Path(file).is_file() else read_team_file(file).roles
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file} cannot be read: {error}") from error
         parts = Path(text).absolute().parts[1:] if Path(text).is_dir() else Path(text).parts
         longer = ("_".join(parts[-k:]) for k in range(1, len(parts) + 1))
         numbered = (f"{parts[-1]}_{k}" for k in itertools.count(2))

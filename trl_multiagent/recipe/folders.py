@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 
 from accelerate.utils import broadcast_object_list
-from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.settings.derive import Settings, run_id
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
 
@@ -29,10 +28,8 @@ def check_folder(setting: str, folder: Path) -> None:
 
 def check_repo_id(setting: str, repo_id: str) -> None:
     """Refuses a text that cannot be the name of a repository on the Hub."""
-    try:
+    with config_errors(f"`{setting}`: {repo_id!r} is not a valid name of a repository. "):
         validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise ConfigError(f"`{setting}`: {repo_id!r} is not a valid name of a repository. {error}") from error
 
 
 def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
@@ -54,8 +51,6 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
         checkpoint = get_last_checkpoint(folder)
     if checkpoint is None:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
-    try:
+    with config_errors("`resume_from_checkpoint`: "):
         read_checkpoint(checkpoint)
-    except ValueError as error:
-        raise ConfigError(f"`resume_from_checkpoint`: {error}") from error
     return folder, checkpoint

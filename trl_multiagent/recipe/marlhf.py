@@ -23,7 +23,7 @@ from trl_multiagent.recipe.reward_model import check_base, check_files, checked_
 from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.settings.algorithms import ALGORITHMS, RL_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, make_training_args
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.distribution import without_sharding
@@ -160,7 +160,5 @@ def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | Non
         return None
     if reward.reward_freeze_backbone:
         raise ConfigError(f"`{algorithm}.reward_freeze_backbone` trains the head: remove `{algorithm}.reward_peft`.")
-    try:
+    with config_errors(f"`{algorithm}.reward_peft`: ", (ValueError, TypeError)):
         return LoraConfig(**{**PEFT_DEFAULTS, **fields, "task_type": "SEQ_CLS"})
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"`{algorithm}.reward_peft`: {error}") from error

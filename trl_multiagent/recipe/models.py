@@ -11,7 +11,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import MODEL_FILES, holds_model
 from trl_multiagent.recipe.folders import check_repo_id
 from trl_multiagent.settings.derive import Settings, check_names
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel
 from trl_multiagent.team.adapters import check_adapter_config
 from trl_multiagent.team.load import TeamLoader
@@ -31,7 +31,7 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
     """Makes the adapter of every agent from the section `peft`, or by TRL from `agent_model`. Raises `ConfigError` if it is refused."""
     model = settings.agent_model
     where = "peft" if settings.has_peft_section else "agent_model"
-    try:
+    with config_errors(f"section `{where}`: ", (ValueError, TypeError)):
         if settings.has_peft_section:
             config = LoraConfig(**{**PEFT_DEFAULTS, **settings.values["peft"]})
         else:
@@ -42,8 +42,6 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
                 config.target_modules = {*names}
         if config is not None:
             check_adapter_config("every agent", config)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"section `{where}`: {error}") from error
     return config
 
 

@@ -24,7 +24,7 @@ from trl_multiagent.recipe.recipe import first_rows
 from trl_multiagent.recipe.seats import Run, seated
 from trl_multiagent.rollout.sampler import check_stop_strings
 from trl_multiagent.settings.derive import check_names, task_settings
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.read import ConfigError, config_errors
 
 
 SHORT_NAMES = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
@@ -47,22 +47,18 @@ def make_environment(evaluation: Evaluation) -> Environment:
                 f"{evaluation.settings.algorithm}.num_agents."
             )
     assert evaluation.config.num_turns is not None
-    try:
+    with config_errors():
         check_stop_strings(evaluation.config.stop_strings, environment.roles)
         environment.check_turns(evaluation.config.num_turns)
-    except ValueError as error:
-        raise ConfigError(error) from error
     return environment
 
 
 def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment:
     """Makes the task's environment for one agent. `purpose`: what needs it, for the message if the task has no such form."""
     problem = f"The {purpose} needs the task for one agent"
-    try:
+    with config_errors(f"{problem}. "):
         settings = settings_for_task(evaluation, num_agents=1, is_centralized=False)
         environment = evaluation.settings.task.environment(settings)
-    except ValueError as error:
-        raise ConfigError(f"{problem}. {error}") from error
     if len(environment.roles) != 1:
         raise ConfigError(f"{problem}, but it always has the roles {', '.join(environment.roles)}: leave it out.")
     return environment

@@ -30,7 +30,7 @@ from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, task_settings
-from trl_multiagent.settings.read import ConfigError, pop_path
+from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
 from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
@@ -113,10 +113,8 @@ class Recipe(Settings):
         """Makes the task's environment. Raises `ConfigError` if settings do not fit to its roles."""
         environment = make_environment(self, self.run_folder)
         roles, args, section = environment.roles, self.training_args, self.algorithm
-        try:
+        with config_errors(f"section `{section}`: "):
             environment.check_turns(args.num_turns)
-        except ValueError as error:
-            raise ConfigError(f"section `{section}`: {error}") from error
         if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.arguments:
             self.check_best_metric(environment)
         for name in ROLE_ARGUMENTS:

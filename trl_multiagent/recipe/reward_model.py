@@ -25,7 +25,7 @@ from trl_multiagent.recipe.recipe import check_results, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.settings.derive import Settings
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -86,10 +86,8 @@ def make_args(settings: Settings) -> JointRewardConfig:
 
 def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
     """Makes the arguments of the trainer from those in a section. Raises `ConfigError` if they are wrong."""
-    try:
+    with config_errors(f"section `{section}`, arguments of the reward model: ", (ValueError, TypeError)):
         args = JointRewardConfig(**values)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"section `{section}`, arguments of the reward model: {error}") from error
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
     if metric not in EVAL_METRICS:
         names = ", ".join(EVAL_METRICS)

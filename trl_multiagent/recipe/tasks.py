@@ -12,7 +12,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.settings.algorithms import ALGORITHMS, PREFERENCE_ALGORITHMS
 from trl_multiagent.settings.comlrl import UNAVAILABLE
 from trl_multiagent.settings.derive import Settings, task_settings
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 
@@ -29,10 +29,8 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
     if not isinstance(name, str) or (name not in tasks and not {":", "."} & set(name)):
         others = "a task of your own has the form module:NAME"
         raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {others}.")
-    try:
+    with config_errors():
         task = import_object("task", tasks.get(name, name), config)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     if not isinstance(task, Task):
         kind = type(task).__name__
         raise ConfigError(f"`task` names {name!r}, which is of type {kind}, not a `trl_multiagent.Task`.")

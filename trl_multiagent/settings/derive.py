@@ -22,7 +22,7 @@ from trl_multiagent.settings.algorithms import (
     SINGLE_AGENT,
 )
 from trl_multiagent.settings.comlrl import HISTORY
-from trl_multiagent.settings.read import ConfigError, check
+from trl_multiagent.settings.read import ConfigError, check, config_errors
 from trl_multiagent.settings.schema import (
     AgentModel,
     AlgorithmExtras,
@@ -136,10 +136,8 @@ class Settings:
         """Makes an instance of a dataclass from the settings in the algorithm's section that are its fields, and `changes`."""
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         values = {name: value for name, value in self.arguments.items() if name in names}
-        try:
+        with config_errors(f"section `{self.algorithm}`: "):
             return cls(**{**values, **changes})
-        except ValueError as error:
-            raise ConfigError(f"section `{self.algorithm}`: {error}") from error
 
 
 def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
@@ -157,10 +155,8 @@ def run_id() -> str | None:
 def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settings:
     """Checks the merged settings. Raises `ConfigError` if one is unknown, has the wrong type, or contradicts another one."""
     values, without_effect = check(algorithm, task, merged)
-    try:
+    with config_errors():
         sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
     for name, section in sections.items():
         if isinstance(section, PromptFiles) and section.prompts:  # the files may change later
             merged[name] = section.saved()

@@ -46,6 +46,15 @@ class ConfigError(ValueError):
         super().__init__(" ".join(str(message).split()))
 
 
+@contextlib.contextmanager
+def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """Inside, an error becomes a [`ConfigError`], whose message begins with `where`."""
+    try:
+        yield
+    except kinds as error:
+        raise ConfigError(f"{where}{error}") from error
+
+
 def fail(prog: str, error: Exception) -> NoReturn:
     """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
     print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
@@ -72,10 +81,9 @@ def read_yaml(path: str | None) -> dict[str, Any]:
     """Reads the layer of the YAML file."""
     if path is None:
         return {}
-    try:
+    kinds = (UnicodeDecodeError, YAMLError, OmegaConfBaseException, OSError)
+    with config_errors(f"--config {path} is not valid YAML in UTF-8: ", kinds):
         layer = OmegaConf.to_container(OmegaConf.load(path))
-    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException, OSError) as error:
-        raise ConfigError(f"--config {path} is not valid YAML in UTF-8: {error}") from error
     if not isinstance(layer, dict):
         raise ConfigError(f"--config {path} must hold sections, each a name with keys below it, not a list.")
     return {str(name): body for name, body in layer.items()}
@@ -259,11 +267,9 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         elif same(value, known[path].default):
             values[section][name] = value
         else:
-            try:
+            names = [path, *(old for old, new in other_names.items() if new == path)]
+            with config_errors(f"`{'` or `'.join(names)}` "):
                 values[section][name] = check_value(value, known[path].hint, known[path].limits)
-            except ValueError as error:
-                names = [path, *(old for old, new in other_names.items() if new == path)]
-                raise ConfigError(f"`{'` or `'.join(names)}` {error}") from error
     return values, without_effect
 
 

@@ -24,10 +24,7 @@ AgentBatch = dict[str, torch.Tensor]
 
 
 def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, name: str, chat_prompts: bool) -> None:
-    """
-    Refuses chat messages if an agent's tokenizer has no chat template. Warns about texts if the agent's prompts in the environment are chat
-    messages (`chat_prompts`).
-    """
+    """Refuses chat messages without a chat template. Warns about texts if the prompts in the environment are messages (`chat_prompts`)."""
     prompt = text_columns(role)[0]
     is_text = isinstance(dataset[0][prompt], str)
     if not is_text and tokenizer.chat_template is None:

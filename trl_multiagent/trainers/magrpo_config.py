@@ -49,13 +49,14 @@ class MAGRPOConfig(RolloutConfig):
                 "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` does not "
                 "sample: use `credit: nothing`."
             )
-        self.turn_gradient_weights = self.turn_weights
-        if len(self.turn_weights) != self.num_turns:
+        if self.turn_gradient_weights is None:
+            self.turn_gradient_weights = [1.0] * self.num_turns
+        weights = self.turn_gradient_weights
+        if len(weights) != self.num_turns:
             raise ValueError(
-                f"`turn_gradient_weights` has {len(self.turn_weights)} entries for {self.num_turns} turns; it needs "
-                "one per turn."
+                f"`turn_gradient_weights` has {len(weights)} entries for {self.num_turns} turns; it needs one per turn."
             )
-        if not any(self.turn_weights):
+        if not any(weights):
             raise ValueError("`turn_gradient_weights` are all 0, so nothing would be learned; raise one of them.")
         if self.weighs_turns and self.handoff is None:
             raise ValueError(
@@ -64,11 +65,6 @@ class MAGRPOConfig(RolloutConfig):
             )
 
     @property
-    def turn_weights(self) -> list[float]:
-        """The factor of each turn's loss: `turn_gradient_weights`, or 1.0 for every turn."""
-        return [1.0] * self.num_turns if self.turn_gradient_weights is None else self.turn_gradient_weights
-
-    @property
     def weighs_turns(self) -> bool:
         """Whether any turn's loss has a factor other than 1."""
-        return set(self.turn_weights) != {1.0}
+        return self.turn_gradient_weights != [1.0] * self.num_turns

@@ -175,5 +175,5 @@ class MAGRPOTrainer(RolloutTrainer):
         loss = super().agent_loss
         if not self.args.weighs_turns:
             return loss(role, outputs, rows)
-        weights = enumerate(self.args.turn_weights)
+        weights = enumerate(self.args.turn_gradient_weights or ())
         return sum(weight * loss(role, outputs, rows.of_turn(turn)) for turn, weight in weights)

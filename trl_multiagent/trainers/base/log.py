@@ -42,13 +42,11 @@ class Observer:
         self.shown_rows: list[TraceRow] | None = None
         self.trace: TraceFiles | None = None
         self.next_kept = 0  # the step from which on trees are kept for the report again
+        folder, options = Path(args.output_dir), (args.trace_format, args.trace_max_files)
         if args.trace_steps is not None:
-            folder = Path(args.output_dir) / TRACE_FOLDER
-            self.trace = TraceFiles(
-                folder, args.process_index, args.trace_steps, args.trace_format, args.trace_max_files
-            )
+            self.trace = TraceFiles(folder / TRACE_FOLDER, args.process_index, args.trace_steps, *options)
         # Of a run without a trace, a few trees of the first process
-        self.trees = TraceFiles(Path(args.output_dir) / TREES_FOLDER, 0, 1, args.trace_format, args.trace_max_files)
+        self.trees = TraceFiles(folder / TREES_FOLDER, 0, 1, *options)
 
     def timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
         """Adds the duration of the block to that of a phase. Evaluations are not timed, because they belong to no step."""
@@ -59,19 +57,16 @@ class Observer:
     def rollout(
         self, mode: str, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
     ) -> None:
-        """
-        Adds the trees of this process to the metrics, to the trace and to the completions that are logged next. `mode`: `"train"` or
-        `"eval"`. `levels` and `advantages` have an entry per turn and node.
-        """
+        """Adds the trees of this process to the metrics, the trace and the completions that are logged next. `mode`: `"train"` or `"eval"`."""
         trainer = self.trainer
         totals, metrics = add_task_metrics(trainer, mode, levels, self.reported), trainer._metrics[mode]
-        if mode == "train":
+        training = mode == "train"
+        if training:
             trainer.state.num_input_tokens_seen += totals.num_tokens
             trainer.env_step += totals.totals["reward"].count
             trainer.generated_tokens += totals.generated_tokens
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
-        training = mode == "train"
         is_due = trainer.state.global_step + 1 >= self.next_kept
         keeps_trees = training and is_due and self.trace is None and trainer.args.process_index == 0
         if self.trace is None and not trainer.log_completions and not keeps_trees:
@@ -167,10 +162,9 @@ class Observer:
 
     def show_completions(self) -> None:
         """Shows the completions of the latest batch of all processes, which all call this, in the terminal and in the tables of trackers."""
-        trainer = self.trainer
         if self.shown_rows is None:
             return
-        rows = gather_object(self.shown_rows)
+        trainer, rows = self.trainer, gather_object(self.shown_rows)
         self.shown_rows = None
         if rows and trainer.accelerator.is_main_process:
             print_trees(rows, trainer.num_completions_to_print)
@@ -184,14 +178,10 @@ class Observer:
     def write_cost(self) -> None:
         """Writes what the training cost, so that another one can be compared with it at the same cost."""
         trainer = self.trainer
-        cost = {
-            "env_steps": trainer.env_step,
-            "generated_tokens": trainer.generated_tokens,
-            "optimizer_steps": trainer.state.global_step,
-        }
+        cost = {"env_steps": trainer.env_step, "generated_tokens": trainer.generated_tokens}
         folder = Path(trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / COST_FILE, cost)
+        write_json(folder / COST_FILE, {**cost, "optimizer_steps": trainer.state.global_step})
 
 
 def sum_over_processes(

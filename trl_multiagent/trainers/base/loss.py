@@ -38,14 +38,11 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 @dataclass
 class PolicyLoss:
-    """
-    The loss of one agent on the rows of a micro-batch, a scalar; sums of metrics over the tokens that count, by name; and the numbers of
-    [`sampling_correction`].
-    """
+    """The loss of one agent on the rows of a micro-batch, and what is logged about it."""
 
-    loss: torch.Tensor
-    token_sums: dict[str, torch.Tensor]
-    ratios: torch.Tensor | None = None
+    loss: torch.Tensor  # a scalar
+    token_sums: dict[str, torch.Tensor]  # of metrics, over the tokens that count
+    ratios: torch.Tensor | None = None  # the numbers of [`sampling_correction`]
 
 
 def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
@@ -157,6 +154,5 @@ def add_other_log_ratios(rows: dict[str, AgentTensors], log_probs: dict[str, tor
         difference = (log_probs[role].detach()[:, -old.size(1) :] - old) * mask
         ratios[role] = difference.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
     for role, tensors in rows.items():
-        tensors.other_log_ratios = sum(
-            (x for other, x in ratios.items() if other != role), torch.zeros_like(ratios[role])
-        )
+        others = (x for other, x in ratios.items() if other != role)
+        tensors.other_log_ratios = sum(others, torch.zeros_like(ratios[role]))

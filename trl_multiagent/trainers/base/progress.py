@@ -19,10 +19,7 @@ SHOWN = {
 
 
 class RewardProgressCallback(ProgressCallback):
-    """
-    Shows the latest reward, return and pass rate in the trainer's progress bar, and the metrics in `watched`, those that the environment
-    watches.
-    """
+    """Shows the latest reward, return and pass rate in the progress bar, and the metrics that the environment watches."""
 
     def __init__(self, watched: Sequence[str] = ()):
         super().__init__()
@@ -40,9 +37,8 @@ class RewardProgressCallback(ProgressCallback):
         if not state.is_world_process_zero or self.training_bar is None:
             return
         self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
-        self.training_bar.set_postfix_str(
-            ", ".join(f"{name} {value}" for name, value in self.latest.items()), refresh=False
-        )
+        texts = (f"{name} {value}" for name, value in self.latest.items())
+        self.training_bar.set_postfix_str(", ".join(texts), refresh=False)
 
 
 def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:

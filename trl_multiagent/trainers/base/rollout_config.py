@@ -386,11 +386,8 @@ def try_generation(args: RolloutConfig) -> None:
     given = {name: value for name, value in kwargs.items() if value not in (None, 1.0)}
     if not given:
         return
-    generation = GenerationConfig(
-        **{**given, "do_sample": True, "max_new_tokens": 1, "eos_token_id": 1, "pad_token_id": 0}
-    )
-    config = LlamaConfig(
-        vocab_size=200000, hidden_size=2, intermediate_size=2, num_hidden_layers=1, num_attention_heads=1
-    )
+    given |= {"do_sample": True, "max_new_tokens": 1, "eos_token_id": 1, "pad_token_id": 0}
+    size = {"vocab_size": 200000, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1}
     with torch.random.fork_rng(devices=[]):
-        LlamaForCausalLM(config).generate(torch.ones(1, 1, dtype=torch.long), generation_config=generation)
+        model = LlamaForCausalLM(LlamaConfig(**size, num_attention_heads=1))
+        model.generate(torch.ones(1, 1, dtype=torch.long), generation_config=GenerationConfig(**given))

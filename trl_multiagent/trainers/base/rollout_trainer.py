@@ -115,14 +115,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
         """Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would make for a single model."""
         changes: dict[str, Any] = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
-        changes["router_aux_loss_coef"] = None
-        if args.loss_type == "luspo":
-            # TRL warns about token-level ratios with this loss
+        if args.loss_type == "luspo":  # TRL warns about token-level ratios with this loss
             changes["importance_sampling_level"] = "sequence"
-        with temporarily_set(args, **changes):
+        with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(args=args, **kwargs)
-        # GRPOTrainer patched the team's forward to return log-probabilities. The forwards of the agents do that
-        del self.team.__dict__["forward"]
+        del self.team.__dict__[
+            "forward"
+        ]  # GRPOTrainer patched it. The forwards of the agents return the log-probabilities
 
     def _make_generator(self) -> TrainerGenerator:
         args = self.args
@@ -187,17 +186,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     # Data: a batch has `items_per_device` items, each the root of one tree
 
     def get_train_dataloader(self) -> DataLoader:
-        return self._get_dataloader(
-            dataset=self.train_dataset,
-            description="Training",
-            batch_size=self.args.items_per_device,
-            sampler_fn=self._get_train_sampler,
-            is_training=True,
-        )
+        size, sampler = self.args.items_per_device, self._get_train_sampler
+        return self._get_dataloader(self.train_dataset, "Training", size, sampler_fn=sampler, is_training=True)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
-        # As in GRPO, a batch is repeated for each micro-batch: the first one samples the rollouts, and all of them use
-        # these
+        # As in GRPO, a batch is repeated for each micro-batch: the first one samples the rollouts, and all of them use these
         return EpochSampler(
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
@@ -357,9 +350,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._has_compared_frozen = True
         for role in sorted(self.team.frozen):
             own_rows = [row for row in rows if role in row.samples]
-            tensors = self._tensors(
-                own_rows, role, self._num_rows(len(own_rows), self.args.gradient_accumulation_steps)
-            )
+            num_rows = self._num_rows(len(own_rows), self.args.gradient_accumulation_steps)
+            tensors = self._tensors(own_rows, role, num_rows)
             if tensors.sampling_logps is not None:
                 logps, mask = self._logps(self.model_wrapped, role, tensors), tensors.completion_mask
                 _, ratios = sampling_correction(logps, tensors.sampling_logps, mask, self.args)
