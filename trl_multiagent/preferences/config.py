@@ -25,10 +25,7 @@ PAIRING_FIELDS = (
 
 @dataclass
 class PreferenceConfig(SamplingOptions):
-    """
-    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. A value that is
-    impossible, or contradicts another one, is a `ValueError`.
-    """
+    """The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`."""
 
     output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
     preference_num_candidates: int = setting("Joint answers that are sampled per item.", 80, ge=1, le=1000000)

@@ -35,9 +35,6 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         split (`str`, *optional*): The rows, such as `"train[:100]"`. By default, all rows, or those of the split `train` of a dataset on
             the Hub.
 
-    Returns:
-        `datasets.Dataset`
-
     Raises:
         FileNotFoundError: there is no such file or folder.
         OSError: the Hub cannot be reached.
@@ -85,9 +82,6 @@ def push_preferences(
         folder (`str` or `Path`): Folder of a collection.
         repo_id (`str`): Repository, created if it does not exist.
         private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
-
-    Returns:
-        [`~huggingface_hub.CommitInfo`]
 
     Raises:
         ValueError: the folder holds no complete collection.

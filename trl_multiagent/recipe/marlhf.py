@@ -143,9 +143,6 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
         "per_device_eval_batch_size": max(8, reward.reward_train_batch_size),
         "trust_remote_code": settings.agent_model.trust_remote_code,
         "logging_steps": 10,
-        "save_strategy": "epoch",
-        "save_total_limit": 1,
-        "report_to": "none",
     }
     if "output_dir" in more:
         raise ConfigError(f"`{section}.reward_training`: 'output_dir' cannot be set, it is in the folder of the run.")

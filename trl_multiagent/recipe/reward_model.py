@@ -75,8 +75,7 @@ def make_args(settings: Settings) -> JointRewardConfig:
     if model.is_quantized:
         raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are for teams.")
     names = {field.name for field in dataclasses.fields(JointRewardConfig)}
-    values: dict[str, Any] = {"save_strategy": "epoch", "save_total_limit": 1, "report_to": "none"}
-    values |= {"output_dir": str(Path(settings.output.base_dir) / SECTION)}
+    values: dict[str, Any] = {"output_dir": str(Path(settings.output.base_dir) / SECTION)}
     values |= {name: value for name, value in settings.arguments.items() if name in names}
     values["model_init_kwargs"] = loading_arguments(model)
     if model.torch_dtype is not None and (model.use_peft or settings.has_peft_section):  # of the base of an adapter
@@ -87,7 +86,7 @@ def make_args(settings: Settings) -> JointRewardConfig:
 def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
     """Makes the arguments of the trainer from those in a section. Raises `ConfigError` if they are wrong."""
     with config_errors(f"section `{section}`, arguments of the reward model: ", (ValueError, TypeError)):
-        args = JointRewardConfig(**values)
+        args = JointRewardConfig(**{"save_strategy": "epoch", "save_total_limit": 1, "report_to": "none", **values})
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
     if metric not in EVAL_METRICS:
         names = ", ".join(EVAL_METRICS)

@@ -55,10 +55,7 @@ class Answers:
         return self.logps - self.ref_logps
 
     def metrics(self, weights: torch.Tensor, beta: float) -> dict[str, tuple[float, float]]:
-        """
-        Computes the metrics of TRL's `DPOTrainer`: the mean and the weight of each, a number of pairs or of tokens. `weights`, of shape `(B,)`,
-        is 1 for a pair that counts, and otherwise 0.
-        """
+        """Computes the metrics of TRL's `DPOTrainer`: mean and weight of each. `weights`, of shape `(B,)`, is 0 for pairs that do not count."""
         both, pairs = weights.repeat(2), torch.ones_like(weights)
 
         def sums(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> torch.Tensor:

@@ -30,14 +30,13 @@ from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.distribution import without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator
 from trl_multiagent.trainers.base.log import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.run_settings import describe_run
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_data import TOKENS, AgentBatch, TeamCollator, check_form, check_lengths
 from trl_multiagent.trainers.madpo_loss import Answers, preference_losses
@@ -132,7 +131,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             args = self._config_class(f"{team.roles[-1]}-{self._name}")
         if environment is not None:
             check_team(team, environment, None)
-        check_reference_sync(team, args)
         self.args, self.environment = args, environment
         self.env_step = 0  # scored joint answers that were trained on, by all processes
         self._sums = {"train": {}, "eval": {}}
@@ -401,11 +399,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, None, None]:
         if isinstance(inputs, list):
-            first = self._count_items(len(inputs))
-            with fail_together(self.accelerator):
-                items = without_repeated(self.accelerator, inputs)
-                levels = self._play_episodes(items, 1, "evaluation", first)
-            add_task_metrics(self, "eval", levels)
+            add_task_metrics(self, "eval", self._play_evaluation(inputs))
             return None, None, None
         length = len(self.accelerator.gradient_state.active_dataloader.dataset)
         return super().prediction_step(model, self._keep_own_rows(inputs, length), True, ignore_keys)

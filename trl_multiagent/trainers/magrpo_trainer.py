@@ -1,7 +1,6 @@
 import copy
 
 import torch
-from accelerate.utils import gather_object
 from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.rollout.advantages import sibling_advantages
@@ -9,7 +8,7 @@ from trl_multiagent.rollout.credit import add_counterfactuals
 from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Node, Samples, acting, sibling_sets
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
-from trl_multiagent.trainers.base.rollout_metrics import Total
+from trl_multiagent.trainers.base.rollout_metrics import totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
@@ -147,15 +146,11 @@ class MAGRPOTrainer(RolloutTrainer):
 
     def _normalize_by_role(self, advantages: list[dict[str, torch.Tensor]]) -> None:
         """Subtracts the mean of each agent's advantages in the batches of all processes, and divides them by their standard deviation."""
-        own = {role: [x for of_node in advantages for x in of_node.get(role, ())] for role in self.team.trained_roles}
-        parts = gather_object([{role: Total.of([x.item() for x in values]) for role, values in own.items()}])
-        for role in own:
-            total = sum((part[role] for part in parts), Total())
-            std = total.population_std if total.count > 1 else 0.0
-            for of_node in advantages:
-                if role in of_node:
-                    x = of_node[role]
-                    of_node[role] = (x - total.mean) / std if std > 1e-6 else torch.zeros_like(x)
+        own = {role: [of_node[role] for of_node in advantages if role in of_node] for role in self.team.trained_roles}
+        totals = totals_of_all({role: [x for of_node in own[role] for x in of_node.tolist()] for role in own})
+        for of_node in advantages:
+            for role in of_node:
+                of_node[role] = totals[role].standardize(of_node[role])
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """Drops the rows that add nothing to the gradient: all advantages are zero, without a reference penalty or a router loss."""

@@ -25,7 +25,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
 from trl_multiagent.trainers.base.batch import Batch, CriticTensors
-from trl_multiagent.trainers.base.rollout_metrics import Total
+from trl_multiagent.trainers.base.rollout_metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
@@ -145,10 +145,7 @@ class ActorCriticTrainer(RolloutTrainer):
     # The batch
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
-        """
-        Returns the advantages of each completion, which [`~rollout.values.critic_advantages`] computed from the values of the critics. With
-        `advantage_normalization`, they are standardized over the batch, per agent and turn.
-        """
+        """Returns the advantages of each completion, see [`~rollout.values.critic_advantages`] and `advantage_normalization`."""
         return self._advantages.get(id(node), {})
 
     def _judge(self, levels: list[list[Node]]) -> None:
@@ -204,9 +201,8 @@ class ActorCriticTrainer(RolloutTrainer):
         missing = num_rows - len(rows)
         sequences = [torch.tensor(row.input_ids) for row in rows]
         sequences += [torch.tensor([pad_token_id])] * missing
-        numbers = [
-            [(row.node.targets[critic][j], 1.0, row.node.values[critic][j]) for j in row.joint_actions] for row in rows
-        ]
+        pairs = [(row.joint_actions, row.node.targets[critic], row.node.values[critic]) for row in rows]
+        numbers = [[(targets[j], 1.0, values[j]) for j in own] for own, targets, values in pairs]
         numbers += [[(0.0, 0.0, 0.0)]] * missing
         width = max(map(len, numbers), default=1)
         padded = torch.tensor([triples + [(0.0, 0.0, 0.0)] * (width - len(triples)) for triples in numbers])
@@ -240,16 +236,13 @@ class ActorCriticTrainer(RolloutTrainer):
             critic = self.critic_of(role)
             for turn, nodes in enumerate(levels):
                 raw[role, turn] = [critic_advantages(node, critic, role) for node in acting(role, nodes)]
-        totals = {group: Total.of([x for xs in by_node for x in xs]) for group, by_node in raw.items()}
-        gathered = gather_object([totals])
-        of_group = {group: sum((part[group] for part in gathered), Total()) for group in totals}
+        of_group = totals_of_all({group: [x for xs in by_node for x in xs] for group, by_node in raw.items()})
         for (role, turn), by_node in raw.items():
             total = of_group[role, turn]
             for node, advantages in zip(acting(role, levels[turn]), by_node, strict=True):
                 values = torch.tensor(advantages, dtype=torch.float64)
                 if self.args.advantage_normalization and total.count > 1:
-                    std = total.population_std
-                    values = (values - total.mean) / std if std > 1e-6 else torch.zeros_like(values)
+                    values = total.standardize(values)
                 self._advantages.setdefault(id(node), {})[role] = values.float()
         for role in self.team.trained_roles:
             whole = sum((total for (other, _), total in of_group.items() if other == role), Total())

@@ -116,9 +116,8 @@ def refusing_together() -> Iterator[None]:
 def resume_advice(folder: str | Path) -> str:
     """Returns the last sentence of a message about a damaged checkpoint, with the newest older checkpoint that is complete."""
     folder = Path(folder)
-    older = [path for path in sort_checkpoints(str(folder.parent)) if step_of(path) < step_of(folder)]
-    for path in sorted(older, key=step_of, reverse=True):
-        if (Path(path) / STATE_FILE).is_file():
+    for path in reversed(sort_checkpoints(str(folder.parent))):
+        if step_of(path) < step_of(folder) and (Path(path) / STATE_FILE).is_file():
             try:
                 read_checkpoint(path)
             except ValueError:

@@ -13,6 +13,7 @@ from rich.text import Text
 from trl import GRPOConfig
 
 from trl_multiagent.folders import naming
+from trl_multiagent.report.trees import trees_of
 from trl_multiagent.rollout.trace import TraceRow, roles_of
 from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.trace_files import as_frame
@@ -28,9 +29,7 @@ LABEL_WIDTH = 20
 def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
     """
     Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of Trackio if they are
-    used, as GRPOTrainer does.
-
-    With `unique_prompts`, the trackers get one row per prompt only.
+    used, as GRPOTrainer does. With `unique_prompts`, the trackers get one row per prompt only.
     """
     frame = as_frame(rows)
     step, split = rows[0]["step"], rows[0]["split"]
@@ -50,21 +49,14 @@ def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts
 
 def print_trees(rows: list[TraceRow], num_trees: int | None = None, console: Console | None = None) -> None:
     """Prints the best tree of a batch, the worst one, and some others, each with one of its branches. `num_trees` is 3 by default."""
-    console = console or Console()
-    trees: defaultdict[tuple[int, int], list[TraceRow]] = defaultdict(list)
-    for row in rows:
-        trees[row["process"], row["tree"]].append(row)
-    chosen = choose_trees([*trees.values()], NUM_TREES if num_trees is None else num_trees, rows[0]["step"])
+    console, trees = console or Console(), trees_of(rows)
+    chosen = choose_trees(trees, NUM_TREES if num_trees is None else num_trees, rows[0]["step"])
     if not chosen:
         return
     rewards = [row["reward"] for row in rows]
-    console.print(
-        Text(
-            f"Step {rows[0]['step']} ({rows[0]['split']}): {len(trees)} trees, {len(rows)} joint actions, reward "
-            f"{sum(rewards) / len(rewards):.2f} ({min(rewards):.2f} to {max(rewards):.2f})",
-            style="bold",
-        )
-    )
+    heading = f"Step {rows[0]['step']} ({rows[0]['split']}): {len(trees)} trees, {len(rows)} joint actions, reward "
+    heading += f"{sum(rewards) / len(rewards):.2f} ({min(rewards):.2f} to {max(rewards):.2f})"
+    console.print(Text(heading, style="bold"))
     for name, tree in chosen:
         console.print(tree_table(name, branch_of(tree, name), tree, console.width))
 

@@ -119,9 +119,8 @@ class TeamHubMixin(Trainer):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
-            return
-        if not self._may_change_files():
+        pushes = self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END
+        if not pushes or not self._may_change_files():
             return
         # The inherited method copies the files of a single model, and its tokenizer, to the folder that it uploads
         source, target = Path(checkpoint_folder), Path(self.args.output_dir)

@@ -56,8 +56,6 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
     Args:
         log_probs, entropy (`torch.Tensor` of shape `(num_rows, length)`):
             Log-probability, in nats, and entropy of the policy for every token. The last columns are those of the completions.
-        rows ([`AgentTensors`]): The rows.
-        args ([`RolloutConfig`]): The trainer's configuration.
     """
     mask = rows.completion_mask
     logps, entropy = log_probs[:, -mask.size(1) :], entropy[:, -mask.size(1) :]
@@ -120,7 +118,6 @@ def sampling_correction(
         logps, sampling_logps, mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
             Log-probabilities of the tokens under the policy, those that the engine reported, and the tokens that count. A token whose
             `sampling_logps` is NaN is not corrected.
-        args ([`RolloutConfig`]): The trainer's configuration.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of

@@ -44,12 +44,7 @@ RESERVED_WITH_VLLM = {
     "stop_token_ids": ENDS,
     "ignore_eos": ENDS,
 }
-# Arguments of TRL that it checks only when it trains, or never
-TRL_CHOICES = {
-    "importance_sampling_level": ("token", "sequence"),
-    "vllm_mode": ("colocate", "server"),
-    "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
-}
+SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
 @dataclass
@@ -197,6 +192,12 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
     scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=("none", False))
     max_completion_length: int = setting("Tokens of a completion at most.", 512, ge=1, le=1048576)
+    # Arguments of TRL whose values it checks only when it trains, or never
+    importance_sampling_level: str = setting("What a probability ratio is of.", "token", choices=("token", "sequence"))
+    vllm_mode: str = setting(
+        "Engines in the trainer's processes, or servers.", "colocate", choices=("colocate", "server")
+    )
+    vllm_importance_sampling_mode: str = setting("How ratios are bounded.", "sequence_mask", choices=SAMPLING_MODES)
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -295,12 +296,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         )
 
     def _check_values(self) -> None:
-        """Checks the choices of TRL's arguments, the size of the tree, and arguments that depend on each other."""
-        for name, choices in TRL_CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"`{name}` is {getattr(self, name)!r}, it must be one of {', '.join(map(repr, choices))}."
-                )
+        """Checks the size of the tree, and arguments that depend on each other."""
         self.check_tree_size(self.num_agents)
         if self.branching == "episodes" and (self.handoff is not None or self.joint_mode == "cross"):
             raise ValueError(

@@ -9,8 +9,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.contributions import contributions
@@ -51,6 +53,17 @@ class Total:
     @property
     def population_std(self) -> float:
         return math.sqrt(max(0.0, self.sum_of_squares / self.count - self.mean**2))
+
+    def standardize(self, values: torch.Tensor) -> torch.Tensor:
+        """Subtracts the mean, and divides by the standard deviation; zeros if that is nearly 0."""
+        std = self.population_std if self.count > 1 else 0.0
+        return (values - self.mean) / std if std > 1e-6 else torch.zeros_like(values)
+
+
+def totals_of_all(values: Mapping[Any, Sequence[float]]) -> dict[Any, Total]:
+    """Returns the total of each group of numbers over all processes, which have the same groups."""
+    gathered = gather_object([{group: Total.of(numbers) for group, numbers in values.items()}])
+    return {group: sum((part[group] for part in gathered), Total()) for group in values}
 
 
 @dataclass

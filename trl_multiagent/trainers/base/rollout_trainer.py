@@ -24,13 +24,12 @@ from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
 from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.checkpoints import replayable
-from trl_multiagent.trainers.base.distribution import without_repeated
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss, sampling_correction
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, check_reference_sync, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
 from trl_multiagent.trainers.base.vllm_checks import check_vllm
 
 
@@ -256,8 +255,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             except TaskError as error:
                 if error.position is None:
                     raise
-                records = joint_action_records(nodes, with_rewards=False)
-                self._abort_with_report(str(error), joint_actions=[records[error.position]])
+                self._abort_with_report(str(error), joint_actions=[joint_action_records(nodes)[error.position]])
 
     # The batch
 
@@ -444,11 +442,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, None, None]:
-        first = self._count_items(len(inputs))
-        with fail_together(self.accelerator):
-            items = without_repeated(self.accelerator, inputs, self.num_generations_eval)
-            levels = self._play_episodes(items, 1, "evaluation", first)
-        self.observer.rollout("eval", levels)
+        self.observer.rollout("eval", self._play_evaluation(inputs, self.num_generations_eval))
         return None, None, None
 
     # Checkpoints: metrics and completions that were not logged yet, and the state of the environment
@@ -514,7 +508,6 @@ def check_inputs(
     environment.check_turns(args.num_turns)
     check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
-    check_reference_sync(team, args)
     if args.use_vllm:
         check_vllm(team.policies, args)
     if not isinstance(train_dataset, Dataset):
@@ -539,13 +532,13 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
 
 
-def joint_action_records(nodes: list[Node], with_rewards: bool = True) -> list[dict]:
-    """Returns the joint actions of some nodes for a failure report."""
+def joint_action_records(nodes: list[Node]) -> list[dict]:
+    """Returns the joint actions of some nodes for a failure report, with their rewards if they are known."""
     records = []
     for node in nodes:
         for k, joint_action in enumerate(node.joint_actions):
-            record = {"item": node.item, "reward": node.rewards[k]} if with_rewards else {"item": node.item}
-            records.append({**record, "completions": joint_action})
+            reward = {"reward": node.rewards[k]} if node.rewards else {}
+            records.append({"item": node.item, **reward, "completions": joint_action})
     return records
 
 

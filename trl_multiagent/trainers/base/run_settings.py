@@ -44,28 +44,17 @@ UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "infere
 
 
 def describe_run(
-    trainer_name: str,
-    roles: Sequence[str],
-    team: AgentTeam | None,
-    train_dataset: Dataset,
-    args: TeamConfig,
+    algorithm: str, roles: Sequence[str], team: AgentTeam | None, train_dataset: Dataset, args: TeamConfig
 ) -> dict[str, Any]:
-    """
-    Returns the settings that a checkpoint must match, as plain values, as far as they are known without the weights. If `team` is `None`,
-    those of agents and adapters are left out. `trainer_name`: the name of the algorithm.
-    """
+    """Returns the settings that a checkpoint must match, as plain values; those of agents and adapters only if there is a `team`."""
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
-    decisive = [
-        name
-        for name in arguments
-        if (name in DECISIVE_ARGUMENTS if name in general else name not in args.free_on_resume)
-        and not name.startswith(args.free_prefixes_on_resume)
-    ]
+    own = [name for name in arguments if name not in general and name not in args.free_on_resume]
+    decisive = [name for name in own if not name.startswith(args.free_prefixes_on_resume)]
     plugin = args.deepspeed_plugin
     trained_roles = [role for role in roles if role not in (args.frozen_agents or ())]
     settings: dict[str, Any] = {
-        "trainer": trainer_name,
+        "trainer": algorithm,
         "roles": list(roles),
         "critics": args.critic_names(trained_roles),
     }
@@ -80,7 +69,7 @@ def describe_run(
         DATASET_DIGEST: digest_of_rows(train_dataset),
         "number of processes": args.world_size,
         "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
-        **{name: arguments[name] for name in decisive},
+        **{name: value for name, value in arguments.items() if name in DECISIVE_ARGUMENTS or name in decisive},
     }
     return json.loads(json.dumps(settings, default=str))
 

@@ -20,6 +20,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.jobs.identity import describe_dataset
+from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
 from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.episodes import turns_of_episodes
@@ -27,7 +28,7 @@ from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
 from trl_multiagent.trainers.base.common_config import check_trained_weights
-from trl_multiagent.trainers.base.distribution import check_distribution
+from trl_multiagent.trainers.base.distribution import check_distribution, without_repeated
 from trl_multiagent.trainers.base.failed_saves import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.hub import TeamHubMixin
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
@@ -155,11 +156,12 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         self._num_evaluated = 0
         return super().evaluation_loop(*args, **kwargs)
 
-    def _count_items(self, number: int) -> int:
-        """Returns the number of this process's first item in the evaluation, if each process gets `number` items next."""
-        first = self._num_evaluated + self.accelerator.process_index * number
-        self._num_evaluated += self.accelerator.num_processes * number
-        return first
+    def _play_evaluation(self, items: list[dict], copies: int = 1) -> list[list[Node]]:
+        """Plays an episode per item of a batch of an evaluation, whose dataloader returns each item `copies` times."""
+        first = self._num_evaluated + self.accelerator.process_index * len(items)
+        self._num_evaluated += self.accelerator.num_processes * len(items)
+        with fail_together(self.accelerator):
+            return self._play_episodes(without_repeated(self.accelerator, items, copies), 1, "evaluation", first)
 
     def evaluate(
         self,
@@ -194,9 +196,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         # TRL's trainers put "eval_" before their metrics. With several evaluation sets, the name of the set follows
         if self._eval_prefix.startswith("eval_"):
             name = self._eval_prefix.removeprefix("eval_")
-            metrics = dict(self._metrics["eval"])
-            self._metrics["eval"].clear()
-            self._metrics["eval"].update({f"{name}_{key}": values for key, values in metrics.items()})
+            named = {f"{name}_{key}": values for key, values in self._metrics["eval"].items()}
+            self._metrics["eval"] = defaultdict(list, named)
         super().log(logs, start_time)
 
     # Optimizer
@@ -242,10 +243,15 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     def _make_reference(self) -> AgentTeam | None:
         """Stores the initial policy. Returns a copy of the team, or `None` if the team itself stores the reference."""
-        if self.team.has_adapters:
-            self.team.keep_reference()
-            return None
-        return self.team.frozen_copy()
+        if not self.team.has_adapters:
+            return self.team.frozen_copy()
+        if self.args.sync_ref_model:
+            raise ValueError(
+                "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "
+                "base. Leave it False, or train agents without adapters."
+            )
+        self.team.keep_reference()
+        return None
 
     def _set_up_reference(self, reference: AgentTeam | None, temperature: float = 1.0) -> None:
         """Prepares the copy that `_make_reference` returned. Called after the TRL trainer is initialized."""
@@ -402,12 +408,3 @@ def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
             "`router_aux_loss_coef=0.0`."
         )
     return coefs
-
-
-def check_reference_sync(team: AgentTeam, args: TeamConfig) -> None:
-    """Checks that a reference policy that is updated during the training is a separate model."""
-    if args.sync_ref_model and team.has_adapters:
-        raise ValueError(
-            "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "
-            "base. Leave it False, or train agents without adapters."
-        )
