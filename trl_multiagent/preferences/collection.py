@@ -203,7 +203,7 @@ class _Collection:
                 "index": k,
                 "item_id": self.item_ids[k],
                 "prompts": self._prompts(node),
-                "candidates": candidates_of(node, "current"),
+                "candidates": joint_answers(node, "current"),
                 "tokens": count_tokens(node),
                 "truncated": self._count_truncated(node),
             }
@@ -213,7 +213,7 @@ class _Collection:
             # It has random numbers of its own, or it would repeat what the same team has sampled
             nodes = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
             for record, node in zip(records, nodes, strict=True):
-                record |= {"comparator": candidates_of(node, comparator.name), "comparator_tokens": count_tokens(node)}
+                record |= {"comparator": joint_answers(node, comparator.name), "comparator_tokens": count_tokens(node)}
         return records
 
     def _play(self, chunk: int, stream: str, sample: Sampler, num_candidates: int) -> list[Node]:
@@ -231,9 +231,7 @@ class _Collection:
                 numbers=self.chunks[chunk],
             )
         if any(node.role_rewards for node in nodes):
-            raise ValueError(
-                "Preferences compare joint answers by one reward, but the environment gives each role its own."
-            )
+            raise ValueError("Preferences need one joint reward, but the environment gives each role its own.")
         return nodes
 
     def _prompts(self, node: Node) -> dict[str, Any]:
@@ -315,7 +313,7 @@ def finished_chunks(folder: Path, number: int) -> int:
     return sum((folder / CHUNK_FILE.format(k)).is_file() for k in range(number))
 
 
-def candidates_of(node: Node, by: str) -> list[dict[str, Any]]:
+def joint_answers(node: Node, by: str) -> list[dict[str, Any]]:
     """Returns the joint answers at a node that a policy sampled, as fields of [`Candidate`]."""
     actions = zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
     return [asdict(Candidate(action, reward, outcome.metrics, by)) for action, reward, outcome in actions]

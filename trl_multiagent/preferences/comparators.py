@@ -128,11 +128,9 @@ def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> A
     return team.requires_grad_(False).eval().to(device=like.device, dtype=like.dtype)
 
 
-def team_sampler(
-    team: AgentTeam, config: PreferenceConfig, seed: str, max_new_tokens: int | None = None
-) -> TeamSampler:
-    """Samples with a team as the settings say. `max_new_tokens` replaces their `max_completion_length`."""
-    settings = {**config.sampling_kwargs, "max_new_tokens": max_new_tokens or config.max_completion_length}
+def team_sampler(team: AgentTeam, config: PreferenceConfig, seed: str, length: int | None = None) -> TeamSampler:
+    """Samples with a team as the settings say. `length` replaces their `max_completion_length`."""
+    settings = {**config.sampling_kwargs, "max_new_tokens": length or config.max_completion_length}
     generator = TransformersGenerator(team, sampling_arguments(settings), config.generation_token_budget, seed=seed)
     return TeamSampler(team, generator, config.use_chat_template)
 

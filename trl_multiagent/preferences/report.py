@@ -98,9 +98,7 @@ def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path
         right.set_xlim(left=0)
 
 
-def preference_card(
-    facts: dict[str, Any], roles: Sequence[str], columns: Sequence[str], config: PreferenceConfig
-) -> str:
+def preference_card(facts: dict[str, Any], roles: Sequence[str], columns: list[str], config: PreferenceConfig) -> str:
     """Writes the card of the dataset. `facts`: the contents of [`~folders.PREFERENCES_FILE`]."""
     data = DatasetCardData(
         tags=["trl-multiagent", "preference"],

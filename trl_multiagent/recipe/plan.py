@@ -91,9 +91,8 @@ def workflow(recipe: Recipe, environment: Environment | None, joint_actions: int
     """Returns the lines of a plan about who acts when, who is not trained, and what counterfactual credit costs."""
     lines, credit = {}, vars(recipe.training_args).get("credit")
     if environment is not None and environment.order is not None:
-        lines["order"] = "; ".join(
-            f"turn {k}: {', '.join(roles)}" for k, roles in enumerate(environment.order, start=1)
-        )
+        numbered = enumerate(environment.order, start=1)
+        lines["order"] = "; ".join(f"turn {k}: {', '.join(roles)}" for k, roles in numbered)
     if recipe.seats:
         lines["not trained"] = ", ".join(f"{role}: {next(iter(seat), '')}" for role, seat in recipe.seats.items())
     if credit is not None:

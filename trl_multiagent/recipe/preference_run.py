@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
@@ -407,9 +407,7 @@ class RoundLog(TrainerCallback):
     def __init__(self, trainer: Any, facts: dict[str, float]):
         self.trainer, self.facts = trainer, facts
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:  # a training that goes on has them in its log
             self.trainer.log(dict(self.facts))
 

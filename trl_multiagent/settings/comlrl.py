@@ -1,9 +1,7 @@
 """The names in configurations that were written for CoMLRL, and their meaning here. `{algorithm}` is the algorithm's section."""
 
 # Sections that must be empty, and the reason
-UNAVAILABLE = {
-    "preference": "`madpo` and `madpo_iter` learn from preferences, and take these settings in their own section",
-}
+UNAVAILABLE = {"preference": "`madpo` and `madpo_iter` learn from preferences, and have these settings themselves"}
 
 # Settings of the algorithm for what an agent sees of its past turns. They have no effect with one turn
 HISTORY = ("memory_mode", "original_prompt", "previous_prompts", "previous_response")

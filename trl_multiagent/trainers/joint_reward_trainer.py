@@ -357,9 +357,7 @@ This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of
         return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n{picture}\n"
 
 
-def with_rewards(
-    collate: Callable[..., dict[str, torch.Tensor]], rows: list[dict[str, Any]]
-) -> dict[str, torch.Tensor]:
+def with_rewards(collate: Callable[..., Any], rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to a batch of TRL's collator."""
     batch = {**collate(rows), "weights": torch.ones(len(rows))}
     if CHOSEN_REWARD in rows[0]:

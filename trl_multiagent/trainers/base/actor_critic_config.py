@@ -88,9 +88,7 @@ class ActorCriticConfig(RolloutConfig):
                     "'model' can be a start for others."
                 )
         if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
-            raise ValueError(
-                "`critic_form='adapter'` puts all critics on one base: give one model in `critic_models`."
-            )
+            raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
         if self.critic_type == "q" and self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
             raise ValueError(
                 "`critic_type='q'` has no value for the joint actions that a chain does not continue, because no action "

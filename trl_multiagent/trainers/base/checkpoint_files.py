@@ -91,9 +91,8 @@ def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     with refusing_together():
         state = read_checkpoint(folder)
         checksums = state.get("checksums", {})
-        damaged = [
-            name for name in sorted(checksums)[share] if checksum_of_file(Path(folder, name)) != checksums[name]
-        ]
+        own = sorted(checksums)[share]
+        damaged = [name for name in own if checksum_of_file(Path(folder, name)) != checksums[name]]
         if damaged:
             files = ", ".join(damaged)
             raise ValueError(f"{folder} is damaged: changed since it was saved: {files}.{resume_advice(folder)}")

@@ -264,10 +264,8 @@ class CheckpointMixin(CommonTrainerMixin):
         self.lr_scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
-    def _init_training_state(
-        self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any
-    ) -> tuple[int, int]:
-        position = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)
+    def _init_training_state(self, max_steps: int, epoch_steps: int, num_epochs: int, *args: Any) -> tuple[int, int]:
+        position = super()._init_training_state(max_steps, epoch_steps, num_epochs, *args)
         # `Trainer` would train in the rest of an epoch in which the last step was taken
         return (num_epochs, 0) if self.state.global_step >= max_steps else position
 

@@ -249,9 +249,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         if self.joint_mode == "align" or self.num_agents == 1:
             return self.num_generations
         if self.num_agents is None:
-            raise ValueError(
-                "`joint_mode='cross'` with several turns needs `num_agents` to know the size of the tree."
-            )
+            raise ValueError("`joint_mode='cross'` with several turns needs `num_agents` for the size of the tree.")
         return self.num_generations**self.num_agents
 
     @property

@@ -68,16 +68,13 @@ class TeamConfig(CommonConfig):
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
                 "Leave it false."
             )
-
         self._check_devices()
 
     def _check_devices(self) -> None:
         if self.devices is None:
             return
         if self.world_size > 1 or self.deepspeed_plugin is not None:
-            raise ValueError(
-                "`devices` is for one process without DeepSpeed: leave it out, or start a single process."
-            )
+            raise ValueError("`devices` is for one process without DeepSpeed: leave it out, or start one process.")
         available = torch.accelerator.device_count() if self.device.type != "cpu" else max(self.devices.values()) + 1
         if max(self.devices.values()) >= available:
             raise ValueError(f"`devices` is {self.devices}, but this machine has the GPUs 0 to {available - 1}.")
