@@ -99,9 +99,8 @@ def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Compa
         assert names is not None  # the configuration has checked it
         name = f"model:{names if isinstance(names, str) else ','.join(names)}"
         other = load(names, roles if mode == "decentralized" else [SOLO], team)
-        length = config.max_completion_length * (
-            len(roles) if mode == "centralized" else 1
-        )  # of all answers in one text
+        answers = len(roles) if mode == "centralized" else 1  # in one text
+        length = answers * config.max_completion_length
         sample = team_sampler(other, config, f"{config.seed}/{round}/comparator", length)
     if mode == "decentralized":
         return Comparator(name, other, sample, client)

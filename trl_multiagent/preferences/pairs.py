@@ -57,7 +57,7 @@ def all_pairs(candidates: list[Candidate]) -> list[Pair]:
 
 
 def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[Pair]:
-    """Pairs the k-th candidate of the team with the k-th of a comparator, in either order. Drops ties, and pairs with the same texts."""
+    """Pairs the k-th candidate of the team with the k-th of a comparator, in either order. Drops ties and repeated pairs."""
     pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
     for candidate, other in zip(candidates, others, strict=False):
         for chosen, rejected in ((candidate, other), (other, candidate)):

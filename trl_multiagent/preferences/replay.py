@@ -38,7 +38,7 @@ def replay_weights(num_rounds: int, config: ReplayConfig) -> list[float]:
     elif mode in ("last_k", "nearest_k"):
         weights = [float(age < config.preference_replay_k) for age in ages]
     elif mode == "lambda_decay":
-        weights = [decay**age for age in ages]  # a factor 1 - lambda would cancel
+        weights = [decay**age for age in ages]  # the factor 1 - lambda of CoMLRL cancels
     else:
         weights = [1.0] * num_rounds
     return [weight / sum(weights) for weight in weights]

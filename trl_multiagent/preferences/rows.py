@@ -128,7 +128,7 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
         if absent and len(absent) < len(group):
             present = ", ".join(repr(column) for column in group if column not in absent)
             raise ValueError(
-                f"`{name}` has {present} but no {', '.join(map(repr, absent))}: give all or none of them."
+                f"`{name}` has {present} but no {', '.join(map(repr, absent))}: give all of them or none."
             )
 
 

@@ -262,7 +262,7 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
 
 
 def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
-    """Builds the team on the meta device, if its models need no download, so that wrong settings about models show before weights load."""
+    """Builds the team on the meta device, if that needs no download, so that wrong settings about models show before weights load."""
     args, loader, names = recipe.training_args, recipe.loader, recipe.model_list
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))

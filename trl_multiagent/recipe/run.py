@@ -41,7 +41,7 @@ def run_recipe(
 
 @contextlib.contextmanager
 def end_on_wrong_input(prog: str) -> Iterator[None]:
-    """Ends the program with one line and exit status 2 at a wrong setting, row or file. Errors in the code of a task keep their traceback."""
+    """Ends the program with one line and exit status 2 at wrong input. Errors in the code of a task are bugs, and keep their traceback."""
     try:
         yield
     except UnavailableError as error:
@@ -54,7 +54,7 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def end_with_one_line(prog: str) -> Iterator[None]:
-    """Ends the program with one line at failures that are no bugs: a full disk, a prompt too long, or another process that failed."""
+    """Ends the program with one line at failures that are no bugs, such as a full disk, or of another process, which prints its own."""
     from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
     from trl_multiagent.trainers.base.failed_saves import WriteError

@@ -49,7 +49,7 @@ def checked(task: Task) -> Task:
 
 
 def make_environment(settings: Settings, run_folder: Path) -> Environment:
-    """Makes the environment of a run in a folder. Raises `ConfigError` if it has other roles, or an order that is no use to the algorithm."""
+    """Makes the environment of a run in a folder. Raises `ConfigError` if its roles, or their order, do not fit the algorithm."""
     from trl_multiagent.recipe.seats import Run, seated  # imports transformers
 
     environment = settings.task.environment(task_settings(settings, run_folder))

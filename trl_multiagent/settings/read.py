@@ -1,4 +1,4 @@
-"""Reads settings in three layers, each a dict of sections: a YAML file, `--override` and flags. Merges and checks them; later ones win."""
+"""Reads, merges and checks settings. A YAML file, `--override` and flags are layers, dicts of sections, of which later ones win."""
 
 import ast
 import contextlib

@@ -72,7 +72,7 @@ class HeldOut:
 
 
 def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> pd.DataFrame:
-    """Returns a row per bin with values: the lowest, highest and mean one, the accuracy and the number. The last bin includes its upper edge."""
+    """Returns the lowest, highest and mean value, the accuracy and the size of each bin that is not empty. The last has its upper edge."""
     numbers = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
     groups = pd.DataFrame({"value": values, "correct": is_correct}).groupby(numbers)
     ends = {"low": ("value", "min"), "high": ("value", "max"), "mean": ("value", "mean")}

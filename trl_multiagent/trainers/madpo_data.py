@@ -69,7 +69,7 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
 
 
 class TeamCollator:
-    """Makes a batch of tokenized preferences: for every role, what TRL's collator makes of its columns. Items of an environment stay a list."""
+    """Makes a batch of tokenized preferences: for every role, what TRL's collator makes of its columns. Items stay a list."""
 
     def __init__(self, team: AgentTeam, args: MADPOConfig):
         self.stored_references = args.precompute_ref_log_probs

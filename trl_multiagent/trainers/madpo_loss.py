@@ -55,7 +55,7 @@ class Answers:
         return self.logps - self.ref_logps
 
     def metrics(self, weights: torch.Tensor, beta: float) -> dict[str, tuple[float, float]]:
-        """Computes the metrics of TRL's `DPOTrainer`: mean and weight of each. `weights`, of shape `(B,)`, is 0 for pairs that do not count."""
+        """Computes the metrics of TRL's `DPOTrainer`: mean and weight of each. `weights`, of shape `(B,)`, has 0 for repeated pairs."""
         both, pairs = weights.repeat(2), torch.ones_like(weights)
 
         def sums(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> torch.Tensor:

@@ -234,10 +234,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             model.destroy()  # otherwise its hooks would gather weights in every forward, also in generation
 
     def _with_references(self, dataset: Dataset, model: torch.nn.Module, batch_size: int) -> Dataset:
-        columns = [reference_columns(role) for role in self.team.roles]
-        if not self._is_tokenized(dataset) or {*columns[0]} <= {
-            *dataset.column_names
-        }:  # all of them are given, or none
+        names = [name for role in self.team.roles for name in reference_columns(role)]
+        if not self._is_tokenized(dataset) or names[0] in dataset.column_names:  # all of them are there, or none
             return dataset
         batch_size = self.args.precompute_ref_batch_size or batch_size
         batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
@@ -248,7 +246,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             answers = (outputs[role].log_probs.sum(dim=1).chunk(2) for role in batch)  # chosen and rejected
             of_batch = torch.stack([side for sides in answers for side in sides], dim=1)
             logps.append(self.accelerator.gather_for_metrics(of_batch).float().cpu())
-        names = [name for of_role in columns for name in of_role]
         for name, values in zip(names, torch.cat(logps).T.tolist(), strict=True):
             dataset = dataset.add_column(name, values)
         return dataset

@@ -18,7 +18,7 @@ WINDOW = 0.25  # share of the log entries at the beginning and at the end that a
 
 
 class RewardWatch(TrainerCallback):
-    """Warns once if the reward of the model in a [`~environments.model_reward.ModelRewardEnvironment`] rises, and that of the task does not."""
+    """Warns once if the model's reward in a [`~environments.model_reward.ModelRewardEnvironment`] rises, and the task's does not."""
 
     def __init__(self) -> None:
         self.has_warned = False
@@ -47,7 +47,7 @@ def windows(values: list[float]) -> tuple[list[float], list[float]]:
 
 
 def is_over_optimized(model: list[float], task: list[float]) -> bool:
-    """Returns whether the model's reward has risen by more than three standard errors, and the task's not at all. The oldest log is first."""
+    """Returns whether the model's reward has risen by more than three standard errors, and the task's not at all; oldest first."""
     if len(model) < MIN_LOGS:
         return False
     (first, last), (task_first, task_last) = windows(model), windows(task)

@@ -34,7 +34,7 @@ Log = Mapping[str, Any]
 
 @dataclass(eq=False)
 class Alarms(TrainerCallback):
-    """Raises alarms. `on_cliff` ends the training if the reward of an evaluation drops; `load_best_model_at_end` then takes the best team."""
+    """Raises alarms. If the reward of an evaluation drops, `on_cliff` ends the training, and `"rollback"` takes the best team."""
 
     roles: Sequence[str]
     has_siblings: bool  # whether a node has several joint actions

@@ -57,7 +57,7 @@ class Observer:
     def rollout(
         self, mode: str, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
     ) -> None:
-        """Adds the trees of this process to the metrics, the trace and the completions that are logged next. `mode`: `"train"` or `"eval"`."""
+        """Adds this process's trees to the metrics, the trace and the completions that are logged next. `mode`: `"train"` or `"eval"`."""
         trainer = self.trainer
         totals, metrics = add_task_metrics(trainer, mode, levels, self.reported), trainer._metrics[mode]
         training = mode == "train"
@@ -187,7 +187,7 @@ class Observer:
 def sum_over_processes(
     accelerator: Accelerator, groups: Sequence[Mapping[Any, torch.Tensor]]
 ) -> list[dict[Any, torch.Tensor]]:
-    """Sums groups of numbers and vectors, which have the same names in all processes, in one reduction. Returns them as vectors on the CPU."""
+    """Sums numbers and vectors, which have the same names in all processes, in one reduction. Returns them as vectors on the CPU."""
     tensors = [tensor.flatten().float() for group in groups for tensor in group.values()]
     total = accelerator.reduce(torch.cat(tensors), "sum").cpu()
     parts = iter(total.split([len(tensor) for tensor in tensors]))

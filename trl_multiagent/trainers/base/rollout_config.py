@@ -194,9 +194,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     max_completion_length: int = setting("Tokens of a completion at most.", 512, ge=1, le=1048576)
     # Arguments of TRL whose values it checks only when it trains, or never
     importance_sampling_level: str = setting("What a probability ratio is of.", "token", choices=("token", "sequence"))
-    vllm_mode: str = setting(
-        "Engines in the trainer's processes, or servers.", "colocate", choices=("colocate", "server")
-    )
+    vllm_mode: str = setting("Engines in the trainer, or servers.", "colocate", choices=("colocate", "server"))
     vllm_importance_sampling_mode: str = setting("How ratios are bounded.", "sequence_mask", choices=SAMPLING_MODES)
 
     def __post_init__(self) -> None:

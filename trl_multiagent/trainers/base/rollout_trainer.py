@@ -118,9 +118,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             changes["importance_sampling_level"] = "sequence"
         with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(args=args, **kwargs)
-        del self.team.__dict__[
-            "forward"
-        ]  # GRPOTrainer patched it. The forwards of the agents return the log-probabilities
+        # GRPOTrainer patched the team's forward to return log-probabilities. The forwards of the agents do that
+        del self.team.__dict__["forward"]
 
     def _make_generator(self) -> TrainerGenerator:
         args = self.args
@@ -142,7 +141,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return [[self.node_advantages(node) for node in nodes] for nodes in levels]
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
-        """Computes the advantages of every trained agent's completions at a node, of shape `(G,)`, from the returns of the joint actions."""
+        """Computes the advantages of every trained agent's completions at a node, of shape `(G,)`, from the returns there."""
         raise NotImplementedError
 
     def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
@@ -378,8 +377,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not finite, the completions
-        are written to the output folder, and a `FloatingPointError` is raised.
+        Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not finite, it writes
+        the completions to the output folder, and raises a `FloatingPointError`.
         """
         rows = {role: tensors.trimmed() for role, tensors in inputs.agents.items()}
         outputs = model(

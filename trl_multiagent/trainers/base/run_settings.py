@@ -107,7 +107,7 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
 
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
-    """Raises `ValueError` if settings have changed since a checkpoint in `folder`, unless `resume_changes` allows it. Names every change."""
+    """Raises `ValueError` that names every change since a checkpoint in `folder`, unless `resume_changes` allows the `changes`."""
     if not changes:
         return
     refused = {

@@ -391,7 +391,7 @@ def check_devices(team: AgentTeam, args: TeamConfig) -> None:
 
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
-    """Returns the coefficient of the router loss of each trained agent that has one. Raises `ValueError` if it would have no effect."""
+    """Returns the coefficient of the router loss of each trained agent that has one. Raises `ValueError` if one has no effect."""
     agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
     if args.router_aux_loss_coef and not agents:
         raise ValueError(

@@ -24,7 +24,7 @@ def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[lis
 
 
 def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
-    """Returns the URL of each distinct model's server. `groups` are the roles of each. Raises `ValueError` if servers and models do not fit."""
+    """Returns the URL of each model's server. `groups` are the roles of each model. Raises `ValueError` if servers do not fit them."""
     by_role = args.vllm_server_base_urls
     if by_role is None:
         if len(groups) > 1:
