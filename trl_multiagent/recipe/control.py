@@ -202,15 +202,9 @@ def tokens_per_answer(team: AgentTeam, environment: Environment, items: Sequence
     """Returns the mean number of tokens of the untrained control's answers, the same in all processes."""
     args = recipe.training_args
     torch.manual_seed(args.seed)
-    episodes = team.to(args.device).collaborate(
-        items,
-        environment,
-        num_turns=args.num_turns,
-        max_new_tokens=args.max_completion_length,
-        temperature=args.temperature,
-        top_p=args.top_p,
-        top_k=args.top_k,
-    )
+    sampling = {name: getattr(args, name) for name in ("num_turns", "temperature", "top_p", "top_k")}
+    sampling["max_new_tokens"] = args.max_completion_length
+    episodes = team.to(args.device).collaborate(items, environment, **sampling)
     (role,) = environment.roles
     texts = [turn.joint_action[role] for episode in episodes for turn in episode]
     measured = [fmean(len(ids) + 1 for ids in team.tokenizers[role](texts)["input_ids"])]  # and the end of the answer

@@ -73,12 +73,9 @@ class TeamCollator:
 
     def __init__(self, team: AgentTeam, args: MADPOConfig):
         self.stored_references = args.precompute_ref_log_probs
+        lengths = {"max_length": args.max_length, "pad_to_multiple_of": args.pad_to_multiple_of}
         self.collators = {
-            role: DataCollatorForPreference(
-                pad_token_id=tokenizer.pad_token_id,
-                max_length=args.max_length,
-                pad_to_multiple_of=args.pad_to_multiple_of,
-            )
+            role: DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id, **lengths)
             for role, tokenizer in team.tokenizers.items()
         }
 

@@ -102,11 +102,8 @@ class CheckpointMixin(CommonTrainerMixin):
         if self.args.should_save:
             remove_unfinished(self.args.output_dir)
         try:
-            return super().train(
-                resume_from_checkpoint=None if self._resumed is None else str(self._resumed),
-                trial=trial,
-                ignore_keys_for_eval=ignore_keys_for_eval,
-            )
+            start = None if self._resumed is None else str(self._resumed)
+            return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
         except UnavailableError as error:
             checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             # Other processes do not know why this one ends, so they could not take part in saving

@@ -84,13 +84,8 @@ class CommonConfig(Base):
         if optimizer_class.__module__.startswith("torch."):  # others may need a GPU
             optimizer_class([number], **kwargs)
         optimizer = torch.optim.SGD([number], lr=1.0)
-        scheduler = get_scheduler(
-            self.lr_scheduler_type,
-            optimizer,
-            num_warmup_steps=1,
-            num_training_steps=4,
-            scheduler_specific_kwargs=self.lr_scheduler_kwargs,
-        )
+        steps, kwargs = {"num_warmup_steps": 1, "num_training_steps": 4}, self.lr_scheduler_kwargs
+        scheduler = get_scheduler(self.lr_scheduler_type, optimizer, **steps, scheduler_specific_kwargs=kwargs)
         if isinstance(scheduler, LambdaLR):  # one that reads the arguments at every step
             for _ in range(4):
                 optimizer.step()

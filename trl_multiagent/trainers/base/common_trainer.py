@@ -166,13 +166,8 @@ class CommonTrainerMixin(Trainer):
         self.accelerator.wait_for_everyone()
         checksums = checksums_of_node(unfinished)
         if self.args.should_save:
-            write_state(
-                unfinished,
-                checksums,
-                global_step=self.state.global_step,
-                weights_only=self.args.save_only_model,
-                **self._checkpoint_state(),
-            )
+            facts = {"global_step": self.state.global_step, "weights_only": self.args.save_only_model}
+            write_state(unfinished, checksums, **facts, **self._checkpoint_state())
             publish(unfinished, finished)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:

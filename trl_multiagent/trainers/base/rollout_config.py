@@ -27,8 +27,7 @@ ENDS = "completions end at the agents' own end-of-sequence tokens"
 TOKENS_ONLY = "the trainer takes tokens only"
 # Names that `generation_kwargs` must not have, and why
 RESERVED = {
-    "max_new_tokens": "use `max_completion_length`",
-    "max_length": "use `max_completion_length`",
+    **dict.fromkeys(("max_new_tokens", "max_length"), "use `max_completion_length`"),
     "num_return_sequences": "use `num_generations`",
     **dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), OWN_ARGUMENT),
     **dict.fromkeys(("repetition_penalty", "cache_implementation", "stop_strings"), OWN_ARGUMENT),
@@ -41,8 +40,7 @@ RESERVED_WITH_VLLM = {
     "seed": "all completions of a prompt would be the same",
     "n": "use `num_generations`",
     **dict.fromkeys(("stop", "include_stop_str_in_output"), "use the argument `stop_strings`"),
-    "stop_token_ids": ENDS,
-    "ignore_eos": ENDS,
+    **dict.fromkeys(("stop_token_ids", "ignore_eos"), ENDS),
 }
 SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
