@@ -231,7 +231,9 @@ class _Collection:
                 numbers=self.chunks[chunk],
             )
         if any(node.role_rewards for node in nodes):
-            raise ValueError("Preferences need one joint reward, but the environment gives each role its own.")
+            raise ValueError(
+                "Preferences compare joint answers by one reward, but the environment gives each role its own."
+            )
         return nodes
 
     def _prompts(self, node: Node) -> dict[str, Any]:
