@@ -5,8 +5,6 @@ A comparator is a name and a sampler, which gets the same nodes as the team that
 that the settings ask for.
 """
 
-import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from trl_multiagent.endpoints.client import EndpointClient
 from trl_multiagent.endpoints.endpoint import describe_endpoint
-from trl_multiagent.endpoints.files import Question
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.centralized import assignments, central_prompt, split_blocks
 from trl_multiagent.folders import TEAM_FILE
@@ -152,16 +149,8 @@ class EndpointSampler:
 
     def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
         """Asks for all completions. If one is missing, an `UnavailableError` says why."""
-        questions, asked = [], Counter[str]()
-        for node in nodes:
-            for prompt in node.prompts.values():
-                given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-                messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
-                text = json.dumps(messages)
-                for _ in range(num_candidates):
-                    asked[text] += 1  # so that two items with the same prompt have different candidates, too
-                    questions.append(Question(messages, f"{self.seed}/{asked[text]}"))
-        texts = iter(ask_endpoint(self.client, questions, "The comparator"))
+        prompts = [prompt for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
+        texts = iter(ask_endpoint(self.client, prompts, self.seed, "The comparator"))
         samples: dict[str, list[Samples]] = {}
         for node in nodes:
             for role in node.prompts:

@@ -96,14 +96,8 @@ class EndpointSeat(Seat):
         self.client, self.seed = client, seed
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        questions, asked = [], Counter[str]()
-        for branch in branches:
-            prompt = whole_prompt(role, branch.history, branch.prompts[role], as_chat=True)
-            messages = tuple({"role": x["role"], "content": x["content"]} for x in prompt if not isinstance(x, str))
-            text = json.dumps(messages)
-            asked[text] += 1  # equal prompts have different answers, too
-            questions.append(Question(messages, f"{self.seed}/{training_step()}/{asked[text]}"))
-        return ask_endpoint(self.client, questions, f"The model that plays {role!r}")
+        prompts = [whole_prompt(role, branch.history, branch.prompts[role], as_chat=True) for branch in branches]
+        return ask_endpoint(self.client, prompts, f"{self.seed}/{training_step()}", f"The model that plays {role!r}")
 
     def describe(self) -> dict[str, Any]:
         return {"endpoint": describe_endpoint(self.client.endpoint), "seed": self.seed}
@@ -332,8 +326,18 @@ class SeatedEnvironment(EnvironmentWrapper):
         return joined
 
 
-def ask_endpoint(client: EndpointClient, questions: Sequence[Question], name: str) -> list[str]:
-    """Returns the answers to all questions. If one is missing, an [`UnavailableError`] that begins with `name` says why."""
+def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, name: str) -> list[str]:
+    """
+    Returns an answer to each prompt. Equal prompts have different answers. With the same seed, kept answers are used again. If an answer is
+    missing, an [`UnavailableError`] that begins with `name` says why.
+    """
+    questions, asked = [], Counter[str]()
+    for prompt in prompts:
+        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
+        text = json.dumps(messages)
+        asked[text] += 1
+        questions.append(Question(messages, f"{seed}/{asked[text]}"))
     answers = client.ask(questions, stop_at_failure=True)
     failures = [answer for answer in answers if isinstance(answer, EndpointError)]
     if failures:
