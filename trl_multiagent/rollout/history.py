@@ -77,11 +77,10 @@ def whole_prompt(
             for text in responses
         ]
         prompt = without_markers(prompt, markers)
+    shown = options.shown(len(own), dropped)
     parts = [
         (past if shows_prompt else None, response if shows_response else None)
-        for past, response, (shows_prompt, shows_response) in zip(
-            prompts, responses, options.shown(len(own), dropped), strict=True
-        )
+        for past, response, (shows_prompt, shows_response) in zip(prompts, responses, shown, strict=True)
     ]
     if as_chat:
         return _chat(parts, prompt)
@@ -90,13 +89,12 @@ def whole_prompt(
             f"The environment returned chat messages for agent {role!r}, but its tokenizer has no chat template: "
             "return plain text, or use a tokenizer with a chat template."
         )
-    texts = []
-    for past_prompt, response in parts:
-        if past_prompt is None and response is not None:
-            texts.append(f"{EARLIER_ANSWER}{response}")
-        elif past_prompt is not None:
-            texts.append(f"{past_prompt}{response or ''}")
-    return "".join(f"{text}\n\n" for text in texts) + prompt
+    texts = [
+        f"{EARLIER_ANSWER if past_prompt is None else past_prompt}{response or ''}"
+        for past_prompt, response in parts
+        if (past_prompt, response) != (None, None)
+    ]
+    return "\n\n".join([*texts, prompt])
 
 
 def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list[dict[str, str]]:
@@ -122,11 +120,11 @@ def _after(texts: list[str], prompt: Prompt) -> list[dict[str, str]]:
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if not texts:
         return messages
-    first = next((k for k, message in enumerate(messages) if message["role"] == "user"), None)
-    if first is None:
-        return [{"role": "user", "content": "\n\n".join(texts)}, *messages]
-    messages[first] = {**messages[first], "content": "\n\n".join([*texts, messages[first]["content"]])}
-    return messages
+    for k, message in enumerate(messages):
+        if message["role"] == "user":
+            messages[k] = {**message, "content": "\n\n".join([*texts, message["content"]])}
+            return messages
+    return [{"role": "user", "content": "\n\n".join(texts)}, *messages]
 
 
 def tokenize_nodes(
@@ -201,10 +199,8 @@ def continue_turns(
     """
     texts_before: dict[int, str] = {}  # of the prompts of the turn before, which several nodes continue
     for node, prompt in zip(nodes, prompts, strict=True):
-        if role not in node.continues:
-            continue
-        before, g = node.continues[role]
-        if before.prompt is None:
+        before, g = node.continues.get(role, (None, 0))
+        if before is None or before.prompt is None:
             continue
         text_before = texts_before.setdefault(id(before), render(before.prompt))
         text, start = render(prompt.prompt), text_before + before.texts[g]
