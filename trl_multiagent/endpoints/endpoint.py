@@ -8,7 +8,7 @@ import dataclasses
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -129,17 +129,17 @@ class EndpointSettings:
 FIELDS = {field.name: field for field in dataclasses.fields(EndpointSettings)}
 
 
-def endpoint_section(keys: Mapping[str, str]) -> Any:
+def endpoint_section(keys: Mapping[str, str], own: Collection[str]) -> Any:
     """
     Makes a base class for a section that has settings of an endpoint beside others: a dataclass with the fields of [`EndpointSettings`] that are
-    in `keys`, each under the name there.
+    in `keys`, each under the name there. The section describes those in `own` itself.
     """
     section = []
-    for name, key in keys.items():
+    for name, key in [(name, key) for name, key in keys.items() if name not in own]:
         x: Any = FIELDS[name]
         hint = x.type | None if x.default is None else x.type
         section.append((key, hint, setting(x.metadata["help"], x.default, **x.limits)))
-    return dataclasses.make_dataclass("EndpointSection", section)
+    return dataclasses.make_dataclass("EndpointSection", section, kw_only=True)  # see `SamplingOptions`
 
 
 def make_endpoint(

@@ -27,7 +27,7 @@ API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 
 
 @dataclass
-class PreferenceConfig(endpoint_section(API_KEYS), SamplingOptions):  # type: ignore[misc]
+class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline")), SamplingOptions):  # type: ignore[misc]
     """
     The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. A value that is
     impossible, or contradicts another one, is a `ValueError`.

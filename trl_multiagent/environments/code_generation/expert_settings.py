@@ -24,7 +24,7 @@ KEYS = {field: f"expert_{field}" for field in FIELDS if field != "top_p"} | {"ke
 
 
 @dataclass
-class ExpertSettings(endpoint_section(KEYS)):  # type: ignore[misc]
+class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))):  # type: ignore[misc]
     """The model that proposes edits with `external.mode: expert_edits`. Other modes ignore these settings."""
 
     expert_model: str | None = setting(
