@@ -7,6 +7,7 @@ that the settings ask for.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Compa
         folder = Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
         client = EndpointClient(config.comparator_endpoint(len(roles)), folder)
         name = f"api:{client.endpoint.model}"
-        sample: Sampler = EndpointSampler(client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
+        sample: Sampler = partial(sample_endpoint, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
         names = config.comparator_agents or config.comparator_model_name
         assert names is not None  # the configuration has checked it
@@ -138,26 +139,22 @@ def team_sampler(
     return TeamSampler(team, generator, config.use_chat_template)
 
 
-class EndpointSampler:
+def sample_endpoint(
+    client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str, nodes: list[Node], num_candidates: int
+) -> dict[str, list[Samples]]:
     """
-    Samples completions of a model at an endpoint. Each completion is a request of its own, and all of them are sent at the same time.
-    `seed` is a key of the cache: calls with the same seed reuse cached answers.
+    Samples completions of a model at an endpoint. Each completion is a request of its own, and all of them are sent at the same time. For
+    `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
     """
-
-    def __init__(self, client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str):
-        self.client, self.tokenizer, self.seed = client, tokenizer, seed
-
-    def __call__(self, nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
-        """Asks for all completions. If one is missing, an `UnavailableError` says why."""
-        prompts = [prompt for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
-        texts = iter(ask_endpoint(self.client, prompts, self.seed, "The comparator"))
-        samples: dict[str, list[Samples]] = {}
-        for node in nodes:
-            for role in node.prompts:
-                of_node = [next(texts) for _ in range(num_candidates)]
-                ids = [self.tokenizer(text)["input_ids"] for text in of_node]
-                samples.setdefault(role, []).append(Samples([], ids, of_node))
-        return samples
+    prompts = [prompt for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
+    texts = iter(ask_endpoint(client, prompts, seed, "The comparator"))
+    samples: dict[str, list[Samples]] = {}
+    for node in nodes:
+        for role in node.prompts:
+            of_node = [next(texts) for _ in range(num_candidates)]
+            ids = [tokenizer(text)["input_ids"] for text in of_node]
+            samples.setdefault(role, []).append(Samples([], ids, of_node))
+    return samples
 
 
 class CentralizedSampler:

@@ -9,14 +9,10 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
 from trl_multiagent.environments.scoring import ScoringContext, scoring
-
-
-if TYPE_CHECKING:
-    from transformers import TrainerState
 
 
 @dataclass
@@ -82,10 +78,11 @@ class Node:
     @property
     def joint_actions(self) -> list[JointAction]:
         """The joint actions: the text of each agent that acts, by role."""
-        return [
-            {role: samples.texts[g] for (role, samples), g in zip(self.samples.items(), index, strict=True)}
-            for index in self.indices
-        ]
+        return [{role: x.texts[g] for role, (x, g) in self.chosen(index).items()} for index in self.indices]
+
+    def chosen(self, index: tuple[int, ...]) -> dict[str, tuple[Samples, int]]:
+        """Returns the completions of a joint action by role: the samples, and the number of the completion there."""
+        return {role: (samples, g) for (role, samples), g in zip(self.samples.items(), index, strict=True)}
 
     def turn(self, joint_action: int) -> Turn:
         """Returns this node and one of its joint actions as a past turn, for the history of the child node."""
@@ -228,7 +225,7 @@ def judge_nodes(
     nodes: list[Node],
     evaluation: bool = False,
     chat_roles: frozenset[str] = frozenset(),
-    trainer_state: "TrainerState | None" = None,
+    trainer_state: Any = None,
     metrics: dict[str, list[float]] | None = None,
 ) -> list[list[Outcome]]:
     """
@@ -248,18 +245,10 @@ def judge_nodes(
     owners = [node for node in nodes for _ in node.indices]
     items, histories = [node.item for node in owners], [node.history for node in owners]
     joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
-    context = ScoringContext(
-        prompts=[node.prompts for node in owners],
-        completion_ids=[
-            {role: samples.completion_ids[g] for (role, samples), g in zip(node.samples.items(), index, strict=True)}
-            for node in nodes
-            for index in node.indices
-        ],
-        chat_roles=chat_roles,
-        trainer_state=trainer_state,
-        metrics={} if metrics is None else metrics,
-    )
-    with scoring(context):
+    chosen = [node.chosen(index) for node in nodes for index in node.indices]
+    ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
+    prompts = [node.prompts for node in owners]
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, {} if metrics is None else metrics)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 
@@ -300,11 +289,9 @@ def _grow_children(
             if is_continued:
                 node.ended.append(action)
             continue
-        before = {role: (x, g) for (role, x), g in zip(node.samples.items(), node.indices[action], strict=True)}
-        child = Node(
-            node.item, history, child_prompts, tree=node.tree, path=(*node.path, action), episode=node.episode
-        )
-        child.continues = {**node.continues, **before}
+        child = Node(node.item, history, child_prompts, tree=node.tree, episode=node.episode)
+        child.path = (*node.path, action)
+        child.continues = {**node.continues, **node.chosen(node.indices[action])}
         (node.children if is_continued else node.unvisited)[action] = child
         if is_continued:
             children.append(child)
