@@ -204,7 +204,7 @@ def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
 
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
-    return {turn: {name: x.to_json() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
+    return {turn: {name: x._asdict() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
 
 
 def show(estimate: Estimate | None, name: str) -> str:

@@ -65,23 +65,17 @@ def whole_prompt(
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
     """
-    own = own_turns(role, history)
-    prompts, responses = [turn.prompts[role] for turn in own], [turn.joint_action[role] for turn in own]
+    own, parts = own_turns(role, history), []
+    for turn, (shows_prompt, shows_response) in zip(own, options.shown(len(own), dropped), strict=True):
+        past, response = turn.prompts[role], turn.joint_action[role]
+        if markers is not None:
+            # The prompts of the first turn are the task's own. Later ones may quote what models have written
+            past = past if turn is history[0] else without_markers(past, markers)
+            texts = enumerate(OWN_MARKERS.split(response))
+            response = "".join(x if k % 2 else without_markers(x, markers) for k, x in texts)
+        parts.append((past if shows_prompt else None, response if shows_response else None))
     if markers is not None and history:
-        # The prompts of the first turn are the task's own. Later ones may quote what models have written
-        prompts = [
-            x if turn is history[0] else without_markers(x, markers) for turn, x in zip(own, prompts, strict=True)
-        ]
-        responses = [
-            "".join(x if k % 2 else without_markers(x, markers) for k, x in enumerate(OWN_MARKERS.split(text)))
-            for text in responses
-        ]
         prompt = without_markers(prompt, markers)
-    shown = options.shown(len(own), dropped)
-    parts = [
-        (past if shows_prompt else None, response if shows_response else None)
-        for past, response, (shows_prompt, shows_response) in zip(prompts, responses, shown, strict=True)
-    ]
     if as_chat:
         return _chat(parts, prompt)
     if not isinstance(prompt, str):
@@ -89,12 +83,12 @@ def whole_prompt(
             f"The environment returned chat messages for agent {role!r}, but its tokenizer has no chat template: "
             "return plain text, or use a tokenizer with a chat template."
         )
-    texts = [
+    shown = [
         f"{EARLIER_ANSWER if past_prompt is None else past_prompt}{response or ''}"
         for past_prompt, response in parts
         if (past_prompt, response) != (None, None)
     ]
-    return "\n\n".join([*texts, prompt])
+    return "\n\n".join([*shown, prompt])
 
 
 def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list[dict[str, str]]:

@@ -98,11 +98,8 @@ class EndpointExpert:
     def __init__(self, settings: ExpertSettings, folder: Path):
         cache = settings.expert_cache_dir
         self.client = EndpointClient(settings.expert_endpoint(), folder, None if cache is None else Path(cache))
+        self.take_usage = self.client.take_usage
         self.stops = settings.expert_on_failure == "error"
-
-    def take_usage(self) -> Usage:
-        """Returns what was used since the last call of this method."""
-        return self.client.take_usage()
 
     def prepare(self) -> None:
         """Checks that the endpoint can be used. Raises `UnavailableError` if not."""
