@@ -80,11 +80,10 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     rewards of their own, `reward/<role>` and `return/<role>` are these.
     """
     roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
-    values = {}
-    for name in ("return", *(f"return/{role}" for role in roles)):
-        rewards = [[role_reward(turn, name.partition("/")[2]) for turn in turns] for turns in episodes]
-        returns = [sum(discount_of(config) ** t * reward for t, reward in enumerate(x)) for x in rewards]
-        values[FINAL, name] = float(np.mean(returns))
+    values, discount = {}, discount_of(config)
+    for role in (None, *roles):
+        returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
+        values[FINAL, f"return/{role}" if role else "return"] = float(np.mean(returns))
     for t in range(max(map(len, episodes))):
         of_turn = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
         values |= {(f"turn_{t + 1}", name): value for name, value in of_turn.items()}
@@ -92,8 +91,8 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     return values | {(FINAL, name): value for name, value in last.items()}
 
 
-def role_reward(turn: dict[str, Any], role: str) -> float:
-    """Returns the reward of a role in a turn: its own, or that of the team."""
+def role_reward(turn: dict[str, Any], role: str | None) -> float:
+    """Returns the reward of a role in a turn: its own, or that of the team, as with `None`."""
     return turn.get("role_rewards", {}).get(role, turn["reward"])
 
 
