@@ -186,7 +186,7 @@ class FunctionEnvironment(Environment):
         if not items:
             return []
         context = scoring_context()
-        outcomes = [Outcome(0.0) for _ in items]
+        chat_roles, outcomes = context.chat_roles, [Outcome(0.0) for _ in items]
         arguments: dict[str, Any] = {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
             arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
@@ -205,10 +205,7 @@ class FunctionEnvironment(Environment):
             if self.conversational and not isinstance(function, RoleReward):
                 for key, speaker in (("prompts", "user"), ("completions", "assistant")):
                     own[key] = [
-                        {
-                            role: as_messages(x, speaker) if role in context.chat_roles else x
-                            for role, x in texts.items()
-                        }
+                        {role: as_messages(x, speaker) if role in chat_roles else x for role, x in texts.items()}
                         for texts in arguments[key]
                     ]
             of_functions.append(own)

@@ -59,9 +59,8 @@ class Comparator:
             return {}
         endpoint, ledger = self.client.endpoint, self.client.ledger
         ledger.update()
-        tokens = {"input": ledger.input_tokens, "output": ledger.output_tokens}
         numbers: dict[str, float] = {"comparator_answers": ledger.requests}
-        numbers |= {f"comparator_{side}_tokens": number for side, number in tokens.items()}
+        numbers |= {"comparator_input_tokens": ledger.input_tokens, "comparator_output_tokens": ledger.output_tokens}
         if endpoint.has_price:
             numbers["comparator_cost"] = endpoint.cost(ledger.input_tokens, ledger.output_tokens)
         return numbers

@@ -191,13 +191,11 @@ def continue_turns(
     The new ids stand for the same text. They only differ if the tokenizer splits a response differently from the way in which it was
     sampled.
     """
-    texts_before: dict[int, str] = {}  # of the prompts of the turn before, which several nodes continue
     for node, prompt in zip(nodes, prompts, strict=True):
         before, g = node.continues.get(role, (None, 0))
         if before is None or before.prompt is None:
             continue
-        text_before = texts_before.setdefault(id(before), render(before.prompt))
-        text, start = render(prompt.prompt), text_before + before.texts[g]
+        text, start = render(prompt.prompt), render(before.prompt) + before.texts[g]
         if not text.startswith(start):
             continue
         response = before.completion_ids[g]
