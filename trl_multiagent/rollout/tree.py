@@ -78,7 +78,11 @@ class Node:
     @property
     def joint_actions(self) -> list[JointAction]:
         """The joint actions: the text of each agent that acts, by role."""
-        return [{role: x.texts[g] for role, (x, g) in self.chosen(index).items()} for index in self.indices]
+        return [self.texts(index) for index in self.indices]
+
+    def texts(self, index: tuple[int, ...]) -> JointAction:
+        """Returns the joint action with these completions."""
+        return {role: x.texts[g] for role, (x, g) in self.chosen(index).items()}
 
     def chosen(self, index: tuple[int, ...]) -> dict[str, tuple[Samples, int]]:
         """Returns the completions of a joint action by role: the samples, and the number of the completion there."""
@@ -86,7 +90,7 @@ class Node:
 
     def turn(self, joint_action: int) -> Turn:
         """Returns this node and one of its joint actions as a past turn, for the history of the child node."""
-        return Turn(self.prompts, self.joint_actions[joint_action], self.outcomes[joint_action])
+        return Turn(self.prompts, self.texts(self.indices[joint_action]), self.outcomes[joint_action])
 
     def rewards_of(self, role: str | None) -> list[float]:
         """Returns the rewards of a role: its own, or those of the team, as with `None`."""
