@@ -304,7 +304,12 @@ WRONG_SEATS = [
     ({"b": {"population": "selff"}}, "`seats.b`: population is 'selff', it must be a list of saved teams, or 'self'."),
     ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
     ({"a": {"team": "x"}, "b": {"team": "x"}}, "The task has the roles a, b: none is left to train."),
-    ({"b": {"endpoint": {"model": "gpt-5", "api_key": "sk-1"}}}, "unexpected keyword argument 'api_key'"),
+    ({"b": {"endpoint": {"model": "gpt-5", "api_key": "sk-1"}}}, "`seats.b.endpoint.api_key` is not a known setting"),
+    (
+        {"b": {"endpoint": {"model": "gpt-5", "extra_body": {"api_key": "sk-1"}}}},
+        "has 'api_key', which looks like a key",
+    ),
+    ({"b": {"endpoint": {"base_url": "http://h"}}}, "`seats.b.endpoint.model` is missing"),
 ]
 WRONG = [
     ({"prompts": {"poet": "{subject}"}}, "The prompt of `poet` needs the column 'subject'; items have topic."),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.endpoints.endpoint import ANTHROPIC, Endpoint, EndpointError
+from trl_multiagent.endpoints.endpoint import ANTHROPIC, EndpointError, EndpointSettings
 from trl_multiagent.endpoints.files import Answer, AnswerCache, Ledger, Question
 
 
@@ -49,12 +49,12 @@ class EndpointClient:
     Sends questions to an endpoint, keeps the answers on the disk, and counts their cost.
 
     Args:
-        endpoint ([`Endpoint`]): The endpoint.
+        endpoint ([`EndpointSettings`]): The endpoint.
         folder (`Path`): Folder of the record of used tokens.
         cache_folder (`Path`, *optional*): Where answers are kept; by default in `folder`. Runs may share it.
     """
 
-    def __init__(self, endpoint: Endpoint, folder: Path, cache_folder: Path | None = None):
+    def __init__(self, endpoint: EndpointSettings, folder: Path, cache_folder: Path | None = None):
         self.endpoint = endpoint
         self.cache = AnswerCache(folder / "answers" if cache_folder is None else cache_folder)
         self.ledger = Ledger(folder)

@@ -1,17 +1,19 @@
 """
 Which model to ask, where it is, and what its answers may cost.
 
-A key is never a setting: an [`Endpoint`] has the name of the environment variable that holds it.
+A key is never a setting: [`EndpointSettings`] has the name of the environment variable that holds it.
 """
 
 import dataclasses
 import importlib.util
 import os
 import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from trl_multiagent.limits import setting
 from trl_multiagent.terminal import printable
 
 
@@ -25,8 +27,9 @@ PROVIDERS = (
     ("gpt-", OPENAI, "https://api.openai.com/v1", "OPENAI_API_KEY"),
 )
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# The fields of an `Endpoint` that are settings of the same name, with a prefix, wherever there are settings of an endpoint
-LIMITS = "extra_body timeout deadline tries concurrency token_budget input_price output_price".split()
+# Fields of a request that it has anyway
+OWN_FIELDS = ("model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n")
+SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
 
 
 class EndpointError(RuntimeError):
@@ -41,42 +44,35 @@ class EndpointError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class EndpointSettings:
     """
-    A model that answers over the network, and the limits of its use. [`make_endpoint`] finds out the rest from its name.
-
-    Args:
-        model (`str`): The model's name, as the endpoint knows it.
-        api (`str`): `"openai"` for any endpoint with OpenAI's chat completions, or `"anthropic"`.
-        base_url (`str`): Where the endpoint is.
-        key_env (`str`, *optional*): Environment variable that holds the key. Without it, no key is sent.
-        max_tokens (`int`, *optional*, defaults to `2048`): Tokens of an answer at most.
-        temperature, top_p (`float`, *optional*): Settings of the sampling. Without them, the endpoint's own apply.
-        extra_body (`dict`, *optional*): More fields of the request.
-        timeout (`float`, *optional*, defaults to `120.0`): Seconds that one request may take.
-        deadline (`float`, *optional*, defaults to `600.0`): Seconds that all requests of a call may take together.
-        tries (`int`, *optional*, defaults to `3`): Number of attempts per request if the endpoint fails. A request that was refused with a
-            time to wait (429 with Retry-After) does not count.
-        concurrency (`int`, *optional*, defaults to `16`): Requests at the same time.
-        token_budget (`int`, *optional*): Prompt and answer tokens of all requests at most, see [`~endpoints.files.Ledger`].
-        input_price, output_price (`float`, *optional*): Price of a million tokens.
+    A model that answers over the network, and the limits of its use. [`make_endpoint`] checks them, and finds out the rest from the model's name.
+    Sections that have them beside other settings get them from [`endpoint_section`].
     """
 
-    model: str
-    api: str
-    base_url: str
-    key_env: str | None = None
-    max_tokens: int = 2048
-    temperature: float | None = None
-    top_p: float | None = None
-    extra_body: dict[str, Any] | None = None
-    timeout: float = 120.0
-    deadline: float = 600.0
-    tries: int = 3
-    concurrency: int = 16
-    token_budget: int | None = None
-    input_price: float | None = None
-    output_price: float | None = None
+    model: str = setting("The model's name, at its provider or at `base_url`.")
+    api: str = setting(
+        "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name.",
+        choices=APIS,
+    )
+    base_url: str = setting("Where the endpoint is; by default at the provider of the model's name.")
+    key_env: str | None = setting(
+        "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With a URL and without "
+        "this, no key is sent."
+    )
+    max_tokens: int = setting("Tokens of an answer at most.", 2048, ge=1)
+    temperature: float | None = setting("Temperature of the sampling; by default the endpoint's own.", ge=0, le=2)
+    top_p: float | None = setting("Nucleus of the sampling; by default the endpoint's own.", gt=0, le=1)
+    extra_body: dict[str, Any] | None = setting("More fields of each request.")
+    timeout: float = setting("Seconds that one request may take.", 120.0, gt=0, le=1000000)
+    deadline: float = setting("Seconds that all requests of a turn may take together.", 600.0, gt=0, le=1000000)
+    tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1, le=1000)
+    concurrency: int = setting("Requests at the same time, in each process.", 16, ge=1, le=10000)
+    token_budget: int | None = setting(
+        "Tokens of all requests and answers at most, over all processes and restarts.", ge=1
+    )
+    input_price: float | None = setting("Price of a million prompt tokens, to log the cost.", ge=0, le=1000000000)
+    output_price: float | None = setting("Price of a million answer tokens.", ge=0, le=1000000000)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -88,9 +84,6 @@ class Endpoint:
         sampling = {"temperature": self.temperature, "top_p": self.top_p}
         body = {name: value for name, value in sampling.items() if value is not None} | (self.extra_body or {})
         return {"model": self.model, limit: self.max_tokens} | ({"extra_body": body} if body else {})
-
-    def with_temperature(self, temperature: float | None) -> "Endpoint":
-        return dataclasses.replace(self, temperature=temperature)
 
     @property
     def is_local(self) -> bool:
@@ -133,46 +126,82 @@ class Endpoint:
         return f"{self.model} at {self.base_url}"
 
 
+FIELDS = {field.name: field for field in dataclasses.fields(EndpointSettings)}
+
+
+def endpoint_section(keys: Mapping[str, str], own: Collection[str]) -> Any:
+    """
+    Makes a base class for a section that has settings of an endpoint beside others: a dataclass with the fields of [`EndpointSettings`] that are
+    in `keys`, each under the name there. The section describes those in `own` itself.
+    """
+    section = []
+    for name, key in [(name, key) for name, key in keys.items() if name not in own]:
+        x: Any = FIELDS[name]
+        hint = x.type | None if x.default is None else x.type
+        section.append((key, hint, setting(x.metadata["help"], x.default, **x.limits)))
+    return dataclasses.make_dataclass("EndpointSection", section, kw_only=True)  # see `SamplingOptions`
+
+
 def make_endpoint(
     model: str,
     base_url: str | None = None,
     key_env: str | None = None,
     api: str | None = None,
-    names: tuple[str, str, str] = ("base_url", "key_env", "api"),
+    called: Callable[[str], str] = str,
     **settings: Any,
-) -> Endpoint:
+) -> EndpointSettings:
     """
-    Makes an endpoint from a model's name, and completes what is not given.
+    Makes the settings of an endpoint from a model's name, and completes what is not given.
 
     Args:
         model (`str`): The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider follows from it.
-        base_url (`str`, *optional*): Where the endpoint is; by default at the provider. A key is only sent to an endpoint that is given
-            here if `key_env` is given, too.
-        key_env (`str`, *optional*): Environment variable that holds the key; by default the provider's.
-        api (`str`, *optional*): `"openai"` or `"anthropic"`; by default the provider's, and `"openai"` for other names.
-        names (`tuple[str, str, str]`, *optional*): What the settings `base_url`, `key_env` and `api` are called in messages.
-        **settings: The other fields of [`Endpoint`].
+        base_url, key_env, api (`str`, *optional*): See [`EndpointSettings`]. A key is only sent to a URL that is given here if `key_env` is
+            given, too.
+        called (`Callable[[str], str]`, *optional*): Returns what messages call a field.
+        **settings: The other fields of [`EndpointSettings`].
 
     Raises:
-        ValueError: the name says nothing about the provider and there is no `base_url`, or a value is impossible.
+        ValueError: The name says nothing about the provider and there is no `base_url`; a value is impossible, would make every request fail,
+            or would put a key into saved settings.
     """
-    url_name, key_name, api_name = names
     provider = next((provider for provider in PROVIDERS if provider[0] in model.lower()), None)
     if api is not None and api not in APIS:
-        raise ValueError(f"`{api_name}` is {api!r}, it must be one of {', '.join(map(repr, APIS))}.")
+        raise ValueError(f"`{called('api')}` is {api!r}, it must be one of {', '.join(map(repr, APIS))}.")
     if key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", key_env):
         # The value is not shown, because it may be the key itself
         raise ValueError(
-            f"`{key_name}` must be the name of an environment variable in capital letters, such as DEEPSEEK_API_KEY: keys do not "
-            "belong into settings."
+            f"`{called('key_env')}` must be the name of an environment variable in capital letters, such as DEEPSEEK_API_KEY: keys do "
+            "not belong into settings."
         )
     if base_url is not None:
-        check_url(url_name, base_url)
+        check_url(called("base_url"), base_url)
         api = api or (OPENAI if provider is None else provider[1])
-        return Endpoint(model, api, base_url, key_env, **settings)
-    if provider is None or api not in (None, provider[1]):
-        raise ValueError(f"Nothing is known about where the model {model!r} is: set `{url_name}`.")
-    return Endpoint(model, provider[1], provider[2], key_env or provider[3], **settings)
+    elif provider is None or api not in (None, provider[1]):
+        raise ValueError(f"Nothing is known about where the model {model!r} is: set `{called('base_url')}`.")
+    else:
+        _, api, base_url, own_key = provider
+        key_env = key_env or own_key
+    endpoint = EndpointSettings(model, api, base_url, key_env, **settings)
+    check_requests(endpoint, called)
+    return endpoint
+
+
+def check_requests(endpoint: EndpointSettings, called: Callable[[str], str]) -> None:
+    """Raises a `ValueError` if the settings of an endpoint would make every request fail, or would put a key into the saved settings."""
+    budget, limit = endpoint.token_budget, endpoint.max_tokens
+    if budget is not None and budget <= limit:
+        raise ValueError(
+            f"`{called('token_budget')}` is {budget}, which is not enough for one request: an answer may have {limit} tokens, and the "
+            "question has some, too."
+        )
+    for name in endpoint.extra_body or {}:
+        if name in OWN_FIELDS:
+            raise ValueError(f"`{called('extra_body')}` has {name!r}, which a request has anyway: remove it.")
+        if SECRET.search(name):
+            raise ValueError(
+                f"`{called('extra_body')}` has {name!r}, which looks like a key: settings are saved with the run. Name the environment "
+                f"variable that holds it in `{called('key_env')}`."
+            )
 
 
 def check_url(name: str, url: str) -> None:
@@ -188,7 +217,7 @@ def check_url(name: str, url: str) -> None:
         raise ValueError(f"`{name}` must be a URL such as http://localhost:8000/v1.")
 
 
-def describe_requests(endpoint: Endpoint | None, requests: int, input_tokens: int, output_tokens: int) -> str:
+def describe_requests(endpoint: EndpointSettings | None, requests: int, input_tokens: int, output_tokens: int) -> str:
     """Describes the largest number of requests to an endpoint, or to this machine if it is `None`, and their cost, for a plan."""
     text = f"{requests} requests with about {input_tokens} prompt tokens and {output_tokens} answer tokens at most"
     if endpoint is None:
@@ -199,6 +228,6 @@ def describe_requests(endpoint: Endpoint | None, requests: int, input_tokens: in
     return f"{text}{price}{budget}, at {endpoint.base_url}{f' ({problem})' if problem else ''}"
 
 
-def describe_endpoint(endpoint: Endpoint) -> dict[str, Any]:
+def describe_endpoint(endpoint: EndpointSettings) -> dict[str, Any]:
     """Returns what an endpoint's answers depend on, as plain values. The place is no part of it: a server may move."""
     return {"api": endpoint.api, **endpoint.parameters}

@@ -92,8 +92,7 @@ class FunctionEnvironment(Environment):
         weights = [1.0] * len(functions) if reward_weights is None else list(reward_weights)
         if len(weights) != len(functions):
             raise ValueError(f"`reward_weights` has {len(weights)} entries for {len(functions)} reward functions.")
-        numbers = [as_number(weight) for weight in weights]
-        self.reward_weights = [x for x in numbers if x is not None and math.isfinite(x)]
+        self.reward_weights = [x for x in map(as_number, weights) if x is not None and math.isfinite(x)]
         if len(self.reward_weights) < len(weights):
             raise ValueError(f"`reward_weights` is {weights}; it must be a list of finite numbers.")
         self.transition, self.conversational, self.reward_timeout = transition, conversational, reward_timeout
@@ -167,18 +166,19 @@ class FunctionEnvironment(Environment):
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         if self.order is None:
             return self._score(items, joint_actions, histories)
-        outcomes, ends = (
-            [Outcome(0.0) for _ in items],
-            [k for k, x in enumerate(histories) if len(x) + 1 == len(self.order)],
-        )
-        prompts = self.next_prompts([items[k] for k in ends], [histories[k] for k in ends])
-        shown = [{**last_prompts(histories[k]), **of_item} for k, of_item in zip(ends, prompts, strict=True)]
+        outcomes = [Outcome(0.0) for _ in items]
+        ends = [k for k, history in enumerate(histories) if len(history) + 1 == len(self.order)]
+        last, past = [items[k] for k in ends], [histories[k] for k in ends]
+        prompts = self.next_prompts(last, past)
+        shown = [
+            {role: prompt for turn in turns for role, prompt in turn.prompts.items()} | of_item
+            for turns, of_item in zip(past, prompts, strict=True)
+        ]
         answers = [{**last_answers(histories[k]), **joint_actions[k]} for k in ends]
         answers = [{role: texts[role] for role in self.roles} for texts in answers]
         with scoring(replace(scoring_context(), prompts=shown, completion_ids=None)):
-            found = self._score([items[k] for k in ends], answers, [histories[k] for k in ends])
-        for k, outcome in zip(ends, found, strict=True):
-            outcomes[k] = outcome
+            for k, outcome in zip(ends, self._score(last, answers, past), strict=True):
+                outcomes[k] = outcome
         return outcomes
 
     def _score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
@@ -186,8 +186,7 @@ class FunctionEnvironment(Environment):
         if not items:
             return []
         context = scoring_context()
-        chat_roles = context.chat_roles
-        outcomes = [Outcome(reward=0.0) for _ in joint_actions]
+        chat_roles, outcomes = context.chat_roles, [Outcome(0.0) for _ in items]
         arguments: dict[str, Any] = {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
             arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
@@ -201,70 +200,58 @@ class FunctionEnvironment(Environment):
         names = [f"The reward function `{name}`" for name in self.reward_names]
         of_functions = []
         for name, function in zip(names, self.reward_funcs, strict=True):
-            loggers = {
-                "log_metric": partial(log_metric, name, context.metrics),
-                "log_extra": partial(log_extra, name, outcomes),
-            }
-            of_functions.append({**arguments, **loggers})
+            own = {**arguments, "log_metric": partial(log_metric, name, context.metrics)}
+            own["log_extra"] = partial(log_extra, name, outcomes)
             if self.conversational and not isinstance(function, RoleReward):
                 for key, speaker in (("prompts", "user"), ("completions", "assistant")):
-                    of_functions[-1][key] = [
+                    own[key] = [
                         {role: as_messages(x, speaker) if role in chat_roles else x for role, x in texts.items()}
                         for texts in arguments[key]
                     ]
+            of_functions.append(own)
         outputs = call_rewards(names, self.reward_funcs, of_functions, self.reward_timeout)
-        by_role: list[dict[str, float]] = [{} for _ in joint_actions]
+        by_role: list[dict[str, float]] = [{} for _ in items]
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
-            rewards = as_rewards(name, output, len(joint_actions))
+            rewards = as_rewards(name, output, len(items))
             for outcome, own, reward in zip(outcomes, by_role, rewards, strict=True):
                 if isinstance(reward, dict):
-                    self._add_role_rewards(name, key, weight, reward, own, outcome)
+                    if unknown := [role for role in reward if role not in self.roles]:
+                        raise TaskError(
+                            f"{name} returned a reward for {unknown[0]!r}; the roles are {', '.join(self.roles)}."
+                        )
+                    own |= {role: own.get(role, 0.0) + weight * x for role, x in reward.items()}
+                    outcome.metrics |= {f"rewards/{key}/{role}": x for role, x in reward.items()}
                 elif reward is not None:
                     outcome.reward += weight * reward
                     outcome.metrics[f"rewards/{key}"] = reward
-        for outcome, item, joint_action in zip(outcomes, items, joint_actions, strict=True):
+        for outcome, own, item, joint_action in zip(outcomes, by_role, items, joint_actions, strict=True):
             if not outcome.metrics:
                 raise TaskError(
                     f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
                     f"{joint_action!r} of item {item!r}; at least one must score it."
                 )
-        for outcome, own in zip(outcomes, by_role, strict=True):
             if own:
                 joint = outcome.reward
                 outcome.set_role_rewards({role: joint + own.get(role, 0.0) for role in self.roles})
         return outcomes
 
-    def _add_role_rewards(
-        self, name: str, key: str, weight: float, rewards: dict[str, float], total: dict[str, float], outcome: Outcome
-    ) -> None:
-        """Adds the rewards of some roles that the function `name` returned to their totals, and to the metrics."""
-        for role, reward in rewards.items():
-            if role not in self.roles:
-                raise TaskError(f"{name} returned a reward for {role!r}; the roles are {', '.join(self.roles)}.")
-            total[role] = total.get(role, 0.0) + weight * reward
-            outcome.metrics[f"rewards/{key}/{role}"] = reward
-
 
 def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Returns the roles of each turn. Raises `ValueError` if they are not lists of roles in which every role occurs."""
-    turns = list(order) if isinstance(order, list | tuple) else []
-    if not turns or any(not isinstance(turn, list | tuple) or not turn for turn in turns):
+    turns = order if isinstance(order, list | tuple) else ()
+    if not turns or not all(isinstance(turn, list | tuple) and turn for turn in turns):
         raise ValueError(f"`order` is {show(order)}; it must be a list of lists of roles, such as [[{roles[0]}]].")
-    named = [role for turn in turns for role in turn]
-    if any(role not in roles for role in named) or any(role not in named for role in roles):
-        found = ", ".join(dict.fromkeys(map(str, named)))
-        raise ValueError(f"`order` names {found}; every role must act in it, and the roles are {', '.join(roles)}.")
+    named = dict.fromkeys(str(role) for turn in turns for role in turn)
+    if named.keys() != {*roles}:
+        raise ValueError(
+            f"`order` names {', '.join(named)}; every role must act in it, and the roles are {', '.join(roles)}."
+        )
     return tuple(tuple(role for role in roles if role in turn) for turn in turns)
 
 
 def last_answers(history: History) -> dict[str, str]:
     """Returns the last answer of each role that has acted."""
     return {role: text for turn in history for role, text in turn.joint_action.items()}
-
-
-def last_prompts(history: History) -> dict[str, Prompt]:
-    """Returns the last prompt of each role that has acted."""
-    return {role: prompt for turn in history for role, prompt in turn.prompts.items()}
 
 
 def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:

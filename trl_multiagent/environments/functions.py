@@ -115,17 +115,15 @@ class Functions:
     @property
     def columns(self) -> list[str]:
         """The columns that the templates name."""
-        templates = [
-            text
-            for template in (self.prompts or {}).values()
-            for text in ([template] if isinstance(template, str) else [message["content"] for message in template])
-        ]
+        prompts = self.prompts or {}
+        texts = [x for x in prompts.values() if isinstance(x, str)]
+        texts += [message["content"] for x in prompts.values() if isinstance(x, list) for message in x]
         try:
-            fields = [field for text in templates for _, field, _, _ in Formatter().parse(text)]
+            fields = [field for text in texts for _, field, _, _ in Formatter().parse(text)]
         except ValueError:  # a brace without its partner, which is reported when the template is filled
             return []
         names = dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field)
-        return [name for name in names if self.order is None or name not in (self.prompts or {})]
+        return [name for name in names if self.order is None or name not in prompts]
 
 
 def fill_messages(role: str, messages: list[dict[str, str]], item: dict) -> Prompt:

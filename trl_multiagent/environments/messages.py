@@ -34,13 +34,10 @@ class MessageAblation(EnvironmentWrapper):
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if not any(histories):
             return ask(self.task, items, histories)
-        partners = partners_of(items) if self.how == SHUFFLED else None
+        others = [histories[k] for k in partners_of(items)] if self.how == SHUFFLED else [()] * len(items)
         prompts: list[dict[str, Prompt]] = [{} for _ in items]
         for role in self.roles:
-            read = [
-                with_answers_of(history, histories[partners[k]] if partners else (), role)
-                for k, history in enumerate(histories)
-            ]
+            read = [with_answers_of(*x, role) for x in zip(histories, others, strict=True)]
             for of_item, asked in zip(prompts, ask(self.task, items, read), strict=True):
                 of_item |= {role: asked[role]} if role in asked else {}
         return prompts

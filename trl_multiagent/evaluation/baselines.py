@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, ask, judge
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.rollout.sampler import TeamSampler, render_chat
@@ -58,13 +58,11 @@ class DiscussionEnvironment(EnvironmentWrapper):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         prompts = ask(self.task, items, [answers_of(history) for history in histories])
-        result = []
         for history, of_item in zip(histories, prompts, strict=True):
             if len(history) % 2:  # the drafts are there
                 drafts = history[-1].joint_action
-                of_item = {role: self._show(role, prompt, drafts) for role, prompt in of_item.items()}
-            result.append(of_item)
-        return result
+                of_item |= {role: self._show(role, prompt, drafts) for role, prompt in of_item.items()}
+        return prompts
 
     def _show(self, role: str, prompt: Prompt, drafts: Mapping[str, str]) -> Prompt:
         others = {other: text for other, text in drafts.items() if other != role}
@@ -79,17 +77,17 @@ class DiscussionEnvironment(EnvironmentWrapper):
     ) -> list[Outcome]:
         final = [k for k, history in enumerate(histories) if len(history) % 2]
         outcomes = [Outcome(0.0) for _ in items]
-        past: list[History] = [answers_of(histories[k]) for k in final]
         if final:
-            of_items, actions = [items[k] for k in final], [joint_actions[k] for k in final]
-            for k, outcome in zip(final, judge(self.task, of_items, actions, past, evaluation), strict=True):
+            asked, actions = [items[k] for k in final], [joint_actions[k] for k in final]
+            past = [answers_of(histories[k]) for k in final]
+            for k, outcome in zip(final, judge(self.task, asked, actions, past, evaluation), strict=True):
                 outcomes[k] = outcome
         return outcomes
 
 
-def answers_of(history: History) -> tuple[Turn, ...]:
+def answers_of(history: History) -> History:
     """Returns the turns of the task: those of a discussion without its drafts."""
-    return tuple(history[1::2])
+    return history[1::2]
 
 
 def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:

@@ -18,11 +18,12 @@ SAMPLING_FIELDS = (
 
 
 @dataclass
-class EvaluationConfig:
+class EvaluationConfig(HistoryOptions):
     """
     The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent evaluate`.
 
-    `num_turns` and all settings from there to `discount` are by default those of the training: of the algorithm's section.
+    `num_turns` and all settings from there to `discount`, and those of [`~rollout.history_options.HistoryOptions`], are by default those of the
+    training: of the algorithm's section.
 
     Raises:
         ValueError: a value is impossible, or contradicts another one.
@@ -39,13 +40,6 @@ class EvaluationConfig:
     repetition_penalty: float | None = setting("Penalty of repeated tokens.", gt=0, le=1000)
     stop_strings: dict[str, list[Any]] | None = setting("Strings that end a completion, a list per role.")
     use_chat_template: bool | None = setting("Whether prompts are chat messages.")
-    memory_mode: str | None = setting(
-        "The past turns that agents see, 'full' or 'last'.", choices=("full", "memoryful", "last")
-    )
-    original_prompt: bool | None = setting("Whether agents see the prompt of the first turn.")
-    previous_prompts: bool | None = setting("Whether agents see the prompts of these turns.")
-    previous_response: bool | None = setting("Whether agents see their responses in these turns.")
-    max_history_length: int | None = setting("Most tokens that past turns may add to a prompt.", ge=0)
     discount: float | None = setting("Discount of the return.", ge=0, le=1)
     items_per_batch: int = setting("Items that are played and written together.", 64, ge=1)
     generation_token_budget: int | None = setting("Most prompt and answer tokens of a generate call.", 262144, ge=1)

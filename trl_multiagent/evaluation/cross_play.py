@@ -93,7 +93,7 @@ class CrossPlay:
         return {
             "intervals": "over items, for these runs",
             "matrices": {role: matrix.tolist() for role, matrix in self.matrices.items()},
-            **{name: getattr(self, name).to_json() for name in ("diagonal", "off_diagonal", "difference")},
+            **{name: getattr(self, name)._asdict() for name in ("diagonal", "off_diagonal", "difference")},
         }
 
 

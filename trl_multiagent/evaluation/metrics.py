@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,11 +80,10 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     rewards of their own, `reward/<role>` and `return/<role>` are these.
     """
     roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
-    values = {}
-    for name in ("return", *(f"return/{role}" for role in roles)):
-        rewards = [[role_reward(turn, name.partition("/")[2]) for turn in turns] for turns in episodes]
-        returns = [sum(discount_of(config) ** t * reward for t, reward in enumerate(x)) for x in rewards]
-        values[FINAL, name] = float(np.mean(returns))
+    values, discount = {}, discount_of(config)
+    for role in (None, *roles):
+        returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
+        values[FINAL, f"return/{role}" if role else "return"] = float(np.mean(returns))
     for t in range(max(map(len, episodes))):
         of_turn = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
         values |= {(f"turn_{t + 1}", name): value for name, value in of_turn.items()}
@@ -91,8 +91,8 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     return values | {(FINAL, name): value for name, value in last.items()}
 
 
-def role_reward(turn: dict[str, Any], role: str) -> float:
-    """Returns the reward of a role in a turn: its own, or that of the team."""
+def role_reward(turn: dict[str, Any], role: str | None) -> float:
+    """Returns the reward of a role in a turn: its own, or that of the team, as with `None`."""
     return turn.get("role_rewards", {}).get(role, turn["reward"])
 
 
@@ -133,10 +133,9 @@ def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
         The agents of a pipeline cannot be parallel.
     """
     timings = [record["timing"] for record in records]
-    tokens: dict[str, int] = {}
+    tokens = Counter[str]()
     for turn in [turn for record in records for turn in record["turns"]]:
-        for role, number in turn["tokens"].items():
-            tokens[role] = tokens.get(role, 0) + number
+        tokens.update(turn["tokens"])
 
     def measure(seconds_of_turn: Any, num_tokens: int) -> tuple[float, float]:
         seconds = [sum(seconds_of_turn(turn) for turn in timing["generation_seconds"]) for timing in timings]
@@ -160,8 +159,8 @@ def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
 def numbers_of(results: Sequence[Result], config: EvaluationConfig) -> Numbers:
     """Estimates the mean over items, and over several teams, of every metric that all results have, with its confidence interval."""
     names = common_names(results)
-    bounds = [union([result.bounds(metric) for result in results]) for _, metric in names]
-    return summarize(names, np.stack([columns_of(result, names) for result in results]), bounds, config)
+    bounds = [[result.bounds(metric) for _, metric in names] for result in results]
+    return summarize(names, [columns_of(result, names) for result in results], bounds, config)
 
 
 def paired_differences(pairs: Sequence[tuple[Result, Result]], config: EvaluationConfig) -> Numbers:
@@ -171,10 +170,10 @@ def paired_differences(pairs: Sequence[tuple[Result, Result]], config: Evaluatio
     """
     names = common_names([result for pair in pairs for result in pair])
     bounds = []
-    for _, metric in names:
-        ranges = [(team.bounds(metric), other.bounds(metric)) for team, other in pairs]
-        bounds.append(union([(own[0] - others[1], own[1] - others[0]) for own, others in ranges]))
-    values = np.stack([columns_of(team, names) - columns_of(other, names) for team, other in pairs])
+    for team, other in pairs:
+        ranges = [(*team.bounds(metric), *other.bounds(metric)) for _, metric in names]
+        bounds.append([(low - other_high, high - other_low) for low, high, other_low, other_high in ranges])
+    values = [columns_of(team, names) - columns_of(other, names) for team, other in pairs]
     return summarize(names, values, bounds, config)
 
 
@@ -188,20 +187,16 @@ def columns_of(result: Result, names: Sequence[tuple[str, str]]) -> np.ndarray:
     return result.values[:, [result.names.index(key) for key in names]]
 
 
-def union(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Returns the smallest range that contains all ranges."""
-    return min(low for low, _ in ranges), max(high for _, high in ranges)
-
-
 def summarize(
     names: Sequence[tuple[str, str]],
-    values: np.ndarray,
-    bounds: Sequence[tuple[float, float]],
+    values: Sequence[np.ndarray],
+    bounds: Sequence[Sequence[tuple[float, float]]],
     config: EvaluationConfig,
 ) -> Numbers:
-    """Returns the estimates of all columns, by turn and metric. See [`~statistics.estimates`]."""
+    """Estimates all columns, by turn and metric. `values` and `bounds`: those of each team. See [`~statistics.estimates`]."""
     numbers: Numbers = {}
-    found = estimates(values, bounds, config.num_bootstraps, config.confidence, config.seed)
+    widest = [(min(low for low, _ in x), max(high for _, high in x)) for x in zip(*bounds, strict=True)]
+    found = estimates(np.stack(values), widest, config.num_bootstraps, config.confidence, config.seed)
     for (turn, metric), estimate in zip(names, found, strict=True):
         numbers.setdefault(turn, {})[metric] = estimate
     return numbers

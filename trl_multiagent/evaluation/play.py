@@ -249,15 +249,13 @@ def play_batch(
 def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
     """Returns what happened in one turn of an episode, as plain values. Numbers that are not finite are left out."""
     (outcome,) = node.outcomes
-    prompts = {role: sample.prompt_ids for role, sample in node.samples.items()}
-    answers = {role: sample.completion_ids[0] for role, sample in node.samples.items()}
     return {
         "prompts": dict(node.prompts),
         "completions": node.joint_actions[0],
         "reward": outcome.reward,
         **({"role_rewards": outcome.role_rewards} if outcome.role_rewards else {}),
         "metrics": {name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
-        "prompt_tokens": {role: len(ids) for role, ids in prompts.items()},
-        "tokens": {role: len(ids) for role, ids in answers.items()},
+        "prompt_tokens": {role: len(x.prompt_ids) for role, x in node.samples.items()},
+        "tokens": {role: len(x.completion_ids[0]) for role, x in node.samples.items()},
         "finished": {role: x.is_finished(0, sampler.team.end_tokens(role)) for role, x in node.samples.items()},
     }

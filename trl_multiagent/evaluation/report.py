@@ -26,6 +26,7 @@ NOTHING_NOTE = (
     "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss is the whole pass rate by "
     "construction: it shows that the part is needed, not that the agent does it well."
 )
+SPEEDS = "sequential_latency parallel_latency sequential_tokens_per_second parallel_tokens_per_second".split()
 COST_NOTE = "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the batches, with scoring, per episode."
 
 
@@ -163,15 +164,9 @@ class Report:
         """Returns latency and throughput of the generation, per agent and per team."""
         rows = [["generation", "latency s", "if parallel", "tokens/s", "if parallel"]]
         sizes = set()
-        for result in self.shown:
-            if result.speed is None:
-                continue
-            speed = result.speed
+        for result, speed in [(x, x.speed) for x in self.shown if x.speed is not None]:
             sizes.add(f"{speed['episodes']:.0f}")
-            kinds = [
-                f"{kind}_{what}" for what in ("latency", "tokens_per_second") for kind in ("sequential", "parallel")
-            ]
-            rows.append([result.name, *[f"{speed[kind]:.3g}" for kind in kinds]])
+            rows.append([result.name, *[f"{speed[kind]:.3g}" for kind in SPEEDS]])
             for role, latency in speed["latency"].items() if len(speed["latency"]) > 1 else ():
                 rows.append([f"  {role}", f"{latency:.3g}", "", f"{speed['tokens_per_second'][role]:.3g}", ""])
         if not sizes:
@@ -209,7 +204,7 @@ def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
 
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
-    return {turn: {name: x.to_json() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
+    return {turn: {name: x._asdict() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
 
 
 def show(estimate: Estimate | None, name: str) -> str:

@@ -25,9 +25,6 @@ class Estimate(NamedTuple):
     def excludes_zero(self) -> bool:
         return self.low > 0 or self.high < 0
 
-    def to_json(self) -> dict[str, float]:
-        return {"mean": self.mean, "low": self.low, "high": self.high}
-
 
 def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
     """

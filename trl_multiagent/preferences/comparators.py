@@ -1,7 +1,5 @@
 """Makes comparators, the policies that sample the other joint answer of a pair. They get the same nodes as the team that is trained."""
 
-import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 
 from trl_multiagent.endpoints.client import EndpointClient
 from trl_multiagent.endpoints.endpoint import describe_endpoint
-from trl_multiagent.endpoints.files import Question
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.centralized import assignments, central_prompt, split_blocks
 from trl_multiagent.folders import TEAM_FILE
@@ -138,19 +135,11 @@ def ask_model(
     client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str, nodes: list[Node], num_candidates: int
 ) -> dict[str, list[Samples]]:
     """
-    Samples completions of a model at an endpoint, with a request for each. All are sent at the same time, and if one is not answered, an
-    `UnavailableError` says why. `seed` is a key of the cache: calls with the same seed reuse cached answers.
+    Samples completions of a model at an endpoint. Each completion is a request of its own, and all of them are sent at the same time. For
+    `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
     """
-    questions, asked = [], Counter[str]()
-    for node in nodes:
-        for prompt in node.prompts.values():
-            given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
-            text = json.dumps(messages)
-            for _ in range(num_candidates):
-                asked[text] += 1  # so that two items with the same prompt have different candidates, too
-                questions.append(Question(messages, f"{seed}/{asked[text]}"))
-    texts = iter(ask_endpoint(client, questions, "The comparator"))
+    prompts = [prompt for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
+    texts = iter(ask_endpoint(client, prompts, seed, "The comparator"))
     samples: dict[str, list[Samples]] = {}
     for node in nodes:
         for role in node.prompts:

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trl_multiagent.endpoints.endpoint import LIMITS, Endpoint, make_endpoint
+from trl_multiagent.endpoints.endpoint import FIELDS, EndpointSettings, endpoint_section, make_endpoint
 from trl_multiagent.limits import check_arguments, setting
 from trl_multiagent.rollout.sampling_options import SamplingOptions
 
@@ -21,11 +21,17 @@ PAIRING_FIELDS = (
     *"pair_selection preference_pairs_per_sample use_environment_step environment_steps_per_pair".split(),
     "log_reward_distribution",
 )
+# The keys of the fields of `EndpointSettings`. Those of the sampling are the same as the team's
+API_KEYS = {x: f"comparator_api_{x}" for x in FIELDS if x not in ("max_tokens", "temperature", "top_p")}
+API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 
 
 @dataclass
-class PreferenceConfig(SamplingOptions):
-    """The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`."""
+class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline")), SamplingOptions):  # type: ignore[misc]
+    """
+    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. A value that is
+    impossible, or contradicts another one, is a `ValueError`.
+    """
 
     output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
     preference_num_candidates: int = setting("Joint answers that are sampled per item.", 80, ge=1, le=1000000)
@@ -47,21 +53,10 @@ class PreferenceConfig(SamplingOptions):
     comparator_model_name: str | None = setting("Model id or folder, or the folder of a saved team, of `model`.")
     comparator_agents: list[str] | None = setting("Model ids of `model`, one per role.")
     comparator_api_model: str | None = setting("With `api`, the model's name at its provider or `comparator_api_url`.")
-    comparator_api_url: str | None = setting("Base URL of the endpoint, such as http://localhost:8000/v1.")
     comparator_api_format: Literal["openai", "anthropic", "generic"] | None = setting(
         "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name. 'generic', of CoMLRL, is not supported."
     )
-    comparator_api_key_env: str | None = setting(
-        "Environment variable that holds the key; by default the provider's. With `comparator_api_url` and without this, no key is sent."
-    )
-    comparator_api_timeout: float = setting("Seconds that one request may take.", 120.0, gt=0, le=1000000)
     comparator_api_deadline: float = setting("Seconds for all requests of a chunk of items.", 1800.0, gt=0, le=1000000)
-    comparator_api_tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1, le=1000)
-    comparator_api_concurrency: int = setting("Requests at the same time, in each process.", 16, ge=1, le=10000)
-    comparator_api_token_budget: int | None = setting("Most tokens of all requests and answers of a collection.", ge=1)
-    comparator_api_input_price: float | None = setting("Price of a million prompt tokens.", ge=0, le=1000000000)
-    comparator_api_output_price: float | None = setting("Price of a million answer tokens.", ge=0, le=1000000000)
-    comparator_api_extra_body: dict[str, Any] | None = setting("More fields of each request.")
     comparator_num_candidates: int | None = setting(
         "Joint answers of the comparator per item; by default as many as the team's.", ge=1, le=1000000
     )
@@ -100,7 +95,7 @@ class PreferenceConfig(SamplingOptions):
                 "`comparator_model_name`, or `comparator_policy: api`."
             )
 
-    def comparator_endpoint(self, num_roles: int) -> Endpoint:
+    def comparator_endpoint(self, num_roles: int) -> EndpointSettings:
         """Makes the endpoint of `comparator_policy: api`. Raises `ValueError` if a setting is missing or impossible."""
         if self.comparator_api_model is None:
             raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
@@ -108,16 +103,12 @@ class PreferenceConfig(SamplingOptions):
             raise ValueError("`comparator_api_format: generic` is not supported: set it to openai or anthropic.")
         answers = num_roles if self.comparator_generation_mode == "centralized" else 1  # in one text
         return make_endpoint(
-            self.comparator_api_model,
-            self.comparator_api_url,
-            self.comparator_api_key_env,
-            self.comparator_api_format,
-            names=("comparator_api_url", "comparator_api_key_env", "comparator_api_format"),
+            **{field: getattr(self, key) for field, key in API_KEYS.items()},
+            called=API_KEYS.__getitem__,
             max_tokens=answers * self.max_completion_length,
             # 1 is the default everywhere, and some models reject the parameter
             temperature=None if self.temperature == 1.0 else self.temperature,
             top_p=None if self.top_p == 1.0 else self.top_p,
-            **{name: getattr(self, f"comparator_api_{name}") for name in LIMITS},
         )
 
     @property

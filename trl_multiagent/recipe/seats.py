@@ -1,6 +1,6 @@
 """Makes what plays the roles that are not trained, as the section `seats` says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ from typing import Any
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import make_endpoint
+from trl_multiagent.endpoints.endpoint import EndpointSettings, make_endpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
-from trl_multiagent.limits import check_value
+from trl_multiagent.limits import check_value, same
 from trl_multiagent.recipe.models import make_loader
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment, TeamSeat
@@ -32,9 +32,7 @@ class Run:
     """The run whose checkpoints are the population `self`."""
 
     folder: Path
-    start: (
-        str | list[str] | None
-    )  # the models from which it started, as in `Settings.model_names`; `None` if not known
+    start: str | list[str] | None  # where it started, as in `Settings.model_names`; `None` if not known
 
 
 def seated(settings: Settings, environment: Environment, folder: Path, run: Run) -> Environment:
@@ -54,75 +52,83 @@ def seated(settings: Settings, environment: Environment, folder: Path, run: Run)
 
 def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Run, trained: Sequence[str]) -> Seat:
     """Makes the seat of a role, see [`seated`]. `trained` are the roles of the team."""
-    own, seed = read_section(f"seats.{role}", section), settings.arguments.get("seed", 0)
+    path, seed = f"seats.{role}", settings.arguments.get("seed", 0)
+    own: SeatSettings = read_section(path, section, SeatSettings)
     if own.function is not None:
-        return FunctionSeat(import_function(f"seats.{role}.function", own.function))
+        return FunctionSeat(import_function(f"{path}.function", own.function))
     if own.endpoint is not None:
-        try:
-            endpoint = make_endpoint(**{"max_tokens": own.max_completion_length, **own.endpoint})
-        except TypeError as error:  # an unknown or a missing field
-            problem = str(error).replace("make_endpoint() ", "").replace("Endpoint.__init__() ", "")
-            raise ValueError(f"`seats.{role}.endpoint`: {problem}.") from error
+        given = {"max_tokens": own.max_completion_length, **own.endpoint}
+        endpoint: EndpointSettings = read_section(f"{path}.endpoint", given, EndpointSettings)
+        if endpoint.model is None:
+            raise ValueError(f"`{path}.endpoint.model` is missing: the model's name, as the endpoint knows it.")
+        endpoint = make_endpoint(**vars(endpoint), called=lambda field: f"{path}.endpoint.{field}")
         return EndpointSeat(EndpointClient(endpoint, folder / "seats" / role), seed)
     if is_deepspeed_zero3_enabled():
-        raise ValueError(f"`seats.{role}`: under ZeRO-3, a team cannot play a role. Use ZeRO-2, or an endpoint.")
-    check_names(own.population if isinstance(own.population, list) else own.team or [], f"seats.{role}")
+        raise ValueError(f"`{path}`: under ZeRO-3, a team cannot play a role. Use ZeRO-2, or an endpoint.")
 
-    def seat(names: str | list[str]) -> TeamSeat:
-        return TeamSeat(lambda: load_sampler(settings, own, role, names), str(names), own.agent)
+    def seat(name: str) -> TeamSeat:
+        return TeamSeat(lambda: load_sampler(settings, own, role, name), name, own.agent)
 
     if own.team is not None:
+        check_names(own.team, path)
         return seat(own.team)
-    if own.population != "self":
-        members = {name: seat(name) for name in own.population or ()}
+    if isinstance(own.population, list):
+        check_names(own.population, path)
+        members = {name: seat(name) for name in own.population}
         return Population(lambda step: members, list(members), seed)
-    agent, start, made = own.agent or role, run.start, dict[str, Seat]()
-    if agent not in trained:
-        raise ValueError(f"`seats.{role}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
-    if start is not None:
-        made[START] = seat(start if isinstance(start, str) else start[trained.index(agent)])
+    return self_play(path, own.agent or role, run, trained, seat, seed)
 
-    def checkpoints(step: int | None) -> dict[str, Seat]:
-        """Returns the models from which the run starts, and its checkpoints that are no later than a step."""
-        found = {step_of(path): path for path in run.folder.glob("checkpoint-*") if (path / TEAM_FILE).is_file()}
+
+def self_play(
+    path: str, agent: str, run: Run, trained: Sequence[str], seat: Callable[[str], TeamSeat], seed: int
+) -> Population:
+    """Makes a population of what an agent of this run was: the model from which it started, and its checkpoints so far."""
+    if agent not in trained:
+        raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
+    start = run.start[trained.index(agent)] if isinstance(run.start, list) else run.start
+    first = {} if start is None else {START: seat(start)}
+    made: dict[str, TeamSeat] = {}
+
+    def members(step: int | None) -> Mapping[str, Seat]:
+        found = {step_of(x): x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()}
         saved = [found[number] for number in sorted(found) if step is None or number <= step]
-        members = {name: made[name] for name in made if name == START}
-        members |= {path.name: made.setdefault(path.name, seat(str(path))) for path in saved}
+        members = {**first, **{x.name: made.setdefault(x.name, seat(str(x))) for x in saved}}
         if not members:
-            raise UnavailableError(f"`seats.{role}.population` is 'self', but {run.folder} holds no checkpoints.")
+            raise UnavailableError(f"`{path}.population` is 'self', but {run.folder} holds no checkpoints.")
         return members
 
-    return Population(checkpoints, "self", seed)
+    return Population(members, "self", seed)
 
 
-def read_section(path: str, section: Any) -> SeatSettings:
-    """Checks the settings of a seat. Raises `ValueError` if one is unknown or has a wrong type."""
-    keys = keys_of(SeatSettings)
+def read_section(path: str, section: Any, cls: type) -> Any:
+    """Makes an instance of a dataclass from a section of the settings. Raises `ValueError` if a key is unknown or a value is wrong."""
+    keys = keys_of(cls)
     if not isinstance(section, Mapping):
-        raise ValueError(f"`{path}` must be a section with one of function, team, population and endpoint.")
+        raise ValueError(f"`{path}` must be a section with some of {', '.join(keys)}.")
     for name, value in section.items():
         if name not in keys:
             raise ValueError(f"`{path}.{name}` is not a known setting; it has {', '.join(keys)}.")
-        try:
-            check_value(value, keys[name].hint, keys[name].limits)
-        except ValueError as error:
-            raise ValueError(f"`{path}.{name}` {error}") from error
+        if not same(value, keys[name].default):
+            try:
+                check_value(value, keys[name].hint, keys[name].limits)
+            except ValueError as error:
+                raise ValueError(f"`{path}.{name}` {error}") from error
     try:
-        return SeatSettings(**section)
+        return cls(**section)
     except ValueError as error:
         raise ValueError(f"`{path}`: {error}") from error
 
 
-def load_sampler(settings: Settings, own: SeatSettings, role: str, names: str | list[str]) -> TeamSampler:
+def load_sampler(settings: Settings, own: SeatSettings, role: str, name: str) -> TeamSampler:
     """Loads a team that plays a role, and makes its sampler. Raises `UnavailableError` if it cannot be loaded, or has no such agent."""
     agent = role if own.agent is None else own.agent
     try:
-        team = make_loader(settings).load_player(names, [agent])
+        team = make_loader(settings).load_player(name, [agent])
     except LoadError as error:
         raise UnavailableError(f"`seats.{role}`: {error}") from error
     if agent not in team.roles:
         roles = ", ".join(team.roles)
-        raise UnavailableError(f"`seats.{role}`: {names} has the roles {roles}, not {agent!r}: set `agent`.")
+        raise UnavailableError(f"`seats.{role}`: {name} has the roles {roles}, not {agent!r}: set `agent`.")
     team.requires_grad_(False).eval()
     arguments = sampling_arguments({"max_new_tokens": own.max_completion_length, "temperature": own.temperature})
     budget, seed = settings.arguments.get("generation_token_budget"), settings.arguments.get("seed", 0)

@@ -65,24 +65,17 @@ def whole_prompt(
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
     """
-    own = own_turns(role, history)
-    prompts, responses = [turn.prompts[role] for turn in own], [turn.joint_action[role] for turn in own]
+    own, parts = own_turns(role, history), []
+    for turn, (shows_prompt, shows_response) in zip(own, options.shown(len(own), dropped), strict=True):
+        past, response = turn.prompts[role], turn.joint_action[role]
+        if markers is not None:
+            # The prompts of the first turn are the task's own. Later ones may quote what models have written
+            past = past if turn is history[0] else without_markers(past, markers)
+            texts = enumerate(OWN_MARKERS.split(response))
+            response = "".join(x if k % 2 else without_markers(x, markers) for k, x in texts)
+        parts.append((past if shows_prompt else None, response if shows_response else None))
     if markers is not None and history:
-        # The prompts of the first turn are the task's own. Later ones may quote what models have written
-        prompts = [
-            x if turn is history[0] else without_markers(x, markers) for turn, x in zip(own, prompts, strict=True)
-        ]
-        responses = [
-            "".join(x if k % 2 else without_markers(x, markers) for k, x in enumerate(OWN_MARKERS.split(text)))
-            for text in responses
-        ]
         prompt = without_markers(prompt, markers)
-    parts = [
-        (past if shows_prompt else None, response if shows_response else None)
-        for past, response, (shows_prompt, shows_response) in zip(
-            prompts, responses, options.shown(len(own), dropped), strict=True
-        )
-    ]
     if as_chat:
         return _chat(parts, prompt)
     if not isinstance(prompt, str):
@@ -90,13 +83,12 @@ def whole_prompt(
             f"The environment returned chat messages for agent {role!r}, but its tokenizer has no chat template: "
             "return plain text, or use a tokenizer with a chat template."
         )
-    texts = []
-    for past_prompt, response in parts:
-        if past_prompt is None and response is not None:
-            texts.append(f"{EARLIER_ANSWER}{response}")
-        elif past_prompt is not None:
-            texts.append(f"{past_prompt}{response or ''}")
-    return "".join(f"{text}\n\n" for text in texts) + prompt
+    shown = [
+        f"{EARLIER_ANSWER if past_prompt is None else past_prompt}{response or ''}"
+        for past_prompt, response in parts
+        if (past_prompt, response) != (None, None)
+    ]
+    return "\n\n".join([*shown, prompt])
 
 
 def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list[dict[str, str]]:
@@ -122,11 +114,11 @@ def _after(texts: list[str], prompt: Prompt) -> list[dict[str, str]]:
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if not texts:
         return messages
-    first = next((k for k, message in enumerate(messages) if message["role"] == "user"), None)
-    if first is None:
-        return [{"role": "user", "content": "\n\n".join(texts)}, *messages]
-    messages[first] = {**messages[first], "content": "\n\n".join([*texts, messages[first]["content"]])}
-    return messages
+    for k, message in enumerate(messages):
+        if message["role"] == "user":
+            messages[k] = {**message, "content": "\n\n".join([*texts, message["content"]])}
+            return messages
+    return [{"role": "user", "content": "\n\n".join(texts)}, *messages]
 
 
 def tokenize_nodes(
@@ -199,15 +191,11 @@ def continue_turns(
     The new ids stand for the same text. They only differ if the tokenizer splits a response differently from the way in which it was
     sampled.
     """
-    texts_before: dict[int, str] = {}  # of the prompts of the turn before, which several nodes continue
     for node, prompt in zip(nodes, prompts, strict=True):
-        if role not in node.continues:
+        before, g = node.continues.get(role, (None, 0))
+        if before is None or before.prompt is None:
             continue
-        before, g = node.continues[role]
-        if before.prompt is None:
-            continue
-        text_before = texts_before.setdefault(id(before), render(before.prompt))
-        text, start = render(prompt.prompt), text_before + before.texts[g]
+        text, start = render(prompt.prompt), render(before.prompt) + before.texts[g]
         if not text.startswith(start):
             continue
         response = before.completion_ids[g]

@@ -40,14 +40,8 @@ class Branch:
     history: History
     prompts: dict[str, Prompt]
     actions: JointAction = field(default_factory=dict)
-    outcomes: list[Outcome] = field(default_factory=list)  # of the turns that were played here
-    following: dict[str, Prompt] | None = (
-        None  # the prompts of the next turn, `None` if the task was not asked for them
-    )
-
-
-# The past turns of the whole task in a branch, and the prompts of its next turn if they are known
-Reached = tuple[History, dict[str, Prompt] | None]
+    following: dict[str, Prompt] | None = None  # the prompts of the next turn, if the task was asked for them
+    num_played: int = 0  # the last of the past turns, which were played here
 
 
 class Seat(ABC):
@@ -96,14 +90,8 @@ class EndpointSeat(Seat):
         self.client, self.seed = client, seed
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        questions, asked = [], Counter[str]()
-        for branch in branches:
-            prompt = whole_prompt(role, branch.history, branch.prompts[role], as_chat=True)
-            messages = tuple({"role": x["role"], "content": x["content"]} for x in prompt if not isinstance(x, str))
-            text = json.dumps(messages)
-            asked[text] += 1  # equal prompts have different answers, too
-            questions.append(Question(messages, f"{self.seed}/{training_step()}/{asked[text]}"))
-        return ask_endpoint(self.client, questions, f"The model that plays {role!r}")
+        prompts = [whole_prompt(role, branch.history, branch.prompts[role], as_chat=True) for branch in branches]
+        return ask_endpoint(self.client, prompts, f"{self.seed}/{training_step()}", f"The model that plays {role!r}")
 
     def describe(self) -> dict[str, Any]:
         return {"endpoint": describe_endpoint(self.client.endpoint), "seed": self.seed}
@@ -213,9 +201,8 @@ class SeatedEnvironment(EnvironmentWrapper):
         unknown = [role for role in seats if role not in task.roles]
         if unknown or len(seats) == len(task.roles):
             problem = f"{unknown[0]!r} is none of them" if unknown else "none is left to train"
-            raise ValueError(
-                f"`seats` has {', '.join(seats)}. The task has the roles {', '.join(task.roles)}: {problem}."
-            )
+            own = ", ".join(task.roles)
+            raise ValueError(f"`seats` has {', '.join(seats)}. The task has the roles {own}: {problem}.")
         for role, seat in seats.items():
             if not isinstance(seat, Seat):
                 raise TypeError(f"The seat of {role!r} is {show(seat)}; it must be a `Seat`, such as `FunctionSeat`.")
@@ -225,7 +212,7 @@ class SeatedEnvironment(EnvironmentWrapper):
             turns = [tuple(role for role in turn if role in self.roles) for turn in task.order]
             self.order = tuple(turn for turn in turns if turn)
         # By item of the batch: the turns before the first one of a trained agent
-        self._openings: dict[str, Reached] = {}
+        self._openings: dict[str, Branch] = {}
 
     def check_turns(self, num_turns: int) -> None:
         if self.order is None:
@@ -252,15 +239,14 @@ class SeatedEnvironment(EnvironmentWrapper):
     def _branches(self, items: list[dict], histories: list[History], joint_actions: list[JointAction]) -> list[Branch]:
         """Makes the branches of the whole task. The task is asked only for prompts that are not known."""
         reached = [self._reached(*x) for x in zip(items, histories, strict=True)]
-        unknown = [k for k, (_, known) in enumerate(reached) if known is None]
-        prompts = ask(self.task, [items[k] for k in unknown], [reached[k][0] for k in unknown])
-        asked = dict(zip(unknown, prompts, strict=True))
+        unknown = [x for x in reached if x.following is None]
+        asked = iter(ask(self.task, [x.item for x in unknown], [x.history for x in unknown]))
         return [
-            Branch(items[k], history, asked[k] if known is None else known, joint_actions[k])
-            for k, (history, known) in enumerate(reached)
+            Branch(item, x.history, next(asked) if x.following is None else x.following, actions)
+            for item, x, actions in zip(items, reached, joint_actions, strict=True)
         ]
 
-    def _reached(self, item: dict, history: History) -> Reached:
+    def _reached(self, item: dict, history: History) -> Branch:
         """Returns where a branch of the whole task is. After a turn of trained agents, the `info` of its outcome says so."""
         if history:
             return history[-1].outcome.info
@@ -268,9 +254,9 @@ class SeatedEnvironment(EnvironmentWrapper):
         if key not in self._openings:
             (prompts,) = ask(self.task, [item], [()])
             opening = Branch(item, (), prompts, following=prompts)
-            if not self._is_trained(prompts):
+            if prompts.keys() <= self.seats.keys():
                 self._play([opening], evaluation=False)
-            self._openings[key] = (opening.history, opening.following)
+            self._openings[key] = opening
         return self._openings[key]
 
     def _can_play(self, num_turns: int) -> bool:
@@ -283,10 +269,6 @@ class SeatedEnvironment(EnvironmentWrapper):
             return False
         return True
 
-    def _is_trained(self, prompts: dict[str, Prompt]) -> bool:
-        """Returns whether a trained agent is among those that act."""
-        return any(role in self.roles for role in prompts)
-
     def _play(self, branches: list[Branch], evaluation: bool) -> None:
         """Plays a turn of each branch, whose trained agents have answered, and those after it in which only seats act."""
         for _ in range(MAX_TURNS_ALONE):
@@ -296,35 +278,35 @@ class SeatedEnvironment(EnvironmentWrapper):
                 asked = [branch for branch in branches if role in branch.prompts]
                 for branch, text in zip(asked, seat.answer(role, asked) if asked else (), strict=True):
                     branch.actions = {**branch.actions, role: text}
-            items, histories = [branch.item for branch in branches], [branch.history for branch in branches]
-            actions = [{role: branch.actions[role] for role in branch.prompts} for branch in branches]
-            shown = [branch.prompts for branch in branches]
-            with scoring(dataclasses.replace(scoring_context(), prompts=shown, completion_ids=None)):
+            actions = [{role: x.actions[role] for role in x.prompts} for x in branches]
+            items, histories = [x.item for x in branches], [x.history for x in branches]
+            shown = dataclasses.replace(scoring_context(), prompts=[x.prompts for x in branches], completion_ids=None)
+            with scoring(shown):
                 outcomes = judge(self.task, items, actions, histories, evaluation)
             for branch, action, outcome in zip(branches, actions, outcomes, strict=True):
                 branch.history = (*branch.history, Turn(branch.prompts, action, outcome))
-                branch.outcomes.append(outcome)
+                branch.num_played += 1
                 branch.following = None
             branches = [branch for branch in branches if self._can_play(len(branch.history) + 1)]
             following = ask(self.task, [x.item for x in branches], [x.history for x in branches])
             for branch, prompts in zip(branches, following, strict=True):
                 branch.prompts, branch.actions, branch.following = prompts, {}, prompts
-            branches = [branch for branch in branches if branch.prompts and not self._is_trained(branch.prompts)]
+            branches = [x for x in branches if x.prompts and x.prompts.keys() <= self.seats.keys()]
         raise TaskError(f"Only seats acted in {MAX_TURNS_ALONE} turns in a row. The task has to end the episode.")
 
     def _outcome(self, branch: Branch) -> Outcome:
         """Adds up the rewards of the turns that were played in a branch. Of metrics with the same name, the last one counts."""
-        outcomes = branch.outcomes
-        joined = Outcome(sum(outcome.reward for outcome in outcomes), info=(branch.history, branch.following))
-        for outcome in outcomes:
-            joined.metrics |= outcome.metrics
-            joined.extra |= outcome.extra
+        turns = branch.history[-branch.num_played :]
+        outcomes = [turn.outcome for turn in turns]
+        joined = Outcome(sum(outcome.reward for outcome in outcomes), info=branch)
+        for turn in turns:
+            joined.metrics |= turn.outcome.metrics
+            joined.extra |= turn.outcome.extra
+            joined.extra |= {f"answer/{role}": turn.joint_action[role] for role in self.seats if role in turn.prompts}
         if any(outcome.role_rewards for outcome in outcomes):
             joined.set_role_rewards(
                 {role: sum(x.role_rewards.get(role, x.reward) for x in outcomes) for role in self.roles}
             )
-        for turn in branch.history[-len(outcomes) :]:
-            joined.extra |= {f"answer/{role}": turn.joint_action[role] for role in self.seats if role in turn.prompts}
         for role, seat in self.seats.items():
             partner = seat.partner(branch.item)
             if partner is not None:
@@ -332,8 +314,18 @@ class SeatedEnvironment(EnvironmentWrapper):
         return joined
 
 
-def ask_endpoint(client: EndpointClient, questions: Sequence[Question], name: str) -> list[str]:
-    """Returns the answers to all questions. If one is missing, an [`UnavailableError`] that begins with `name` says why."""
+def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, name: str) -> list[str]:
+    """
+    Returns an answer to each prompt. Equal prompts have different answers. With the same seed, kept answers are used again. If an answer is
+    missing, an [`UnavailableError`] that begins with `name` says why.
+    """
+    questions, asked = [], Counter[str]()
+    for prompt in prompts:
+        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
+        text = json.dumps(messages)
+        asked[text] += 1
+        questions.append(Question(messages, f"{seed}/{asked[text]}"))
     answers = client.ask(questions, stop_at_failure=True)
     failures = [answer for answer in answers if isinstance(answer, EndpointError)]
     if failures:

@@ -61,8 +61,7 @@ class ToolSeat(Seat):
             return self.environment.reset(**item) or ""
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        pasts = [[turn.joint_action for turn in branch.history] for branch in branches]
-        return [self._call(self._replay(role, x.item, past)) for x, past in zip(branches, pasts, strict=True)]
+        return [self._call(self._replay(role, x.item, [turn.joint_action for turn in x.history])) for x in branches]
 
     def reward(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> float:
         """Returns `get_reward` after those calls in the joint actions of an episode that the role has answered."""

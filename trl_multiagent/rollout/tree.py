@@ -7,16 +7,12 @@ and one for its outcomes. A group of episodes is several trees of the same item 
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
 from trl_multiagent.environments.scoring import ScoringContext, scoring
-
-
-if TYPE_CHECKING:
-    from transformers import TrainerState
 
 
 @dataclass
@@ -82,22 +78,27 @@ class Node:
     @property
     def joint_actions(self) -> list[JointAction]:
         """The joint actions: the text of each agent that acts, by role."""
-        return [
-            {role: samples.texts[g] for (role, samples), g in zip(self.samples.items(), index, strict=True)}
-            for index in self.indices
-        ]
+        return [self.texts(index) for index in self.indices]
+
+    def texts(self, index: tuple[int, ...]) -> JointAction:
+        """Returns the joint action with these completions."""
+        return {role: x.texts[g] for role, (x, g) in self.chosen(index).items()}
+
+    def chosen(self, index: tuple[int, ...]) -> dict[str, tuple[Samples, int]]:
+        """Returns the completions of a joint action by role: the samples, and the number of the completion there."""
+        return {role: (samples, g) for (role, samples), g in zip(self.samples.items(), index, strict=True)}
 
     def turn(self, joint_action: int) -> Turn:
         """Returns this node and one of its joint actions as a past turn, for the history of the child node."""
-        return Turn(self.prompts, self.joint_actions[joint_action], self.outcomes[joint_action])
+        return Turn(self.prompts, self.texts(self.indices[joint_action]), self.outcomes[joint_action])
 
-    def rewards_of(self, role: str) -> list[float]:
-        """Returns the rewards of a role: its own, or those of the team."""
-        return self.role_rewards.get(role, self.rewards)
+    def rewards_of(self, role: str | None) -> list[float]:
+        """Returns the rewards of a role: its own, or those of the team, as with `None`."""
+        return self.rewards if role is None else self.role_rewards.get(role, self.rewards)
 
-    def returns_of(self, role: str) -> list[float]:
-        """Returns the returns of a role: its own, or those of the team."""
-        return self.role_returns.get(role, self.returns)
+    def returns_of(self, role: str | None) -> list[float]:
+        """Returns the returns of a role: its own, or those of the team, as with `None`."""
+        return self.returns if role is None else self.role_returns.get(role, self.returns)
 
     def completion_of(self, role: str) -> list[int]:
         """Returns the index of a role's completion in each joint action."""
@@ -187,10 +188,7 @@ def grow_trees(
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
-    if num_episodes is not None:
-        items = [dict(item) for item in items for _ in range(num_episodes)]
-    nodes = root_nodes(items, environment)
-    _number(nodes, num_episodes, numbers)
+    nodes = root_nodes(items, environment, num_episodes, numbers)
     levels = []
     for turn in range(num_turns):
         levels.append(nodes)
@@ -208,18 +206,22 @@ def grow_trees(
     return levels
 
 
-def _number(nodes: list[Node], num_episodes: int | None, numbers: Sequence[int] | None) -> None:
-    """Sets the `tree` and the `episode` of the nodes of the first turn, see [`grow_trees`]."""
-    for k, node in enumerate(nodes):
-        position, episode = divmod(k, num_episodes or 1)
-        node.tree = position if numbers is None else numbers[position]
-        node.episode = None if num_episodes is None else episode
-
-
-def root_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:
-    """Makes the nodes of the first turn, one per item."""
-    prompts = ask(environment, list(items), [()] * len(items))
-    return [Node(item, (), of_item) for item, of_item in zip(items, prompts, strict=True)]
+def root_nodes(
+    items: Sequence[dict],
+    environment: Environment,
+    num_episodes: int | None = None,
+    numbers: Sequence[int] | None = None,
+) -> list[Node]:
+    """Makes the nodes of the first turn: one per item, or one per episode. For the arguments, see [`grow_trees`]."""
+    nodes = [
+        Node(dict(item), (), {}, tree=number, episode=episode)
+        for number, item in zip(numbers or range(len(items)), items, strict=True)
+        for episode in ([None] if num_episodes is None else range(num_episodes))
+    ]
+    prompts = ask(environment, [node.item for node in nodes], [()] * len(nodes))
+    for node, of_item in zip(nodes, prompts, strict=True):
+        node.prompts = of_item
+    return nodes
 
 
 def judge_nodes(
@@ -227,7 +229,7 @@ def judge_nodes(
     nodes: list[Node],
     evaluation: bool = False,
     chat_roles: frozenset[str] = frozenset(),
-    trainer_state: "TrainerState | None" = None,
+    trainer_state: Any = None,
     metrics: dict[str, list[float]] | None = None,
 ) -> list[list[Outcome]]:
     """
@@ -245,22 +247,13 @@ def judge_nodes(
     if not nodes:
         return []
     owners = [node for node in nodes for _ in node.indices]
+    items, histories = [node.item for node in owners], [node.history for node in owners]
     joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
-    items = [node.item for node in owners]
-    histories: list[Sequence[Turn]] = [node.history for node in owners]
-    context = ScoringContext(
-        prompts=[node.prompts for node in owners],
-        completion_ids=[
-            {role: samples.completion_ids[g] for (role, samples), g in zip(node.samples.items(), index, strict=True)}
-            for node in nodes
-            for index in node.indices
-        ],
-        chat_roles=chat_roles,
-        trainer_state=trainer_state,
-        metrics={} if metrics is None else metrics,
-    )
-    with scoring(context):
-        outcomes = iter(judge(environment, items, joint_actions, histories, evaluation))
+    chosen = [node.chosen(index) for node in nodes for index in node.indices]
+    ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
+    prompts = [node.prompts for node in owners]
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, {} if metrics is None else metrics)):
+        outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 
 
@@ -300,11 +293,9 @@ def _grow_children(
             if is_continued:
                 node.ended.append(action)
             continue
-        before = {role: (x, g) for (role, x), g in zip(node.samples.items(), node.indices[action], strict=True)}
-        child = Node(
-            node.item, history, child_prompts, tree=node.tree, path=(*node.path, action), episode=node.episode
-        )
-        child.continues = {**node.continues, **before}
+        child = Node(node.item, history, child_prompts, tree=node.tree, episode=node.episode)
+        child.path = (*node.path, action)
+        child.continues = {**node.continues, **node.chosen(node.indices[action])}
         (node.children if is_continued else node.unvisited)[action] = child
         if is_continued:
             children.append(child)
@@ -327,21 +318,17 @@ def _continued_actions(node: Node, handoff: str | None, threshold: float | None,
 def _add_returns(levels: list[list[Node]], roles: Sequence[str], discount: float) -> None:
     """Computes the returns of all nodes; those of each role if a node has rewards by role."""
     nodes = [node for level in reversed(levels) for node in level]
+    has_roles = any(node.role_rewards for node in nodes)
     for node in nodes:
-        node.returns = _returns(node.rewards, {j: child.returns for j, child in node.children.items()}, discount)
-    if any(node.role_rewards for node in nodes):
-        for node in nodes:
-            node.role_returns = {
-                role: _returns(
-                    node.rewards_of(role), {j: child.returns_of(role) for j, child in node.children.items()}, discount
-                )
-                for role in roles
-            }
+        node.returns = _returns(node, None, discount)
+        if has_roles:
+            node.role_returns = {role: _returns(node, role, discount) for role in roles}
 
 
-def _returns(rewards: Sequence[float], later: Mapping[int, Sequence[float]], discount: float) -> list[float]:
-    """Computes R_j = r_j + discount * (mean of the `later` returns, those of joint action j's child node); r_j without a child."""
-    returns = list(rewards)
-    for joint_action, of_child in later.items():
-        returns[joint_action] += discount * sum(of_child) / len(of_child)
+def _returns(node: Node, role: str | None, discount: float) -> list[float]:
+    """Computes R_j = r_j + discount * (mean return of joint action j's child node), of a role or, with `None`, of the team."""
+    returns = list(node.rewards_of(role))
+    for joint_action, child in node.children.items():
+        later = child.returns_of(role)
+        returns[joint_action] += discount * sum(later) / len(later)
     return returns

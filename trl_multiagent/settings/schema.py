@@ -232,7 +232,9 @@ class SeatSettings:
     population: list[str] | Literal["self"] | None = setting(
         "Saved teams, one of which is drawn for each item; 'self': the checkpoints of this run so far."
     )
-    endpoint: dict[str, Any] | None = setting("A model at an endpoint: its name as `model`, and fields of `Endpoint`.")
+    endpoint: dict[str, Any] | None = setting(
+        "A model behind an endpoint: its name as `model`, and fields of `EndpointSettings`."
+    )
     agent: str | None = setting("The role of the agent in these teams; by default that of the seat.")
     max_completion_length: int = setting("Tokens of an answer at most.", 256, ge=1)
     temperature: float = setting("Sampling temperature of a team.", 1.0, ge=0)

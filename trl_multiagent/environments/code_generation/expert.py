@@ -47,8 +47,8 @@ class Expert:
         self.settings, self.roles = settings, tuple(roles)
         is_local = settings.expert_is_local
         self.source = LocalExpert(settings) if is_local else EndpointExpert(settings, run_folder / FOLDER)
-        self.missing_parts = 0
-        self.total = Usage()
+        self.missing_parts = self.total_tokens = 0
+        self.total_cost = 0.0
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
@@ -70,20 +70,13 @@ class Expert:
     def metrics(self) -> dict[str, float]:
         """Numbers since the last call of this method, and the tokens and the cost since the start."""
         used = self.source.take_usage()
-        self.total.input_tokens += used.input_tokens
-        self.total.output_tokens += used.output_tokens
-        self.total.cost += used.cost
-        numbers: dict[str, float] = {
-            "requests": used.requests,
-            "failures": used.failures,
-            "cached": used.cached,
-            "missing_parts": self.missing_parts,
-            "input_tokens": used.input_tokens,
-            "output_tokens": used.output_tokens,
-            "total_tokens": self.total.input_tokens + self.total.output_tokens,
-        }
-        if self.settings.expert_input_price is not None or self.settings.expert_output_price is not None:
-            numbers |= {"cost": used.cost, "total_cost": self.total.cost}
+        self.total_tokens += used.input_tokens + used.output_tokens
+        self.total_cost += used.cost
+        numbers = {**vars(used), "missing_parts": self.missing_parts, "total_tokens": self.total_tokens}
+        if self.settings.expert_input_price is None and self.settings.expert_output_price is None:
+            del numbers["cost"]
+        else:
+            numbers["total_cost"] = self.total_cost
         self.missing_parts = 0
         return {f"expert/{name}": float(value) for name, value in numbers.items()}
 
@@ -105,11 +98,8 @@ class EndpointExpert:
     def __init__(self, settings: ExpertSettings, folder: Path):
         cache = settings.expert_cache_dir
         self.client = EndpointClient(settings.expert_endpoint(), folder, None if cache is None else Path(cache))
+        self.take_usage = self.client.take_usage
         self.stops = settings.expert_on_failure == "error"
-
-    def take_usage(self) -> Usage:
-        """Returns what was used since the last call of this method."""
-        return self.client.take_usage()
 
     def prepare(self) -> None:
         """Checks that the endpoint can be used. Raises `UnavailableError` if not."""
@@ -156,10 +146,8 @@ class LocalExpert:
 
     def prepare(self) -> None:
         """Loads the model. Raises `UnavailableError` if that is not possible."""
-        if self.sampler is None:
-            self.sampler = self._load()
-
-    def _load(self) -> "TeamSampler":
+        if self.sampler is not None:
+            return
         from accelerate import PartialState
         from transformers.integrations import is_deepspeed_zero3_enabled
 
@@ -178,7 +166,7 @@ class LocalExpert:
             raise UnavailableError(f"`external.expert_model` {self.model!r} cannot be loaded: {reason}") from error
         team = team.requires_grad_(False).eval().to(str(PartialState().device))
         limit = {"temperature": self.sampling["temperature"], "max_new_tokens": self.sampling["max_tokens"]}
-        return TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536, seed=0))
+        self.sampler = TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536, seed=0))
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
         from trl_multiagent.rollout.episodes import derive_seed

@@ -50,12 +50,9 @@ class NeededEnvironment(Environment):
         if turn == 0:
             return {role: speaker_prompt(game, item, role) for role in game.speakers}
         if turn == 1:
-            messages = history[0].joint_action
-            return {
-                DECIDER: decider_prompt(
-                    game, item, [w for r in game.speakers for w in self.hear(item, r, messages[r])]
-                )
-            }
+            said = history[0].joint_action
+            heard = [word for role in game.speakers for word in self.hear(item, role, said[role])]
+            return {DECIDER: decider_prompt(game, item, heard)}
         return {}
 
     def hear(self, item: Item, role: str, message: str) -> list[str]:

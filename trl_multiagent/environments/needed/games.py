@@ -36,8 +36,7 @@ class Bounded:
 
     def bound(self: Any, item: Item, heard: Collection[str] = ()) -> float:
         """Computes the best expected reward of a decider that knows its own view and the facts of the speakers `heard`."""
-        facts = {role: self.fact(role, item) for role in heard}
-        worlds = [w for w in self.worlds(item) if all(self.fact(role, w) == fact for role, fact in facts.items())]
+        worlds = [w for w in self.worlds(item) if all(self.fact(r, w) == self.fact(r, item) for r in heard)]
         return max(sum(self.reward(world, answer) for world in worlds) / len(worlds) for answer in self.answers(item))
 
     def in_split(self, item: Item, split: str) -> bool:
