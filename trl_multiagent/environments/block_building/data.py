@@ -16,27 +16,23 @@ if TYPE_CHECKING:
 
 WALLS, HOUSES, DEMO = "str_build", "house_build", "demo"
 # The letters from A to M and from N to Z, five rows of five places each
-LETTERS = (
-    """
+LETTERS = {
+    "ABCDEFGHIJKLM": """
     ..#.. ####. .#### ###.. ##### ##### .#### #...# .###. ..### #..#. #.... #...#
     .#.#. #...# #.... #..#. #.... #.... #.... #...# ..#.. ...#. #.#.. #.... ##.##
     ##### ####. #.... #...# ####. ###.. #..## ##### ..#.. ...#. ##... #.... #.#.#
     #...# #...# #.... #..#. #.... #.... #...# #...# ..#.. #..#. #.#.. #.... #...#
     #...# ####. .#### ###.. ##### #.... .#### #...# .###. .##.. #..#. ####. #...#
     """,
-    """
+    "NOPQRSTUVWXYZ": """
     #...# .###. ####. .###. ####. .#### ##### #...# #...# #...# #...# #...# #####
     ##..# #...# #...# #...# #...# #.... ..#.. #...# #...# #...# .#.#. .#.#. ...#.
     #.#.# #...# ####. #.#.# ####. .###. ..#.. #...# .#.#. #.#.# ..#.. ..#.. ..#..
     #..## #...# #.... #..#. #..#. ....# ..#.. #...# .#.#. ##.## .#.#. ..#.. .#...
     #...# .###. #.... .##.# #...# ####. ..#.. .###. ..#.. #...# #...# ..#.. #####
     """,
-)
-FONT = {
-    letter: rows
-    for half, letters in zip(LETTERS, ("ABCDEFGHIJKLM", "NOPQRSTUVWXYZ"), strict=True)
-    for letter, rows in zip(letters, zip(*map(str.split, half.strip().splitlines()), strict=True), strict=True)
 }
+FONT = {letter: tuple(half.split()[k::13]) for letters, half in LETTERS.items() for k, letter in enumerate(letters)}
 STRINGS = ("T", "H", "O", "X", "UP", "GO", "SKY", "TEAM", "BOX", "ROOF")
 NUM_HOUSES = 10
 INVENTORY = [["W", "white_concrete"], ["O", "obsidian"], ["S", "stone_stairs"], ["B", "stone_bricks"], ["P", "planks"]]

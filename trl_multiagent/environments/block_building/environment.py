@@ -9,18 +9,17 @@ from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, check_roles
 from trl_multiagent.environments.block_building import reward
-from trl_multiagent.environments.block_building.data import HOUSES, WALLS, house_item, text_item
+from trl_multiagent.environments.block_building.data import HOUSES, INVENTORY, WALLS, house_item, text_item
 from trl_multiagent.environments.block_building.plan import Palettes
 from trl_multiagent.environments.block_building.prompts import MODES, UNSEEN, first_prompt, later_prompt, write_rules
 from trl_multiagent.environments.block_building.world import AIR, Target, block_id, build, read_orders, read_target
 
 
 SOLO = "builder"
-TEAM = ("builder_1", "builder_2")
-HOUSE_BLOCKS = ("white_concrete", "obsidian", "stone_stairs", "stone_bricks", "planks")
+HOUSE_BLOCKS = tuple(block for _, block in INVENTORY)
 PALETTES: dict[str, Palettes] = {
-    WALLS: dict(zip(TEAM, (("oak_planks", "stone"), ("white_concrete", "obsidian")), strict=True)),
-    HOUSES: dict.fromkeys(TEAM, HOUSE_BLOCKS),
+    WALLS: {"builder_1": ("oak_planks", "stone"), "builder_2": ("white_concrete", "obsidian")},
+    HOUSES: {"builder_1": HOUSE_BLOCKS, "builder_2": HOUSE_BLOCKS},
 }
 FEEDBACK = {WALLS: "position_feedback", HOUSES: "score_feedback"}
 MAX_COMMANDS = {WALLS: 300, HOUSES: 600}

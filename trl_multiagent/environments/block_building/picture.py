@@ -9,14 +9,8 @@ from trl_multiagent.environments.block_building.world import ANY, read_target
 
 def draw_build(path: str | Path, environment: BlockBuildingEnvironment, item: dict, joint_action: JointAction) -> None:
     """
-    Draws the target, what a joint action builds, and who placed its blocks, as a PNG file. A wall is seen from the front, the layers of a house from
-    above, the lowest one at the bottom.
-
-    Args:
-        path (`str` or `Path`): The file.
-        environment ([`BlockBuildingEnvironment`]): Reads the answers.
-        item (`dict`): A row of the dataset.
-        joint_action (`dict[str, str]`): The answer of each role.
+    Draws the target, what a joint action builds, and who placed its blocks, as a PNG file. The environment reads the answers, and the item is a row
+    of its dataset. A wall is seen from the front, the layers of a house from above, the lowest one at the bottom.
     """
     # `--help` of a recipe need not wait for numpy
     from trl_multiagent.report.pictures import picture

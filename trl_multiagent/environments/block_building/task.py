@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.block_building.data import DEMO, HOUSES, WALLS, load_block_dataset
@@ -91,8 +90,10 @@ def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     """Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a split is malformed."""
     dataset: BlockDataset = settings.sections["dataset"]
-    options = {"kind": dataset.kind, "spacing": dataset.spacing, "z": dataset.local_z}
-    load = partial(load_block_dataset, dataset.name or WALLS, **options)
+
+    def load(split: str | None) -> Dataset:
+        return load_block_dataset(dataset.name or WALLS, split, dataset.kind, dataset.spacing, dataset.local_z)
+
     return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
 
 

@@ -91,21 +91,13 @@ def load_bug_dataset(
 
 @dataclass
 class Function:
-    """
-    A function from which faulty programs are made.
-
-    Args:
-        task_id (`str`), entry_point (`str`): Its names.
-        test (`str`): The hidden tests. Those that are examples in the function's description are removed.
-        source (`str`): The reference solution.
-        own_fault (`str`, *optional*): The faulty program, if the data has one.
-    """
+    """A function from which faulty programs are made."""
 
     task_id: str
     entry_point: str
-    test: str
-    source: str
-    own_fault: str | None = None
+    test: str  # the hidden tests. Those that are examples in the function's description are removed
+    source: str  # the reference solution
+    own_fault: str | None = None  # the faulty program, if the data has one
     key: str = field(init=False)
     mutants: Mutants = field(init=False)
 
@@ -200,12 +192,11 @@ def find_results(functions: list[Function], orders: list[list[int]], sandbox: Sa
     A function whose reference fails gets no results.
     """
     groups = [function.programs(order) for function, order in zip(functions, orders, strict=True)]
+    verdicts = run_groups(sandbox.run, groups)
     results: list[Results] = []
-    for function, order, (reference, *verdicts) in zip(
-        functions, orders, run_groups(sandbox.run, groups), strict=True
-    ):
+    for function, order, (reference, *others) in zip(functions, orders, verdicts, strict=True):
         passed = {}
-        for k, verdict in zip([*order, len(function.mutants)], verdicts, strict=False):
+        for k, verdict in zip([*order, len(function.mutants)], others, strict=False):
             ends = verdict.definitions.status == "passed" and not verdict.timeouts
             if verdict.passed < verdict.total and (ends or k == len(function.mutants)):
                 passed[k] = verdict.passed

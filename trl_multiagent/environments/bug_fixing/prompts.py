@@ -46,9 +46,8 @@ def tester_feedback(tests: Sequence[str], checks: Sequence[Check]) -> str:
     """Returns the tester's prompt of a later turn: the results of its tests for the faulty function."""
     results = "Your last answer contains no test of the form `assert function(...) == ...`."
     if tests:
-        results = (
-            f"These are the results of your tests for the faulty function:\n{_list(zip(tests, checks, strict=True))}"
-        )
+        shown = _list(zip(tests, checks, strict=True))
+        results = f"These are the results of your tests for the faulty function:\n{shown}"
     return f"{results}\n\nWrite better tests, in the same form.\n\nYour tests:\n"
 
 
