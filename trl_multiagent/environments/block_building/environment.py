@@ -55,6 +55,7 @@ class BlockBuildingEnvironment(Environment):
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"iou": "hardly a block stands where it should"}
+    unseen = UNSEEN, "The answers of the others are above."
 
     def __init__(
         self,
@@ -162,8 +163,3 @@ class BlockBuildingEnvironment(Environment):
         """Returns what the spiders do as a share of the player's health, 0 to 1. It depends on the item alone."""
         rng, (number, low, high) = random.Random(f"spiders {item['task_id']}"), self.spiders
         return min(1.0, sum(rng.randint(low, max(low, high)) for _ in range(number)) / self.health)
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        if isinstance(prompt, str):
-            prompt = prompt.replace(UNSEEN, "The answers of the others are above.")
-        return super().show_answers(role, prompt, answers)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +33,7 @@ class BugFixingEnvironment(Environment):
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"fix": "no repair passes more hidden tests than the faulty function"}
+    unseen = prompts.UNSEEN, "Your partner's answer is above."
 
     def __init__(self, num_agents: int = 2, sandbox: Sandbox | None = None, keep_suspicious: str | Path | None = None):
         if num_agents not in (1, 2):
@@ -83,11 +84,6 @@ class BugFixingEnvironment(Environment):
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
         return reward.score_answers(self.runner, items, joint_actions)
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        if isinstance(prompt, str):
-            prompt = prompt.replace(prompts.UNSEEN, "Your partner's answer is above.")
-        return super().show_answers(role, prompt, answers)
 
     def metrics(self) -> dict[str, float]:
         return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}
