@@ -24,7 +24,7 @@ MAX_CHARS = 400  # of a test
 MAX_DIGITS = 30  # of an integer in a test
 MAX_DEPTH = 20  # of a test's syntax tree
 
-# What a test may consist of, besides calls of the function and of these others. No part of it can take long or have an effect
+# What a test may consist of, besides a single call of the function with literal arguments. No part of it can take long or have an effect
 VALUES = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp, ast.USub, ast.Not, ast.Load)
 COMPARED = (ast.Compare, ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.BinOp, ast.Sub)
 ROUNDING = ("abs", "round", "sorted", "len", "list", "set")
