@@ -97,12 +97,15 @@ class Environment(ABC):
     for confidence intervals and for percentages of the largest value.
 
     `order` holds the roles that act at each turn, if they are the same in all episodes. After these turns, the episodes end.
+
+    `unseen` is the sentence of prompts that says that agents do not see each other's answers, and what [`~Environment.show_answers`] replaces it by.
     """
 
     roles: tuple[str, ...]
     metric_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
     watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
     order: tuple[tuple[str, ...], ...] | None = None
+    unseen: ClassVar[tuple[str, str]] = ("", "")
 
     @property
     def unwrapped(self) -> "Environment":
@@ -192,7 +195,7 @@ class Environment(ABC):
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         """
         Adds the answers of other agents to an agent's prompt, by default in front of it. Training never calls this: it is for baselines
-        whose agents see each other's answers. Override it if the prompts say that agents do not see them.
+        whose agents see each other's answers. In a prompt that is text, it also replaces the sentence `unseen`.
 
         Args:
             role (`str`): The agent.
@@ -201,7 +204,7 @@ class Environment(ABC):
         """
         shown = "".join(f"The answer of {other}:\n\n{answer.strip()}\n\n" for other, answer in answers.items())
         if isinstance(prompt, str):
-            return shown + prompt
+            return shown + prompt.replace(*self.unseen)
         *before, last = prompt
         return [*before, {**last, "content": shown + last["content"]}]
 

@@ -16,29 +16,26 @@ if TYPE_CHECKING:
 
 WALLS, HOUSES, DEMO = "str_build", "house_build", "demo"
 # The letters from A to M and from N to Z, five rows of five places each
-LETTERS = (
-    """
+LETTERS = {
+    "ABCDEFGHIJKLM": """
     ..#.. ####. .#### ###.. ##### ##### .#### #...# .###. ..### #..#. #.... #...#
     .#.#. #...# #.... #..#. #.... #.... #.... #...# ..#.. ...#. #.#.. #.... ##.##
     ##### ####. #.... #...# ####. ###.. #..## ##### ..#.. ...#. ##... #.... #.#.#
     #...# #...# #.... #..#. #.... #.... #...# #...# ..#.. #..#. #.#.. #.... #...#
     #...# ####. .#### ###.. ##### #.... .#### #...# .###. .##.. #..#. ####. #...#
     """,
-    """
+    "NOPQRSTUVWXYZ": """
     #...# .###. ####. .###. ####. .#### ##### #...# #...# #...# #...# #...# #####
     ##..# #...# #...# #...# #...# #.... ..#.. #...# #...# #...# .#.#. .#.#. ...#.
     #.#.# #...# ####. #.#.# ####. .###. ..#.. #...# .#.#. #.#.# ..#.. ..#.. ..#..
     #..## #...# #.... #..#. #..#. ....# ..#.. #...# .#.#. ##.## .#.#. ..#.. .#...
     #...# .###. #.... .##.# #...# ####. ..#.. .###. ..#.. #...# #...# ..#.. #####
     """,
-)
-FONT = {
-    letter: rows
-    for half, letters in zip(LETTERS, ("ABCDEFGHIJKLM", "NOPQRSTUVWXYZ"), strict=True)
-    for letter, rows in zip(letters, zip(*map(str.split, half.strip().splitlines()), strict=True), strict=True)
 }
+FONT = {letter: tuple(half.split()[k::13]) for letters, half in LETTERS.items() for k, letter in enumerate(letters)}
 STRINGS = ("T", "H", "O", "X", "UP", "GO", "SKY", "TEAM", "BOX", "ROOF")
 NUM_HOUSES = 10
+INVENTORY = [["W", "white_concrete"], ["O", "obsidian"], ["S", "stone_stairs"], ["B", "stone_bricks"], ["P", "planks"]]
 DEMO_SIZE, DEMO_TEST = 3, 32
 
 
@@ -62,27 +59,18 @@ def house_item(number: int) -> dict:
     layers = [[floor * width] * depth]
     for y in range(1, height - 1):
         front = "".join("." if x == door and y < 3 else wall for x in range(1, width - 1))
-        middle = "." * (width - 2)
-        rows = [post + front + post]
-        for z in range(1, depth - 1):
-            side = "." if y == 2 and z % 2 == 0 else wall  # windows
-            rows.append(side + middle + side)
-        layers.append([*rows, post + wall * (width - 2) + post])
+        sides = ["." if y == 2 and z % 2 == 0 else wall for z in range(1, depth - 1)]  # with windows
+        rows = [side + "." * (width - 2) + side for side in sides]
+        layers.append([post + front + post, *rows, post + wall * (width - 2) + post])
     rim = "S" * width
     layers.append([rim, *["S" + "P" * (width - 2) + "S"] * (depth - 2), rim])
-    inventory = {"W": "white_concrete", "O": "obsidian", "S": "stone_stairs", "B": "stone_bricks", "P": "planks"}
-    return {
-        "task_id": f"house_{number}",
-        "layers": layers,
-        "origin": [0, 0, 0],
-        "inventory": [[symbol, block] for symbol, block in inventory.items()],
-    }
+    return {"task_id": f"house_{number}", "layers": layers, "origin": [0, 0, 0], "inventory": INVENTORY}
 
 
 def demo_items(split: str) -> list[dict]:
     """Makes the small walls of the demo: all with five or six blocks on a square of 3 x 3, at most three on each colour of a chessboard."""
     square = list(itertools.product(range(DEMO_SIZE), repeat=2))
-    shapes = [set(shape) for size in (5, 6) for shape in itertools.combinations(square, size)]
+    shapes = [shape for size in (5, 6) for shape in itertools.combinations(square, size)]
     shapes = [shape for shape in shapes if len(shape) - 3 <= sum((x + y) % 2 for x, y in shape) <= 3]
     random.Random("walls of the demo").shuffle(shapes)
     items = []
@@ -114,18 +102,17 @@ def load_block_dataset(
         ValueError: a row or the split is malformed.
     """
     if name == DEMO:
-        part, bracket, rest = (split or "train").partition("[")
+        part = (split or "train").partition("[")[0]
         if part not in ("train", "test"):
             raise ValueError(f"{split!r} does not select rows of the demo, whose splits are train and test.")
-        rows, split = demo_items(part), bracket + rest
+        rows = demo_items(part)
     elif name == WALLS:
         rows = [text_item(text, spacing, z) for text in STRINGS]
     elif name == HOUSES:
         rows = [house_item(number) for number in range(NUM_HOUSES)]
     else:
-        rows = read_file(Path(name))
-        for number, row in enumerate(rows, 1):
-            rows[number - 1] = checked_row(row, f"{name}, row {number}", kind, spacing, z)
+        file = enumerate(read_file(Path(name)), 1)
+        rows = [checked_row(row, f"{name}, row {number}", kind, spacing, z) for number, row in file]
     return select_rows(make_dataset(rows, name), split, name)
 
 
@@ -137,14 +124,12 @@ def checked_row(row: dict, where: str, kind: str, spacing: int, z: int) -> dict:
             raise ValueError(f"{where}: `text` must be 1 to 20 letters from A to Z, not {text!r:.80}.")
         return text_item(text, spacing, z)
     item = {"task_id": str(row.get("task_id", where)), "origin": row.get("origin") or [0, 0, 0]}
+    problem = f"`layers` must be lists of equally long texts, with symbols of `inventory`, at most {MAX_CELLS} in all"
     try:
         item |= {key: [[str(text) for text in part] for part in row[key]] for key in ("layers", "inventory")}
         target = read_target(item)
     except (KeyError, TypeError, ValueError, IndexError):
-        target = None
-    if target is None or not target.blocks or target.size > MAX_CELLS or ANY in target.blocks.values():
-        problem = (
-            f"`layers` must be lists of equally long texts, with symbols of `inventory`, at most {MAX_CELLS} in all"
-        )
+        raise ValueError(f"{where}: {problem}.") from None
+    if not target.blocks or target.size > MAX_CELLS or ANY in target.blocks.values():
         raise ValueError(f"{where}: {problem}.")
     return item

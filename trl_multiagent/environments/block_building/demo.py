@@ -6,7 +6,6 @@ from pathlib import Path
 from trl_multiagent.environments.block_building import data, prompts
 from trl_multiagent.environments.block_building.environment import BlockBuildingEnvironment
 from trl_multiagent.environments.block_building.world import read_target
-from trl_multiagent.models.imitation import ImitationModel
 
 
 PALETTES = {"builder_1": ("planks", "stone"), "builder_2": ("glass", "obsidian")}
@@ -43,5 +42,9 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-SOURCES = [Path(__file__), *(Path(str(module.__file__)) for module in (data, prompts))]
-MODEL = ImitationModel("blocks-demo", make_demonstrations, 500, SOURCES)
+def demo_model() -> str:
+    """Returns the folder of the demo's base model. The first call builds it, see [`~trl_multiagent.models.imitation.ImitationModel.path`]."""
+    from trl_multiagent.models.imitation import ImitationModel
+
+    sources = [Path(str(file)) for file in (__file__, data.__file__, prompts.__file__)]
+    return ImitationModel("blocks-demo", make_demonstrations, 500, sources).path()

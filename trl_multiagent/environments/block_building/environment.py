@@ -9,27 +9,17 @@ from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, check_roles
 from trl_multiagent.environments.block_building import reward
-from trl_multiagent.environments.block_building.data import HOUSES, WALLS, house_item, text_item
+from trl_multiagent.environments.block_building.data import HOUSES, INVENTORY, WALLS, house_item, text_item
 from trl_multiagent.environments.block_building.plan import Palettes
-from trl_multiagent.environments.block_building.prompts import UNSEEN, Last, first_prompt, later_prompt, write_rules
-from trl_multiagent.environments.block_building.world import (
-    AIR,
-    Built,
-    Orders,
-    Target,
-    block_id,
-    build,
-    read_orders,
-    read_target,
-)
+from trl_multiagent.environments.block_building.prompts import MODES, UNSEEN, first_prompt, later_prompt, write_rules
+from trl_multiagent.environments.block_building.world import AIR, Target, block_id, build, read_orders, read_target
 
 
 SOLO = "builder"
-TEAM = ("builder_1", "builder_2")
-HOUSE_BLOCKS = ("white_concrete", "obsidian", "stone_stairs", "stone_bricks", "planks")
+HOUSE_BLOCKS = tuple(block for _, block in INVENTORY)
 PALETTES: dict[str, Palettes] = {
-    WALLS: dict(zip(TEAM, (("oak_planks", "stone"), ("white_concrete", "obsidian")), strict=True)),
-    HOUSES: dict.fromkeys(TEAM, HOUSE_BLOCKS),
+    WALLS: {"builder_1": ("oak_planks", "stone"), "builder_2": ("white_concrete", "obsidian")},
+    HOUSES: {"builder_1": HOUSE_BLOCKS, "builder_2": HOUSE_BLOCKS},
 }
 FEEDBACK = {WALLS: "position_feedback", HOUSES: "score_feedback"}
 MAX_COMMANDS = {WALLS: 300, HOUSES: 600}
@@ -39,14 +29,15 @@ class BlockBuildingEnvironment(Environment):
     """
     Agents write commands that set blocks. All commands of a turn are carried out in an empty box, agent after agent.
 
-    Items are rows of [`load_block_dataset`]. The reward is that of [`~reward.wall_metrics`] or [`~reward.house_metrics`].
+    Items are rows of [`load_block_dataset`]. The reward is that of [`~reward.wall_metrics`] or [`~reward.house_metrics`]. The `info` of an outcome
+    is what was built: for each place that is not empty, its block and the role that put it there.
 
     Args:
         kind (`str`, *optional*, defaults to `"str_build"`): `"str_build"` for walls, `"house_build"` for houses.
         palettes (`dict[str, list[str]]`, *optional*): The blocks of each role, in the order in which their commands are carried out. By default
             those of two agents, `builder_1` and `builder_2`.
         num_agents (`int`, *optional*, defaults to `2`): The number of palettes; or 1, and the role `builder` has the blocks of all palettes.
-        mode (`str`, *optional*): What later turns show, a key of [`~prompts.MODES`]; by default `"position_feedback"` for walls and
+        mode (`str`, *optional*): What later turns show, one of [`~prompts.MODES`]; by default `"position_feedback"` for walls and
             `"score_feedback"` for houses.
         limit (`int`, *optional*): Lines of a list of mistakes, all by default.
         max_commands (`int`, *optional*): Commands of all agents together, 300 by default and 600 for houses. The first agent gets the remainder.
@@ -60,10 +51,11 @@ class BlockBuildingEnvironment(Environment):
         count_air (`bool`, *optional*, defaults to `True`): Whether empty places that are right count in a house's reward.
 
     Raises:
-        ValueError: the palettes do not fit the number of agents.
+        ValueError: the palettes do not fit the number of agents, or the mode is unknown.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"iou": "hardly a block stands where it should"}
+    unseen = UNSEEN, "The answers of the others are above."
 
     def __init__(
         self,
@@ -89,15 +81,17 @@ class BlockBuildingEnvironment(Environment):
         self.roles = check_roles(list(self.palettes))
         self.kind, self.draw, self.explain, self.count_air = kind, draw, explain, count_air
         self.mode, self.limit = mode or FEEDBACK[kind], limit
+        if self.mode not in MODES:
+            raise ValueError(f"`mode` is {mode!r}, it must be one of {', '.join(MODES)}.")
         self.max_commands, self.limited_resource = max_commands or MAX_COMMANDS[kind], limited_resource
         self.spiders, self.health = spiders, health
-        lowest, largest = reward.EXTRA + reward.ADJACENT + num_agents * reward.MISSING, reward.COVERED
-        shares = ["passed", "iou", "covered", "extra", "adjacent"]
-        if kind == HOUSES:
-            lowest, largest = reward.SPIDERS if spiders[0] else 0.0, 1.0
-            shares[2:] = ["match", "match_of_blocks", "hurt"]
-        ranges = dict.fromkeys(("reward", "total_reward"), (lowest, largest))
-        self.metric_ranges = ranges | dict.fromkeys(shares, (0.0, 1.0))
+        if kind == WALLS:
+            shares = ("passed", "iou", "covered", "extra", "adjacent")
+            rewards = reward.EXTRA + reward.ADJACENT + num_agents * reward.MISSING, reward.COVERED
+        else:
+            shares = ("passed", "iou", "match", "match_of_blocks", "hurt")
+            rewards = reward.SPIDERS if spiders[0] else 0.0, 1.0
+        self.metric_ranges = {"reward": rewards, "total_reward": rewards, **dict.fromkeys(shares, (0.0, 1.0))}
 
     def __repr__(self) -> str:
         return f"BlockBuildingEnvironment({self.kind!r}, palettes={self.palettes}, reward_version={reward.REWARD_VERSION})"
@@ -117,15 +111,17 @@ class BlockBuildingEnvironment(Environment):
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
         target = read_target(item)
-        if history:
-            outcome = history[-1].outcome
-            score = f"{outcome.metrics['total_reward']:.2f} of {self.metric_ranges['total_reward'][1]:g}"
-            last = Last(target, self.palettes, outcome.info, score, self.limit)
-            return {role: later_prompt(self.mode, last, role) for role in self.roles}
         prompts: dict[str, Prompt] = {}
         for role in self.roles:
-            rules = write_rules(self.kind == WALLS, self.num_commands(role), self.spiders[0]) if self.explain else ""
-            prompts[role] = first_prompt(role, self.palettes, target, self.draw, rules, self.stock(target))
+            if history:
+                outcome, best = history[-1].outcome, self.metric_ranges["total_reward"][1]
+                earned = f"{outcome.metrics['total_reward']:.2f} of {best:g}"
+                prompts[role] = later_prompt(self.mode, role, self.palettes, target, outcome.info, earned, self.limit)
+            else:
+                rules = (
+                    write_rules(self.kind == WALLS, self.num_commands(role), self.spiders[0]) if self.explain else ""
+                )
+                prompts[role] = first_prompt(role, self.palettes, target, self.draw, rules, self.stock(target))
         return prompts
 
     def num_commands(self, role: str) -> int:
@@ -140,26 +136,18 @@ class BlockBuildingEnvironment(Environment):
         n, counts = len(self.roles), Counter(target.blocks.values())
         return {block: -(-count // n) + count // (2 * n) for block, count in counts.items()}
 
-    def read(self, item: dict, joint_action: JointAction) -> dict[str, Orders]:
-        """Returns the commands of each agent."""
-        target = read_target(item)
-        stock = self.stock(target)
-        return {
-            role: read_orders(joint_action[role], target, palette, self.num_commands(role), stock)
-            for role, palette in self.palettes.items()
-        }
-
-    def build(self, item: dict, joint_action: JointAction) -> Built:
-        """Returns what a joint action builds: for each place that is not empty, its block and the role that put it there."""
-        return build(self.read(item, joint_action))
-
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
         return [self._outcome(item, action) for item, action in zip(items, joint_actions, strict=True)]
 
     def _outcome(self, item: dict, joint_action: JointAction) -> Outcome:
-        target, orders = read_target(item), self.read(item, joint_action)
+        target = read_target(item)
+        stock = self.stock(target)
+        orders = {
+            role: read_orders(joint_action[role], target, palette, self.num_commands(role), stock)
+            for role, palette in self.palettes.items()
+        }
         built = build(orders)
         if self.kind == WALLS:
             metrics = reward.wall_metrics(target, built, self.palettes)
@@ -175,8 +163,3 @@ class BlockBuildingEnvironment(Environment):
         """Returns what the spiders do as a share of the player's health, 0 to 1. It depends on the item alone."""
         rng, (number, low, high) = random.Random(f"spiders {item['task_id']}"), self.spiders
         return min(1.0, sum(rng.randint(low, max(low, high)) for _ in range(number)) / self.health)
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        if isinstance(prompt, str):
-            prompt = prompt.replace(UNSEEN, "The answers of the others are above.")
-        return super().show_answers(role, prompt, answers)

@@ -15,11 +15,11 @@ def wall_plan(target: Target, palettes: Palettes) -> Built:
     looks like the one to its left or below.
     """
     roles = [*palettes]
+    choices = [(block, role) for role in roles for block in palettes[role]]
     work, used, plan = Counter[str](), Counter[str](), Built()
     for x, y, z in filter(target.blocks.__contains__, target.places()):
         owner = roles[(x + y) % len(roles)]
         near = {texture(plan[place][0]) for place in ((x - 1, y, z), (x, y - 1, z)) if place in plan}
-        choices = [(block, role) for role in roles for block in palettes[role]]
         free = [choice for choice in choices if texture(choice[0]) not in near] or choices
         least = min(work[role] for role in roles)
         block, role = min(free, key=lambda x: (work[x[1]] > least + 1, x[1] != owner, used[x[0]]))

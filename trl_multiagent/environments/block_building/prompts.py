@@ -1,7 +1,6 @@
 """The prompts of builders: the target, what an agent may use, and feedback on what was built."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from trl_multiagent.environments.block_building.plan import Palettes, commands_of, house_plan, wall_plan
 from trl_multiagent.environments.block_building.world import AIR, ANY, Built, Place, Target, rectangles
@@ -18,23 +17,30 @@ FORM = (
     "One command per line: `/setblock x y z block`, or `/fill x1 y1 z1 x2 y2 z2 block` for a box.",
     "The block air empties a place.",
 )
+MODES = (
+    "score_feedback",  # the last reward
+    "position_feedback",  # the target as places, and how to share them
+    "perfect_feedback",  # the agent's part of a plan that is right
+    "position_modification",  # places that are wrong
+    "rect_modification",  # the same as rectangles
+)
 
 
 def describe_target(target: Target, draw: bool) -> str:
     """Returns a wall as a drawing or as a list of positions, or a house as a list of rectangles."""
-    (x1, y1, z1), (x2, y2, _) = target.low, target.high
     if ANY not in target.blocks.values():
         corners = f"{_numbers(*target.low)} to {_numbers(*target.high)}"
-        parts = "\n".join(f"{_numbers(*part.low, *part.high)} {part.block}" for part in rectangles(target.blocks))
-        return f"The house, as boxes x1 y1 z1 x2 y2 z2 block. All other places from {corners} stay empty.\n{parts}\n"
-    if not draw:
-        places = sorted(target.blocks, key=lambda place: (-place[1], place[0]))
-        return "The wall, as places x y z of a #:\n" + "".join(f"{_numbers(*place)}\n" for place in places)
-    rows = [
-        f"y={y} " + "".join(ANY if (x, y, z1) in target.blocks else "." for x in range(x1, x2 + 1))
-        for y in range(y2, y1 - 1, -1)
-    ]
-    return f"The wall, with a # for each block. x goes from {x1} to {x2}, and z is {z1}.\n" + "\n".join(rows) + "\n"
+        head = f"The house, as boxes x1 y1 z1 x2 y2 z2 block. All other places from {corners} stay empty."
+        lines = _list_rectangles(target.blocks)
+    elif draw:
+        (x_range, y_range, _), z = target.ranges, target.low[2]
+        head = f"The wall, with a # for each block. x goes from {x_range[0]} to {x_range[-1]}, and z is {z}."
+        rows = {y: [ANY if (x, y, z) in target.blocks else "." for x in x_range] for y in reversed(y_range)}
+        lines = [f"y={y} {''.join(row)}" for y, row in rows.items()]
+    else:
+        head = "The wall, as places x y z of a #:"
+        lines = [_numbers(*place) for place in sorted(target.blocks, key=lambda place: (-place[1], place[0]))]
+    return "\n".join([head, *lines])
 
 
 def first_prompt(
@@ -44,7 +50,7 @@ def first_prompt(
     partners = [name for name in palettes if name != role]
     team = f"You are {role}. You build this with {' and '.join(partners)}. {UNSEEN}\n\n" if partners else ""
     blocks = ", ".join(block if stock is None else f"{block} ({stock.get(block, 0)})" for block in palettes[role])
-    return f"{team}{describe_target(target, draw)}\nYour blocks: {blocks}\n{rules}\nYour commands:\n"
+    return f"{team}{describe_target(target, draw)}\n\nYour blocks: {blocks}\n{rules}\nYour commands:\n"
 
 
 def write_rules(is_wall: bool, max_commands: int, spiders: int) -> str:
@@ -55,72 +61,44 @@ def write_rules(is_wall: bool, max_commands: int, spiders: int) -> str:
     return "\n" + "".join(f"- {line}\n" for line in [*lines, "Answer with commands alone."])
 
 
-@dataclass(frozen=True)
-class Last:
-    """What feedback is made of: the target, what was built in the last turn, its reward, and how many lines of mistakes to show."""
-
-    target: Target
-    palettes: Palettes
-    built: Built
-    reward: str
-    limit: int | None
-
-
-def score_feedback(last: Last, role: str) -> str:
-    return f"Your last build earned {last.reward}.\n"
-
-
-def position_feedback(last: Last, role: str) -> str:
-    share = "Each of you builds a part of it. Of a wall, take places that do not touch.\n"
-    return describe_target(last.target, draw=False) + (share if len(last.palettes) > 1 else "")
+def later_prompt(
+    mode: str, role: str, palettes: Palettes, target: Target, built: Built, reward: str, limit: int | None
+) -> str:
+    """Returns an agent's prompt of a later turn, with what a mode tells of the last one. `limit`: lines of a list of mistakes."""
+    if mode == "score_feedback":
+        text = f"Your last build earned {reward}."
+    elif mode == "position_feedback":
+        text = describe_target(target, draw=False)
+        if len(palettes) > 1:
+            text += "\nEach of you builds a part of it. Of a wall, take places that do not touch."
+    elif mode == "perfect_feedback":
+        make_plan = wall_plan if ANY in target.blocks.values() else house_plan
+        text = "\n".join(["This is your part:", *map(str, commands_of(make_plan(target, palettes), role))])
+    else:
+        text = list_mistakes(target, built, mode == "rect_modification", limit)
+    return f"{text}\n\nThe box is empty again. Write all of your commands, better ones.\n\nYour commands:\n"
 
 
-def perfect_feedback(last: Last, role: str) -> str:
-    make = wall_plan if ANY in last.target.blocks.values() else house_plan
-    commands = commands_of(make(last.target, last.palettes), role)
-    return "This is your part:\n" + "".join(f"{command}\n" for command in commands)
-
-
-def position_modification(last: Last, role: str) -> str:
-    return _list_mistakes(last, "x y z", [((*place,), block) for place, block in mistakes(last).items()])
-
-
-def rect_modification(last: Last, role: str) -> str:
-    parts = [((*part.low, *part.high), part.block) for part in rectangles(mistakes(last))]
-    return _list_mistakes(last, "x1 y1 z1 x2 y2 z2", parts)
-
-
-def _list_mistakes(last: Last, form: str, parts: Sequence[tuple[tuple[int, ...], str]]) -> str:
-    if not parts:
-        return "All places are right.\n"
-    lines = "".join(f"{_numbers(*place)} {block}\n" for place, block in parts[: last.limit])
-    return f"These places are wrong. What belongs there, as {form} block (# is any block):\n{lines}"
-
-
-def mistakes(last: Last) -> dict[Place, str]:
-    """Returns what is wrong in the last build: places with the block that belongs there, `#` for any."""
-    wrong = {}
-    for place in last.target.places():
-        wanted, found = last.target.blocks.get(place, AIR), last.built.get(place, (AIR, ""))[0]
+def list_mistakes(target: Target, built: Built, as_rectangles: bool, limit: int | None) -> str:
+    """Returns the places that are wrong in the last build, each with the block that belongs there, and a line that says so."""
+    wrong: dict[Place, str] = {}
+    for place in target.places():
+        wanted, found = target.blocks.get(place, AIR), built.get(place, (AIR, ""))[0]
         if wanted != found and not (wanted == ANY and found != AIR):
             wrong[place] = wanted
-    return wrong
+    if not wrong:
+        return "All places are right."
+    if as_rectangles:
+        form, lines = "x1 y1 z1 x2 y2 z2", _list_rectangles(wrong)
+    else:
+        form, lines = "x y z", [f"{_numbers(*place)} {block}" for place, block in wrong.items()]
+    head = f"These places are wrong. What belongs there, as {form} block (# is any block):"
+    return "\n".join([head, *lines[:limit]])
+
+
+def _list_rectangles(blocks: Mapping[Place, str]) -> list[str]:
+    return [f"{_numbers(*part.low, *part.high)} {part.block}" for part in rectangles(blocks)]
 
 
 def _numbers(*numbers: int) -> str:
     return " ".join(map(str, numbers))
-
-
-MODES: dict[str, Callable[[Last, str], str]] = {
-    "score_feedback": score_feedback,  # the last reward
-    "position_feedback": position_feedback,  # the target as places, and how to share them
-    "perfect_feedback": perfect_feedback,  # the agent's part of a plan that is right
-    "position_modification": position_modification,  # places that are wrong
-    "rect_modification": rect_modification,  # the same as rectangles
-}
-
-
-def later_prompt(mode: str, last: Last, role: str) -> str:
-    """Returns an agent's prompt of a later turn, with feedback on the last one. The box is empty again."""
-    request = "The box is empty again. Write all of your commands, better ones.\n\nYour commands:\n"
-    return f"{MODES[mode](last, role)}\n{request}"

@@ -19,11 +19,6 @@ def wall_metrics(target: Target, built: Built, palettes: Mapping[str, Sequence[s
     - extra: the share of the other places that have one.
     - adjacent: of all pairs of blocks beside or on top of each other, the share with the same [`~world.texture`].
     - missing: the number of agents whose palette is not in the wall as a whole.
-
-    Args:
-        target ([`Target`]): What should have been built.
-        built (`Built`): What was built.
-        palettes (`Mapping[str, Sequence[str]]`): The blocks of each role.
     """
     wanted, blocks = target.blocks.keys(), {place: block for place, (block, _) in built.items()}
     covered, extra = len(wanted & blocks.keys()), len(blocks.keys() - wanted)
@@ -49,13 +44,7 @@ def house_metrics(target: Target, built: Built, damage: float, count_air: bool) 
 
     - match: the share of places that are right, of the whole box if `count_air`, as published: an empty box earns its share of air. Otherwise
       of the places at which the house or what was built has a block.
-    - hurt: the damage of the spiders.
-
-    Args:
-        target ([`Target`]): What should have been built.
-        built (`Built`): What was built.
-        damage (`float`): What the spiders do, as a share of the player's health, 0 to 1.
-        count_air (`bool`): Whether empty places that are right count.
+    - hurt: the `damage` of the spiders, as a share of the player's health, 0 to 1.
     """
     wanted = target.blocks.keys()
     union = len(wanted | built.keys())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.block_building.data import DEMO, HOUSES, WALLS, load_block_dataset
+from trl_multiagent.environments.block_building.demo import PALETTES, demo_model
 from trl_multiagent.environments.block_building.environment import BlockBuildingEnvironment
-from trl_multiagent.environments.block_building.plan import Palettes
 from trl_multiagent.environments.block_building.prompts import MODES
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
@@ -66,25 +66,14 @@ class BlockSettings:
 
 
 def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
-    """
-    Makes the environment.
-
-    Raises:
-        ValueError: the palettes do not fit the number of agents.
-    """
+    """Makes the environment. Raises `ValueError` if the palettes do not fit the number of agents."""
     dataset: BlockDataset = settings.sections["dataset"]
     own: BlockSettings = settings.sections["block_building"]
     feedback: Feedback = settings.sections["external"]
     spider: dict[str, int] = own.spider or {}
-    palettes: Palettes | None = own.palettes
-    if dataset.name == DEMO and palettes is None:
-        from trl_multiagent.environments.block_building.demo import PALETTES
-
-        palettes = PALETTES
-
     return BlockBuildingEnvironment(
         dataset.kind,
-        palettes,
+        own.palettes or (PALETTES if dataset.name == DEMO else None),
         settings.num_agents,
         mode=feedback.mode,
         limit=feedback.lim,
@@ -99,12 +88,7 @@ def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
-    """
-    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
-
-    Raises:
-        ValueError: a row or a split is malformed.
-    """
+    """Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a split is malformed."""
     dataset: BlockDataset = settings.sections["dataset"]
 
     def load(split: str | None) -> Dataset:
@@ -113,15 +97,9 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
 
 
-def build_model() -> str:
-    from trl_multiagent.environments.block_building.demo import MODEL
-
-    return MODEL.path()
-
-
 TASK = Task(
     make_environment,
     load_datasets,
     settings={"dataset": BlockDataset, "external": Feedback, "block_building": BlockSettings},
-    models={DEMO: build_model},
+    models={DEMO: demo_model},
 )

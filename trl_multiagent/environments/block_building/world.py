@@ -1,9 +1,8 @@
 """A box of blocks: what is to be built in it, the commands that agents write, and what they build."""
 
-import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -37,11 +36,10 @@ class Box:
     def size(self) -> int:
         return math.prod(map(len, self.ranges))
 
-    def places(self) -> Iterator[Place]:
-        """Yields the layers from the ground up, in each the rows from front to back."""
+    def places(self) -> list[Place]:
+        """Returns the layers from the ground up, in each the rows from front to back."""
         x_range, y_range, z_range = self.ranges
-        for y, z, x in itertools.product(y_range, z_range, x_range):
-            yield x, y, z
+        return [(x, y, z) for y in y_range for z in z_range for x in x_range]
 
     def __contains__(self, place: Place) -> bool:
         return all(number in numbers for number, numbers in zip(place, self.ranges, strict=True))
@@ -78,11 +76,10 @@ def read_target(item: Mapping) -> Target:
     """Returns the target of an item: `layers[y][z][x]` is a symbol whose block `inventory` says, or `.` for air."""
     names = {ANY: ANY, ".": AIR, **{symbol: block_id(block) for symbol, block in item["inventory"]}}
     layers, (x1, y1, z1) = item["layers"], item["origin"]
-    high = x1 + len(layers[0][0]) - 1, y1 + len(layers) - 1, z1 + len(layers[0]) - 1
+    box = Box((x1, y1, z1), (x1 + len(layers[0][0]) - 1, y1 + len(layers) - 1, z1 + len(layers[0]) - 1))
     symbols = "".join("".join(layer) for layer in layers)
-    places = Box((x1, y1, z1), high).places()
-    blocks = {place: names[symbol] for place, symbol in zip(places, symbols, strict=True) if names[symbol] != AIR}
-    return Target((x1, y1, z1), high, blocks)
+    blocks = {place: names[symbol] for place, symbol in zip(box.places(), symbols, strict=True)}
+    return Target(box.low, box.high, {place: block for place, block in blocks.items() if block != AIR})
 
 
 def read_orders(
@@ -90,16 +87,11 @@ def read_orders(
 ) -> Orders:
     """
     Reads the commands in an answer: one per line, `/setblock x y z block`, `/fill x1 y1 z1 x2 y2 z2 block` or `/kill`. Other lines are
-    ignored. Coordinates are integers inside the box. The work is bounded, whatever the answer is.
-
-    Args:
-        answer (`str`): The agent's answer.
-        target ([`Target`]): The box.
-        palette (`Sequence[str]`): The blocks that the agent may use, besides air.
-        max_commands (`int`): Number of commands that count, from the first on.
-        stock (`Mapping[str, int]`, *optional*): Number of blocks of each kind that the agent has. A command that needs more is refused.
+    ignored. Coordinates are integers inside the box of the target, blocks those of the palette, or air. Only the first `max_commands` count.
+    If the agent has a limited `stock` of each kind of block, a command that needs more is refused. The work is bounded, whatever the answer is.
     """
-    orders, left = Orders(), None if stock is None else dict(stock)
+    orders = Orders()
+    left = {block: math.inf if stock is None else stock.get(block, 0) for block in palette} | {AIR: math.inf}
     for line in answer[:MAX_CHARS].lower().splitlines():
         text = PREFIX.sub("", line, count=1) if len(line) <= MAX_LINE else ""
         if not text.startswith(("setblock", "fill", "kill")):
@@ -111,14 +103,11 @@ def read_orders(
             orders.kills = True
         elif command is None or command.low not in target or command.high not in target:
             orders.refused += 1
-        elif command.block == AIR:
-            orders.commands.append(command)
-        elif command.block not in palette or (left is not None and command.size > left.get(command.block, 0)):
+        elif command.size > left.get(command.block, 0):
             orders.refused += 1
         else:
             orders.commands.append(command)
-            if left is not None:
-                left[command.block] -= command.size
+            left[command.block] -= command.size
     return orders
 
 
@@ -138,20 +127,13 @@ def build(orders: Mapping[str, Orders]) -> Built:
     built: Built = {}
     for role, own in orders.items():
         for command in own.commands:
-            for place in command.places():
-                if command.block == AIR:
-                    built.pop(place, None)
-                else:
-                    built[place] = command.block, role
-    return built
+            built |= dict.fromkeys(command.places(), (command.block, role))
+    return {place: (block, role) for place, (block, role) in built.items() if block != AIR}
 
 
 def block_id(name: str) -> str:
     """
-    Returns the id of a block as commands are read: in lower case, without `minecraft:`.
-
-    Raises:
-        ValueError: no command can have this name.
+    Returns the id of a block as commands are read: in lower case, without `minecraft:`. Raises `ValueError` if no command can have this name.
     """
     block = name.lower().removeprefix("minecraft:")
     if not re.fullmatch("[a-z0-9_]+", block):

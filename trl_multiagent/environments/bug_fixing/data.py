@@ -6,6 +6,7 @@ import ast
 import functools
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,8 @@ PLAIN = """def plain(value):
 HEAVY = {"knapsack": (9,), "levenshtein": (2, 3)}
 TOLERANCE = {"sqrt"}  # functions of QuixBugs whose last argument is the tolerance of their result
 
-# The number of tests that each mutant of a function passes, and its faulty program last if it has one; `None` for what is no fault
-Results = dict[int, int | None]
+# The number of tests that each faulty mutant of a function passes. The last number is that of its own fault, if it has one
+Results = dict[int, int]
 
 
 def load_bug_dataset(
@@ -71,43 +72,32 @@ def load_bug_dataset(
     functions = read_functions(name, split, type)
     orders = [function.mutants.shuffled(f"{seed} {function.task_id}") for function in functions]
     results = [function.known_results() for function in functions]
-    missing = [k for k, of_function in enumerate(results) if of_function is None]
-    if missing:
-        number = 2 * (num_mutants + 1)  # some mutants pass the tests or do not end
-        found = find_results(
-            [functions[k] for k in missing], [orders[k][:number] for k in missing], sandbox or Sandbox()
-        )
-        for k, of_function in zip(missing, found, strict=True):
-            results[k] = of_function
-    items = [
+    missing = [k for k, known in enumerate(results) if known is None]
+    number = 2 * (num_mutants + 1)  # some mutants pass the tests or do not end
+    tried = [orders[k][:number] for k in missing]
+    found = find_results([functions[k] for k in missing], tried, sandbox or Sandbox())
+    for k, of_function in zip(missing, found, strict=True):
+        results[k] = of_function
+    rows = [
         function.item(order, of_function or {}, num_mutants)
         for function, order, of_function in zip(functions, orders, results, strict=True)
     ]
-    items = [item for item in items if item is not None]
-    if not items:
+    if not any(rows):
         raise ValueError(
             f"{name}, split {split or 'test'}: no reference solution passes its tests and has a mutant that fails them."
         )
-    return datasets.Dataset.from_list(items)
+    return datasets.Dataset.from_list([row for row in rows if row])
 
 
 @dataclass
 class Function:
-    """
-    A function from which faulty programs are made.
-
-    Args:
-        task_id (`str`), entry_point (`str`): Its names.
-        test (`str`): The hidden tests. Those that are examples in the function's description are removed.
-        source (`str`): The reference solution.
-        own_fault (`str`, *optional*): The faulty program, if the data has one.
-    """
+    """A function from which faulty programs are made."""
 
     task_id: str
     entry_point: str
-    test: str
-    source: str
-    own_fault: str | None = None
+    test: str  # the hidden tests. Those that are examples in the function's description are removed
+    source: str  # the reference solution
+    own_fault: str | None = None  # the faulty program, if the data has one
     key: str = field(init=False)
     mutants: Mutants = field(init=False)
 
@@ -121,7 +111,7 @@ class Function:
         """Returns the results of all mutants, if they come with the package."""
         results = result_table().get(self.key, ())
         fits = len(results) == len(self.mutants) + (self.own_fault is not None)
-        return dict(enumerate(results)) if fits else None
+        return {k: passed for k, passed in enumerate(results) if passed is not None} if fits else None
 
     def programs(self, order: list[int]) -> list[Program]:
         """Returns the reference, some mutants and the function's own fault as programs that run the hidden tests."""
@@ -131,14 +121,12 @@ class Function:
     def item(self, order: list[int], results: Results, num_mutants: int) -> dict | None:
         """Returns the dataset row with the first faulty mutants in an order, or `None` if there is no fault."""
         faults: dict[str, int] = {}
-        own = results.get(len(self.mutants))
-        if self.own_fault is not None and own is not None:
-            faults[self.own_fault] = own
+        if self.own_fault is not None and len(self.mutants) in results:
+            faults[self.own_fault] = results[len(self.mutants)]
         for k in order:
-            passes = results.get(k)
-            if passes is not None and len(faults) <= num_mutants:
-                faults.setdefault(self.mutants[k], passes)
-        if not faults or (self.own_fault is not None and own is None):
+            if k in results and len(faults) <= num_mutants:
+                faults.setdefault(self.mutants[k], results[k])
+        if not faults or self.own_fault not in (None, *faults):
             return None
         faulty, *others = faults
         return {
@@ -178,25 +166,18 @@ def _quixbugs_function(row: dict) -> Function:
     name = row["entry_point"]
     checks = []
     for number, (arguments, expected) in enumerate(row["testcases"]):
-        if number in HEAVY.get(name, ()):
-            continue
         call = f"plain(candidate({', '.join(map(repr, arguments))}))"
-        if name in TOLERANCE:
-            checks.append(f"assert abs({call} - {expected!r}) <= {arguments[-1]!r}")
-        else:
-            checks.append(f"assert {call} == {expected!r}")
-    test = f"{PLAIN}\n\ndef check(candidate):\n" + "".join(f"    {check}\n" for check in checks)
-    return Function(row["task_id"], name, test, row["correct_program"], _with_docstring(row["buggy_program"], name))
-
-
-def _with_docstring(source: str, name: str) -> str:
-    """Moves the text after a function of QuixBugs, which explains it, into the function as its docstring."""
-    tree = ast.parse(source)
+        close = f"abs({call} - {expected!r}) <= {arguments[-1]!r}"
+        if number not in HEAVY.get(name, ()):
+            checks.append(f"    assert {close if name in TOLERANCE else f'{call} == {expected!r}'}\n")
+    test = f"{PLAIN}\n\ndef check(candidate):\n{''.join(checks)}"
+    # The text after the faulty function, which explains it, becomes its docstring
+    tree = ast.parse(row["buggy_program"])
     texts = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
     tree.body = [node for node in tree.body if node not in texts]
     function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
     function.body[:0] = texts[:1]
-    return ast.unparse(ast.fix_missing_locations(tree))
+    return Function(row["task_id"], name, test, row["correct_program"], ast.unparse(tree))
 
 
 @functools.cache
@@ -206,21 +187,25 @@ def result_table() -> dict[str, list[int | None]]:
 
 
 def find_results(functions: list[Function], orders: list[list[int]], sandbox: Sandbox) -> list[Results]:
-    """Runs mutants on the hidden tests. A function whose reference fails gets no results."""
-    pairs = list(zip(functions, orders, strict=True))
-    verdicts = iter(sandbox.run([program for function, order in pairs for program in function.programs(order)]))
-    found = []
-    for function, order in pairs:
-        reference = next(verdicts)
-        results: Results = {k: _fault(next(verdicts)) for k in order}
-        if function.own_fault is not None:
-            own = next(verdicts)
-            results[len(function.mutants)] = own.passed if own.passed < own.total else None
-        found.append(results if reference.passed == count_asserts(function.test) else {})
-    return found
+    """
+    Runs mutants, and the functions' own faults, on the hidden tests. A mutant is no fault if it passes all, does not end, or cannot be loaded.
+    A function whose reference fails gets no results.
+    """
+    groups = [function.programs(order) for function, order in zip(functions, orders, strict=True)]
+    verdicts = run_groups(sandbox.run, groups)
+    results: list[Results] = []
+    for function, order, (reference, *others) in zip(functions, orders, verdicts, strict=True):
+        passed = {}
+        for k, verdict in zip([*order, len(function.mutants)], others, strict=False):
+            ends = verdict.definitions.status == "passed" and not verdict.timeouts
+            if verdict.passed < verdict.total and (ends or k == len(function.mutants)):
+                passed[k] = verdict.passed
+        results.append(passed if reference.passed == count_asserts(function.test) else {})
+    return results
 
 
-def _fault(verdict: Verdict) -> int | None:
-    """Returns the number of tests that a mutant passes, or `None` if it passes all, does not end, or cannot be loaded."""
-    is_fault = verdict.definitions.status == "passed" and verdict.passed < verdict.total and not verdict.timeouts
-    return verdict.passed if is_fault else None
+def run_groups(run: Callable[[list[Program]], list[Verdict]], groups: list[list[Program]]) -> list[list[Verdict]]:
+    """Runs the programs of all groups, if there are any, at the same time. Returns the verdicts of each group."""
+    programs = [program for group in groups for program in group]
+    verdicts = iter(run(programs) if programs else ())
+    return [[next(verdicts) for _ in group] for group in groups]

@@ -37,14 +37,11 @@ class Function(NamedTuple):
     results: tuple[int, ...]
 
     @property
-    def body(self) -> str:
-        (a, b), (first, second, other) = self.letters, self.results
-        return f"return {first} if x == '{a}' else {second} if x == '{b}' else {other}"
-
-    @property
     def source(self) -> str:
         (a, b), (first, second, other) = self.letters, self.results
-        return f'def f(x):\n    """\'{a}\' gives {first}, \'{b}\' gives {second}, others give {other}."""\n    {self.body}'
+        description = f"'{a}' gives {first}, '{b}' gives {second}, others give {other}."
+        body = f"return {first} if x == '{a}' else {second} if x == '{b}' else {other}"
+        return f'def f(x):\n    """{description}"""\n    {body}'
 
     def call(self, x: str) -> int:
         return dict(zip(self.letters, self.results, strict=False)).get(x, self.results[-1])
@@ -55,12 +52,12 @@ class Function(NamedTuple):
         order = mutants.shuffled(f"{seed} {self.source}")
         faulty, *others = [mutants[k] for k in order[: num_mutants + 1]]
         inputs = [*self.letters, *[x for x in LETTERS if x not in self.letters][:2]]
+        checks = "".join(f"    assert candidate('{x}') == {self.call(x)}\n" for x in inputs)
         expression = faulty.partition("return ")[2]  # this module wrote it, so it needs no sandbox
         return {
             "task_id": name,
             "entry_point": "f",
-            "test": "def check(candidate):\n"
-            + "".join(f"    assert candidate('{x}') == {self.call(x)}\n" for x in inputs),
+            "test": f"def check(candidate):\n{checks}",
             "reference": self.source,
             "faulty": faulty,
             "mutants": others,

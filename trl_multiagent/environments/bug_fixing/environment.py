@@ -2,21 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
-from trl_multiagent.environments.bug_fixing.prompts import (
-    FIXER,
-    TESTER,
-    UNSEEN,
-    fixer_feedback,
-    fixer_prompt,
-    tester_feedback,
-    tester_prompt,
-)
-from trl_multiagent.environments.bug_fixing.reward import FIX, REWARD_VERSION, REWRITE, TESTS, WRONG_TESTS, BugReward
+from trl_multiagent.environments.bug_fixing import prompts, reward
+from trl_multiagent.environments.bug_fixing.data import run_groups
+from trl_multiagent.environments.bug_fixing.prompts import FIXER, TESTER
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
 from trl_multiagent.sandbox import Sandbox
 
@@ -31,7 +24,7 @@ class BugFixingEnvironment(Environment):
     In the first turn, neither sees what the other writes. In later turns, the fixer learns which of the tester's last tests its function fails,
     and the tester what its tests say of the faulty function. No prompt contains anything about the hidden tests or the reference.
 
-    Items are rows of [`load_bug_dataset`]. The reward is that of [`BugReward`], at most 4, or 2 for one agent.
+    Items are rows of [`load_bug_dataset`]. The reward is that of [`~reward.score_answers`], at most 4, or 2 for one agent.
 
     Args:
         num_agents (`int`, *optional*, defaults to `2`): 2 or 1.
@@ -40,6 +33,7 @@ class BugFixingEnvironment(Environment):
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"fix": "no repair passes more hidden tests than the faulty function"}
+    unseen = prompts.UNSEEN, "Your partner's answer is above."
 
     def __init__(self, num_agents: int = 2, sandbox: Sandbox | None = None, keep_suspicious: str | Path | None = None):
         if num_agents not in (1, 2):
@@ -47,62 +41,49 @@ class BugFixingEnvironment(Environment):
         self.roles = (TESTER, FIXER) if num_agents == 2 else (FIXER,)
         self.sandbox = sandbox or Sandbox()
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
-        self.reward = BugReward(self.runner)
         team = num_agents == 2
-        smallest, largest = REWRITE + team * WRONG_TESTS, FIX + team * TESTS
+        rewards = reward.REWRITE + team * reward.WRONG_TESTS, reward.FIX + team * reward.TESTS
         shares = dict.fromkeys(("passed", "fix", "rewritten", "tests", "wrong_tests", "finds_fault"), (0.0, 1.0))
-        self.metric_ranges = {"reward": (smallest, largest), "total_reward": (smallest, largest), **shares}
+        self.metric_ranges = {"reward": rewards, "total_reward": rewards, **shares}
 
     def __repr__(self) -> str:
-        return f"BugFixingEnvironment(roles={self.roles}, reward_version={REWARD_VERSION})"
+        return f"BugFixingEnvironment(roles={self.roles}, reward_version={reward.REWARD_VERSION})"
 
     def resume_settings(self) -> dict[str, Any]:
-        prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
+        first = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
         return {
-            "reward_version": REWARD_VERSION,
-            "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],
+            "reward_version": reward.REWARD_VERSION,
+            "prompts": hashlib.sha256(first.encode()).hexdigest()[:12],
             "max_timeouts": self.sandbox.max_timeouts,
             "memory_mb": self.sandbox.memory_mb,
         }
 
     def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-        if history:
-            return self.next_prompts([item], [history])[0]
-        first = {TESTER: tester_prompt(item), FIXER: fixer_prompt(item, alone=TESTER not in self.roles)}
-        return {role: first[role] for role in self.roles}
+        return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
         """Makes the prompts of a whole turn. The tester's tests run on all repairs at the same time."""
+        alone = TESTER not in self.roles
         last = [history[-1].outcome.info if history else None for history in histories]
-        programs = {
-            k: self.reward.run_tests(item, result.source, result.tests)
-            for k, (item, result) in enumerate(zip(items, last, strict=True))
-            if result is not None and result.tests
-        }
-        verdicts = dict(zip(programs, self.runner.run_references([*programs.values()]), strict=True))
-        prompts: list[dict[str, Prompt]] = []
-        for k, (item, result) in enumerate(zip(items, last, strict=True)):
+        programs = [
+            [reward.program(item, result.source, *result.tests)] if result and result.tests else []
+            for item, result in zip(items, last, strict=True)
+        ]
+        made: list[dict[str, Prompt]] = []
+        for item, result, verdicts in zip(items, last, run_groups(self.runner.run_references, programs), strict=True):
             if result is None:
-                prompts.append(self.prompts(item, ()))
-                continue
-            on_fix = verdicts[k].checks if k in verdicts else ()
-            on_faulty = result.on_faulty.checks if result.on_faulty else ()
-            later = {
-                TESTER: tester_feedback(result.tests, on_faulty),
-                FIXER: fixer_feedback(result.tests, on_fix, alone=TESTER not in self.roles),
-            }
-            prompts.append({role: later[role] for role in self.roles})
-        return prompts
+                texts = {TESTER: prompts.tester_prompt(item), FIXER: prompts.fixer_prompt(item, alone)}
+            else:
+                on_fix = verdicts[0].checks if verdicts else ()
+                feedback = prompts.fixer_feedback(result.tests, on_fix, alone)
+                texts = {TESTER: prompts.tester_feedback(result.tests, result.on_faulty), FIXER: feedback}
+            made.append({role: texts[role] for role in self.roles})
+        return made
 
     def score(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
     ) -> list[Outcome]:
-        return self.reward.score(items, joint_actions)
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        if isinstance(prompt, str):
-            prompt = prompt.replace(UNSEEN, "Your partner's answer is above.")
-        return super().show_answers(role, prompt, answers)
+        return reward.score_answers(self.runner, items, joint_actions)
 
     def metrics(self) -> dict[str, float]:
         return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}

@@ -1,39 +1,17 @@
 """Makes faulty versions of a program by small changes to its syntax tree."""
 
 import ast
-import copy
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 
-COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-}
-CALLS = {
-    "min": "max",
-    "max": "min",
-    "any": "all",
-    "all": "any",
-    "upper": "lower",
-    "lower": "upper",
-    "append": "remove",
-}
+# What replaces each operator and function
+COMPARISONS = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn}
+ARITHMETIC = {ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv}
+CALLS = {"min": "max", "any": "all", "upper": "lower"}
+TWO_WAYS: dict[Any, Any] = {**COMPARISONS, ast.And: ast.Or, ast.Add: ast.Sub, **CALLS}
+REPLACED = {**TWO_WAYS, **{new: old for old, new in TWO_WAYS.items()}, **ARITHMETIC, "append": "remove"}
 
 
 def changes_of(node: ast.AST) -> Iterator[tuple[str, Any]]:
@@ -43,21 +21,19 @@ def changes_of(node: ast.AST) -> Iterator[tuple[str, Any]]:
     """
     if isinstance(node, ast.Compare):
         for k, operator in enumerate(node.ops):
-            if type(operator) in COMPARISONS:
-                yield "ops", [*node.ops[:k], COMPARISONS[type(operator)](), *node.ops[k + 1 :]]
-    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in ARITHMETIC:
-        yield "op", ARITHMETIC[type(node.op)]()
+            if type(operator) in REPLACED:
+                yield "ops", [*node.ops[:k], REPLACED[type(operator)](), *node.ops[k + 1 :]]
+    elif isinstance(node, ast.BinOp | ast.AugAssign | ast.BoolOp) and type(node.op) in REPLACED:
+        yield "op", REPLACED[type(node.op)]()
     elif isinstance(node, ast.Constant) and type(node.value) is int:
         yield "value", node.value + 1
         yield "value", node.value - 1
-    elif isinstance(node, ast.BoolOp):
-        yield "op", ast.Or() if isinstance(node.op, ast.And) else ast.And()
     elif isinstance(node, ast.If | ast.IfExp | ast.While):
         yield "test", ast.UnaryOp(ast.Not(), node.test)
-    elif isinstance(node, ast.Name) and node.id in CALLS:
-        yield "id", CALLS[node.id]
-    elif isinstance(node, ast.Attribute) and node.attr in CALLS:
-        yield "attr", CALLS[node.attr]
+    elif isinstance(node, ast.Name) and node.id in REPLACED:
+        yield "id", REPLACED[node.id]
+    elif isinstance(node, ast.Attribute) and node.attr in REPLACED:
+        yield "attr", REPLACED[node.attr]
 
 
 class Mutants(Sequence[str]):
@@ -71,21 +47,18 @@ class Mutants(Sequence[str]):
     """
 
     def __init__(self, source: str, entry_point: str):
-        self.tree = ast.parse(source)
-        self.entry_point = entry_point
-        self.places = [
-            (number, k) for number, node in enumerate(self._body(self.tree)) for k, _ in enumerate(changes_of(node))
-        ]
+        self.source, self.entry_point = source, entry_point
+        nodes = self._read()[1]
+        self.places = [(number, k) for number, node in enumerate(nodes) for k, _ in enumerate(changes_of(node))]
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, index: Any) -> Any:
         number, k = self.places[index]
-        mutant = copy.deepcopy(self.tree)
-        node = self._body(mutant)[number]
-        setattr(node, *[*changes_of(node)][k])
-        return ast.unparse(ast.fix_missing_locations(mutant))
+        tree, nodes = self._read()
+        setattr(nodes[number], *[*changes_of(nodes[number])][k])
+        return ast.unparse(tree)
 
     def shuffled(self, seed: str) -> list[int]:
         """Returns the indices of all mutants in a random order that the seed determines."""
@@ -93,7 +66,8 @@ class Mutants(Sequence[str]):
         random.Random(seed).shuffle(order)
         return order
 
-    def _body(self, tree: ast.Module) -> list[ast.AST]:
-        """Returns the nodes in the body of the function, in a fixed order."""
+    def _read(self) -> tuple[ast.Module, list[ast.AST]]:
+        """Returns the program as a tree, and the nodes in the body of the function, in a fixed order."""
+        tree = ast.parse(self.source)
         functions = [x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == self.entry_point]
-        return [node for statement in functions[-1].body for node in ast.walk(statement)]
+        return tree, [node for statement in functions[-1].body for node in ast.walk(statement)]

@@ -1,6 +1,6 @@
 """The prompts of the tester and the fixer. In the first turn, neither sees what the other writes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trl_multiagent.environments.python_code.shown_text import shown_line
 from trl_multiagent.sandbox import Check
@@ -44,31 +44,31 @@ Your function:
 
 def tester_feedback(tests: Sequence[str], checks: Sequence[Check]) -> str:
     """Returns the tester's prompt of a later turn: the results of its tests for the faulty function."""
+    results = "Your last answer contains no test of the form `assert function(...) == ...`."
     if tests:
-        lines = [f"- `{shown_line(text)}`: {_result(check)}" for text, check in zip(tests, checks, strict=True)]
-        results = "These are the results of your tests for the faulty function:\n" + "\n".join(lines)
-    else:
-        results = "Your last answer contains no test of the form `assert function(...) == ...`."
+        shown = _list(zip(tests, checks, strict=True))
+        results = f"These are the results of your tests for the faulty function:\n{shown}"
     return f"{results}\n\nWrite better tests, in the same form.\n\nYour tests:\n"
 
 
 def fixer_feedback(tests: Sequence[str], checks: Sequence[Check], alone: bool) -> str:
     """Returns the fixer's prompt of a later turn: which of the tester's tests its function fails."""
     failed = [(text, check) for text, check in zip(tests, checks, strict=True) if check.status != "passed"]
+    of_all = f"of your partner's {len(tests)} tests. A test may be wrong."
     if alone:
         results = "Check your function once more."
     elif not tests:
         results = "Your partner wrote no tests."
     elif not failed:
-        results = f"Your function passes all of your partner's {len(tests)} tests. A test may be wrong."
+        results = f"Your function passes all {of_all}"
     else:
-        lines = [f"- `{shown_line(text)}`: {_result(check)}" for text, check in failed]
-        results = (
-            f"Your function fails {len(failed)} of your partner's {len(tests)} tests. A test may be wrong.\n"
-            + "\n".join(lines)
-        )
+        results = f"Your function fails {len(failed)} {of_all}\n{_list(failed)}"
     return f"{results}\n\nWrite the repaired function again.\n\nYour function:\n"
 
 
-def _result(check: Check) -> str:
-    return f"{check.status}, {shown_line(check.error)}" if check.error else check.status
+def _list(results: Iterable[tuple[str, Check]]) -> str:
+    lines = []
+    for text, check in results:
+        error = f", {shown_line(check.error)}" if check.error else ""
+        lines.append(f"- `{shown_line(text)}`: {check.status}{error}")
+    return "\n".join(lines)

@@ -37,23 +37,15 @@ class BugDataset(CodeDataset):
 
 
 def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
-    """
-    Makes the environment.
-
-    Raises:
-        UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
-    """
+    """Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`."""
     sandbox = settings.sections["sandbox"].make_checked_sandbox()
     return BugFixingEnvironment(settings.num_agents, sandbox, settings.run_folder / "suspicious_programs")
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     """
-    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
-
-    Raises:
-        ValueError: a row or a split is malformed.
-        ConnectionError: the dataset is on the Hub, which cannot be reached.
+    Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a split is malformed, and
+    `ConnectionError` if the dataset is on the Hub, which cannot be reached.
     """
     dataset: BugDataset = settings.sections["dataset"]
     name = str(dataset.name)
@@ -67,7 +59,7 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
 
         train_dataset = load(name, dataset.train_split)
         eval_dataset = None if dataset.eval_split is None else load(dataset.eval_name or name, dataset.eval_split)
-    return train_dataset, eval_dataset
+        return train_dataset, eval_dataset
 
 
 TASK = Task(
