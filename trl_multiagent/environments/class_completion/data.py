@@ -7,25 +7,16 @@ import functools
 import hashlib
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.class_completion.merging import (
     clean_skeleton,
-    facts,
     functions_of,
     merge,
     parse_trusted,
     read_answer,
 )
-from trl_multiagent.environments.dataset_rows import (
-    LOCAL_SUFFIXES,
-    check_fields,
-    load_rows,
-    make_dataset,
-    read_file,
-    select_rows,
-)
+from trl_multiagent.environments.dataset_rows import check_fields, load_rows
 from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
@@ -59,36 +50,33 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
 
     Returns:
         `Dataset`: Columns `task_id`, `class_name`, `skeleton`, `imports`, `test`, `reference`, all text; `methods`, the names of the methods
-        to write; `method_tests`, the test class of each; `uses`, `weights` and `parameters`, see [`facts`]; `tests`, the test methods
-        that the reference passes; `counting`, those of them that test one method and that no constant passes; `check_timeout`, in
+        to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes; `counting`, those of them that test one method and that no constant passes; `check_timeout`, in
         seconds.
 
     Raises:
         ValueError: a row is malformed, or no row gives an item.
         ConnectionError: the Hub cannot be reached, and the package has no copy.
     """
-    if name.endswith(LOCAL_SUFFIXES):
-        rows = select_rows(make_dataset(read_file(Path(name)), name), split, name).to_list()
-    else:
-        rows = load_rows(name, None, split)
     import datasets
 
+    rows = load_rows(name, None, split)
     items = [make_item(row, f"{name}, row {number}") for number, row in enumerate(rows, 1)]
     items = [item for item in items if item["task_id"] not in LEFT_OUT]
     new = [item for item in items if key_of(item) not in known_tests()]
-    found = dict(zip(map(key_of, new), find_tests(new, sandbox or Sandbox()), strict=True)) if new else {}
-    tests = known_tests() | found
+    found = find_tests(new, sandbox or Sandbox()) if new else []
+    tests = known_tests() | dict(zip(map(key_of, new), found, strict=True))
     kept = [item | columns for item in items if (columns := tests[key_of(item)])]
     if not kept:
-        raise ValueError(
-            f"{name}, split {split or 'test'}: no class has tests that its reference passes and a constant does not."
-        )
+        where = f"{name}, split {split or 'test'}"
+        raise ValueError(f"{where}: no class has tests that its reference passes and a constant does not.")
     return datasets.Dataset.from_list(kept)
 
 
 def make_item(row: dict, where: str) -> dict:
     """
-    Returns the item of a row, before its tests were tried.
+    Returns the item of a row, before its tests were tried. For each of its `methods`, in the order of the skeleton, it has in `method_tests` the test
+    class; in `uses` the other methods that the reference calls in it; in `weights` the statements of the reference; in `parameters` the
+    number of parameters, with `self`.
 
     Raises:
         ValueError: the row is malformed; the message begins with `where`.
@@ -102,23 +90,28 @@ def make_item(row: dict, where: str) -> dict:
         ast.parse("\n".join(row["import_statement"]))
     except (TypeError, *PARSE_ERRORS) as error:
         raise ValueError(f"{where}: `import_statement` must be a list of import statements: {error}.") from None
-    reference = parse_trusted(row["solution_code"], row["class_name"], where)
+    bodies = {node.name: node for node in functions_of(parse_trusted(row["solution_code"], row["class_name"], where))}
     skeleton = clean_skeleton(row)
-    owner = parse_trusted(skeleton, row["class_name"], where)
-    written = {node.name for node in functions_of(reference)}
+    headers = {node.name: node.args for node in functions_of(parse_trusted(skeleton, row["class_name"], where))}
     tests = {method["method_name"]: method["test_class"] for method in row["methods_info"]}
-    names = [node.name for node in functions_of(owner) if node.name in tests and node.name in written]
+    names = [name for name in headers if name in tests and name in bodies]
     if not names:
         raise ValueError(f"{where}: the class has no method that `methods_info` and `solution_code` have, too.")
-    item = {
+    inside = {name: [*ast.walk(bodies[name])] for name in names}
+    attributes = {name: {node.attr for node in inside[name] if isinstance(node, ast.Attribute)} for name in names}
+    return {
         **{field: row[field] for field in ("task_id", "class_name", "test")},
         "skeleton": skeleton,
         "imports": "\n".join(row["import_statement"]),
         "reference": row["solution_code"],
         "methods": names,
         "method_tests": [tests[name] for name in names],
+        "uses": [sorted(attributes[name] & {*names} - {name}) for name in names],
+        "weights": [sum(isinstance(node, ast.stmt) for node in inside[name]) for name in names],
+        "parameters": [
+            sum(isinstance(node, ast.arg) for node in ast.iter_child_nodes(headers[name])) for name in names
+        ],
     }
-    return item | facts(item, row["solution_code"])
 
 
 def find_tests(items: list[dict], sandbox: Sandbox) -> list[dict | None]:

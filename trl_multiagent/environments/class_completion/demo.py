@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trl_multiagent.environments.class_completion.data import make_item
 from trl_multiagent.environments.class_completion.division import DIVISIONS, divide
-from trl_multiagent.models.imitation import ImitationModel
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
     values: Sequence
 
 
-NAME = "demo"
+DEMO = "demo"
 SEED = 31
 SIZES = {"test": 64, "train": 320}
 NUMBERS = {"": "{}", "_double": "{} * 2", "_next": "{} + 1", "_square": "{} ** 2"}
@@ -68,12 +68,11 @@ def demo_dataset(split: str) -> Dataset:
 
 def _item(kind: str, put: Sequence[str], get: Sequence[str]) -> dict:
     names = [name for pair in zip(put, get, strict=True) for name in (f"put{pair[0]}", f"get{pair[1]}")]
-    texts = {name: f'{_header(name)}    """{_description(kind, name)}"""\n' for name in names}
+    stubs = {name: f'{_header(name)}    """{_description(kind, name)}"""\n' for name in names}
     head = f"class {kind}:\n    def __init__(self):\n        self.log = [{KINDS[kind].start}]\n"
-    bodies = {name: write_method(kind, name, "values") for name in names}
     skeleton, solution = (
-        head + "".join("\n" + "".join(f"    {line}\n" for line in text.splitlines()) for text in part.values())
-        for part in (texts, bodies)
+        head + "".join("\n" + textwrap.indent(method, " " * 4) for method in methods)
+        for methods in (stubs.values(), [write_method(kind, name, "values") for name in names])
     )
     tests = [_test(kind, solution, names, number) for number in range(len(names))]
     row = {
@@ -83,13 +82,10 @@ def _item(kind: str, put: Sequence[str], get: Sequence[str]) -> dict:
         "solution_code": solution,
         "import_statement": ["from math import prod"],
         "test": "import unittest\n\n" + "\n\n".join(tests),
-        "methods_info": [
-            {"method_name": name, "method_description": texts[name], "test_class": f"Test{k}"}
-            for k, name in enumerate(names)
-        ],
+        "methods_info": [{"method_name": name, "test_class": f"Test{k}"} for k, name in enumerate(names)],
     }
     every = [f"Test{k}.test" for k in range(len(names))]
-    return make_item(row, NAME) | {"tests": every, "counting": every, "check_timeout": 1.0}
+    return make_item(row, DEMO) | {"tests": every, "counting": every, "check_timeout": 1.0}
 
 
 def _test(kind: str, solution: str, names: Sequence[str], number: int) -> str:
@@ -103,8 +99,8 @@ def _test(kind: str, solution: str, names: Sequence[str], number: int) -> str:
         getattr(box, put)(value)
         lines.append(f"box.{put}({value!r})")
     lines.append(f"self.assertEqual(box.{get}(), {getattr(box, get)()!r})")
-    body = "".join(f"        {line}\n" for line in lines)
-    return f"class Test{number}(unittest.TestCase):\n    def test(self):\n{body}"
+    body = textwrap.indent("\n".join(lines), " " * 8)
+    return f"class Test{number}(unittest.TestCase):\n    def test(self):\n{body}\n"
 
 
 def _header(name: str) -> str:
@@ -165,4 +161,8 @@ def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
     return pairs
 
 
-MODEL = ImitationModel("demo-classes", demonstrate, 700, [Path(__file__)])
+def demo_model() -> str:
+    """Returns the folder of the demo's base model."""
+    from trl_multiagent.models.imitation import ImitationModel
+
+    return ImitationModel("demo-classes", demonstrate, 700, [Path(__file__)]).path()

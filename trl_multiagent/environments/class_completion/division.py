@@ -57,10 +57,8 @@ def _balanced(
 
 def _changes(sides: list[int], num_agents: int) -> Iterator[list[int]]:
     """Gives every division in which at most two methods have another agent."""
-    places, agents = range(len(sides)), range(num_agents)
-    for (a, b), (first, second) in itertools.product(
-        itertools.product(places, repeat=2), itertools.product(agents, repeat=2)
-    ):
-        changed = [*sides]
-        changed[a], changed[b] = first, second
-        yield changed
+    for a, b in itertools.product(range(len(sides)), repeat=2):
+        for first, second in itertools.product(range(num_agents), repeat=2):
+            changed = [*sides]
+            changed[a], changed[b] = first, second
+            yield changed

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trl_multiagent.environments.python_code.shown_text import shown_line
-from trl_multiagent.sandbox import Check, Verdict
+from trl_multiagent.sandbox import Verdict
 
 
 UNSEEN = "You cannot see each other's answers."
@@ -43,24 +43,26 @@ def feedback_prompt(result: str, own: Sequence[str]) -> str:
     return "\n\n".join(part for part in (result, again, _request(own)) if part) + "\n"
 
 
-def describe_result(verdict: Verdict, missing: Sequence[str], shown: Sequence[Check]) -> str:
+def describe_result(item: dict, verdict: Verdict, missing: Sequence[str]) -> str:
     """
-    Describes what happened to the merged class.
+    Describes what happened to the merged class. Of the tests, only those of several methods together are shown.
 
     Args:
-        verdict (`Verdict`): The results.
+        item (`dict`): The item.
+        verdict (`Verdict`): The results of its tests.
         missing (`Sequence[str]`): Methods that no agent wrote that had to.
-        shown (`Sequence[Check]`): The test methods whose results may be shown.
     """
-    lines = []
-    if missing:
-        lines.append(f"These methods are missing: {', '.join(missing)}.")
+    lines = [f"These methods are missing: {', '.join(missing)}."] if missing else []
+    shown = [
+        check
+        for check in verdict.checks
+        if check.source in item["tests"] and check.source.split(".")[0] not in item["method_tests"]
+    ]
     if verdict.definitions.status != "passed":
         lines.append(f"The class cannot be defined: {shown_line(verdict.definitions.error)}")
     elif shown:
         failing = [check for check in shown if check.status != "passed"]
-        lines.append(
-            f"The completed class passes {len(shown) - len(failing)} of {len(shown)} tests of its parts together."
-        )
+        passing = len(shown) - len(failing)
+        lines.append(f"The completed class passes {passing} of {len(shown)} tests of its parts together.")
         lines += [f"- {check.source}: {shown_line(check.error) or check.status}" for check in failing[:MAX_FAILURES]]
     return "\n".join(lines)
