@@ -6,10 +6,12 @@ import ast
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.class_completion.merging import (
+    Answer,
     clean_skeleton,
     functions_of,
     merge,
@@ -26,8 +28,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 CLASSEVAL = "classeval"
-TEXTS = ("task_id", "class_name", "skeleton", "solution_code", "test")
-FIELDS: dict[str, type] = {**dict.fromkeys(TEXTS, str), "methods_info": list, "import_statement": list}
+FIELDS: dict[str, type] = {
+    **dict.fromkeys(("task_id", "class_name", "skeleton", "solution_code", "test"), str),
+    **dict.fromkeys(("methods_info", "import_statement"), list),
+}
 METHOD_FIELDS: dict[str, type] = dict.fromkeys(("method_name", "test_class"), str)
 # What a method can return without any work. A test method that passes with one of them in place of all methods earns nothing
 CONSTANTS = ("None", "True", "0", "''", "[]")
@@ -40,8 +44,9 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     """
     Loads classes.
 
-    The reference of each class runs twice, except for the package's copy of ClassEval, of which the results are known. Test methods that it does not pass both times are left out, and so are classes of which it
-    does not pass four fifths: those that need files, a database, or packages that the sandbox does not have.
+    The reference of each class runs twice, except for the package's copy of ClassEval, of which the results are known. Test methods that it
+    does not pass both times are left out, and so are classes of which it does not pass four fifths: those that need files, a database, or
+    packages that the sandbox does not have.
 
     Args:
         name (`str`): `"classeval"`, which comes with the package; a Hub id such as `"FudanSELab/ClassEval"`; or a local file.
@@ -50,8 +55,8 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
 
     Returns:
         `Dataset`: Columns `task_id`, `class_name`, `skeleton`, `imports`, `test`, `reference`, all text; `methods`, the names of the methods
-        to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes; `counting`, those of them that test one method and that no constant passes; `check_timeout`, in
-        seconds.
+        to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes;
+        `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds.
 
     Raises:
         ValueError: a row is malformed, or no row gives an item.
@@ -74,9 +79,9 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
 
 def make_item(row: dict, where: str) -> dict:
     """
-    Returns the item of a row, before its tests were tried. For each of its `methods`, in the order of the skeleton, it has in `method_tests` the test
-    class; in `uses` the other methods that the reference calls in it; in `weights` the statements of the reference; in `parameters` the
-    number of parameters, with `self`.
+    Returns the item of a row, before its tests were tried. Of each of its `methods`, it has the test class, `method_tests`; the other methods
+    that the reference calls in it, `uses`; the reference's number of statements, `weights`; and the number of parameters in the
+    skeleton with `self`, `parameters`.
 
     Raises:
         ValueError: the row is malformed; the message begins with `where`.
@@ -97,8 +102,9 @@ def make_item(row: dict, where: str) -> dict:
     names = [name for name in headers if name in tests and name in bodies]
     if not names:
         raise ValueError(f"{where}: the class has no method that `methods_info` and `solution_code` have, too.")
-    inside = {name: [*ast.walk(bodies[name])] for name in names}
-    attributes = {name: {node.attr for node in inside[name] if isinstance(node, ast.Attribute)} for name in names}
+    inside = [[*ast.walk(bodies[name])] for name in names]
+    attributes = [{node.attr for node in nodes if isinstance(node, ast.Attribute)} for nodes in inside]
+    arguments = [[x for x in ast.iter_child_nodes(headers[name]) if isinstance(x, ast.arg)] for name in names]
     return {
         **{field: row[field] for field in ("task_id", "class_name", "test")},
         "skeleton": skeleton,
@@ -106,11 +112,9 @@ def make_item(row: dict, where: str) -> dict:
         "reference": row["solution_code"],
         "methods": names,
         "method_tests": [tests[name] for name in names],
-        "uses": [sorted(attributes[name] & {*names} - {name}) for name in names],
-        "weights": [sum(isinstance(node, ast.stmt) for node in inside[name]) for name in names],
-        "parameters": [
-            sum(isinstance(node, ast.arg) for node in ast.iter_child_nodes(headers[name])) for name in names
-        ],
+        "uses": [sorted(found & {*names} - {name}) for name, found in zip(names, attributes, strict=True)],
+        "weights": [sum(isinstance(node, ast.stmt) for node in nodes) for nodes in inside],
+        "parameters": [len(own) for own in arguments],
     }
 
 
@@ -156,19 +160,13 @@ def constant(item: dict, value: str) -> str:
 
 def single_program(item: dict, answer: str) -> Program:
     """Returns the program of a single agent's answer to an item."""
-    return program_of(item, merge(item, [read_answer(answer, item["class_name"])], [item["methods"]]))
+    return program_of(item, [read_answer(answer, item["class_name"])], [item["methods"]])
 
 
-def program_of(item: dict, source: str) -> Program:
-    """Returns the program that runs the item's tests on a module with its class."""
-    return Program(
-        source,
-        item["class_name"],
-        item["test"],
-        setup=item["imports"],
-        unittest=True,
-        check_timeout=item.get("check_timeout"),
-    )
+def program_of(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str]]) -> Program:
+    """Returns the program that runs an item's tests on the merged class, see [`merge`]."""
+    source, limit = merge(item, answers, division), item.get("check_timeout")
+    return Program(source, item["class_name"], item["test"], item["imports"], check_timeout=limit, unittest=True)
 
 
 def passed_by(verdict: Verdict) -> set[str]:

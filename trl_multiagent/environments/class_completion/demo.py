@@ -68,11 +68,10 @@ def demo_dataset(split: str) -> Dataset:
 
 def _item(kind: str, put: Sequence[str], get: Sequence[str]) -> dict:
     names = [name for pair in zip(put, get, strict=True) for name in (f"put{pair[0]}", f"get{pair[1]}")]
-    stubs = {name: f'{_header(name)}    """{_description(kind, name)}"""\n' for name in names}
     head = f"class {kind}:\n    def __init__(self):\n        self.log = [{KINDS[kind].start}]\n"
     skeleton, solution = (
-        head + "".join("\n" + textwrap.indent(method, " " * 4) for method in methods)
-        for methods in (stubs.values(), [write_method(kind, name, "values") for name in names])
+        head + "".join("\n" + textwrap.indent(write_method(kind, name, way), " " * 4) for name in names)
+        for way in ("", "values")
     )
     tests = [_test(kind, solution, names, number) for number in range(len(names))]
     row = {
@@ -103,40 +102,30 @@ def _test(kind: str, solution: str, names: Sequence[str], number: int) -> str:
     return f"class Test{number}(unittest.TestCase):\n    def test(self):\n{body}\n"
 
 
-def _header(name: str) -> str:
-    return f"def {name}(self{', x' * name.startswith('put')}):\n"
-
-
-def _description(kind: str, name: str) -> str:
-    operation = KINDS[kind].operations[name[3:]]
-    return (
-        f"Put in {operation.format('x')}." if name.startswith("put") else f"Return {operation.format(kind.lower())}."
-    )
-
-
-def write_method(kind: str, name: str, way: str, mistake: str = "", operation: str | None = None) -> str:
+def write_method(kind: str, name: str, way: str = "", mistake: str = "", operation: str | None = None) -> str:
     """
     Writes a method of a class.
 
     Args:
         kind (`str`): A key of `KINDS`.
         name (`str`): The method.
-        way (`str`): One of the two `WAYS`.
+        way (`str`, *optional*): One of the two `WAYS`; by default the method consists of its description.
         mistake (`str`, *optional*): One of `MISTAKES`; by default there is none.
         operation (`str`, *optional*): Another operation than that of the name.
     """
     _, of_log, after, operations, _ = KINDS[kind]
     operation = operation or operations[name[3:]]
     if name.startswith("put"):
-        value = operation.format("x")
-        body = f"self.log.append({value if way == 'values' else after.format(value)})"
+        header, value = f"def {name}(self, x):\n", operation.format("x")
+        bodies = (f'"""Put in {value}."""', f"self.log.append({value})", f"self.log.append({after.format(value)})")
     else:
-        body = f"return {operation.format(of_log if way == 'values' else 'self.log[-1]')}"
+        described, computed, last = (operation.format(log) for log in (kind.lower(), of_log, "self.log[-1]"))
+        header, bodies = f"def {name}(self):\n", (f'"""Return {described}."""', f"return {computed}", f"return {last}")
+    body = bodies[("", *WAYS).index(way)]
     if mistake == "effect":
         body = body.replace("return ", "y = ").replace("self.log.append", "y = ")
     if mistake == "syntax":
         body = body.replace("self.", "self ")
-    header = _header(name)
     return f"{header.replace(name, 'helper') if mistake == 'name' else header}    {body}\n"
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.class_completion.data import program_of
 from trl_multiagent.environments.class_completion.division import DIVISIONS, divide
-from trl_multiagent.environments.class_completion.merging import merge, read_answer
+from trl_multiagent.environments.class_completion.merging import read_answer
 from trl_multiagent.environments.class_completion.prompts import UNSEEN, describe_result, feedback_prompt, first_prompt
 from trl_multiagent.environments.class_completion.reward import EARNED, KINDS, RANGES, REWARD_VERSION, class_metrics
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
@@ -111,14 +111,11 @@ class ClassCompletionEnvironment(Environment):
             [read_answer(action[role], item["class_name"]) for role in self.roles]
             for item, action in zip(items, joint_actions, strict=True)
         ]
-        programs = [
-            program_of(item, merge(item, own, division))
-            for item, own, division in zip(items, answers, divisions, strict=True)
-        ]
+        verdicts = self.runner.run([*map(program_of, items, answers, divisions)])
         outcomes = []
-        for item, own, division, verdict in zip(items, answers, divisions, self.runner.run(programs), strict=True):
-            pairs = zip(own, division, strict=True)
-            missing = [name for answer, names in pairs for name in names if name not in answer.methods]
+        for item, own, division, verdict in zip(items, answers, divisions, verdicts, strict=True):
+            asked = [(answer, name) for answer, names in zip(own, division, strict=True) for name in names]
+            missing = [name for answer, name in asked if name not in answer.methods]
             metrics = class_metrics(item, verdict, own, missing)
             reward = metrics["total_reward"] = metrics[f"{self.kind}_reward"]
             outcomes.append(Outcome(reward, metrics, ClassResult(verdict, missing), verdict.columns()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.class_completion.data import CLASSEVAL, load_class_dataset
@@ -12,10 +11,10 @@ from trl_multiagent.environments.class_completion.division import DIVISIONS
 from trl_multiagent.environments.class_completion.environment import MODES, ClassCompletionEnvironment
 from trl_multiagent.environments.class_completion.prompts import first_prompt
 from trl_multiagent.environments.class_completion.reward import COMPAT, KINDS
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
-from trl_multiagent.environments.embedded import is_short_name
+from trl_multiagent.environments.code_generation.task import CodeDataset
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
-from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+from trl_multiagent.environments.task import Task, TaskSettings, setting
 
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ClassDataset(DatasetSource):
+class ClassDataset(CodeDataset):
     """The section `dataset`."""
 
     name: str | None = setting(
@@ -38,13 +37,7 @@ class ClassDataset(DatasetSource):
 
     @property
     def may_be_hub_id(self) -> bool:
-        return self.name is not None and self.name != DEMO and not is_short_name(self.name)
-
-    def __post_init__(self) -> None:
-        if self.name is None:
-            raise ValueError(f"`dataset.name` is missing: '{CLASSEVAL}', a Hub id, or the path of a {LOCAL_FILE}.")
-        if self.name.endswith(LOCAL_SUFFIXES) and not Path(self.name).is_file():
-            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
+        return super().may_be_hub_id and self.name != DEMO
 
 
 @dataclass
