@@ -93,10 +93,8 @@ def read_asserts(test: str) -> Asserts:
 def read_test_methods(module: str) -> Asserts:
     """
     Finds the test methods of a module of `unittest`, which runs as it is. `sources` has their names, such as `"TestStack.test_push"`; of
-    methods with the same name, the last one counts. Inherited ones are left out. The result is cached.
-
-    Raises:
-        `SyntaxError` or `ValueError`: the module is not Python.
+    methods with the same name, the last one counts. Inherited ones are left out. The result is cached. Raises `SyntaxError` or `ValueError` if
+    the module is not Python.
     """
     tree = ast.parse(module)
     compile(module, "<test>", "exec", dont_inherit=True)

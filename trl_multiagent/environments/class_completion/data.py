@@ -81,10 +81,7 @@ def make_item(row: dict, where: str) -> dict:
     """
     Returns the item of a row, before its tests were tried. Of each of its `methods`, it has the test class, `method_tests`; the other methods
     that the reference calls in it, `uses`; the reference's number of statements, `weights`; and the number of parameters in the
-    skeleton with `self`, `parameters`.
-
-    Raises:
-        ValueError: the row is malformed; the message begins with `where`.
+    skeleton with `self`, `parameters`. Raises `ValueError`, which begins with `where`, if the row is malformed.
     """
     check_fields(row, FIELDS, where)
     for number, method in enumerate(row["methods_info"], 1):

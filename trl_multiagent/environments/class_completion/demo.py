@@ -104,14 +104,8 @@ def _test(kind: str, solution: str, names: Sequence[str], number: int) -> str:
 
 def write_method(kind: str, name: str, way: str = "", mistake: str = "", operation: str | None = None) -> str:
     """
-    Writes a method of a class.
-
-    Args:
-        kind (`str`): A key of `KINDS`.
-        name (`str`): The method.
-        way (`str`, *optional*): One of the two `WAYS`; by default the method consists of its description.
-        mistake (`str`, *optional*): One of `MISTAKES`; by default there is none.
-        operation (`str`, *optional*): Another operation than that of the name.
+    Writes a method of a class of some `kind`, a key of `KINDS`, in one of the `WAYS`, and with one of the `MISTAKES` or none. Without a way, the
+    method consists of its description. `operation` takes the place of that in the name.
     """
     _, of_log, after, operations, _ = KINDS[kind]
     operation = operation or operations[name[3:]]

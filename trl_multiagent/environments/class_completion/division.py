@@ -1,7 +1,7 @@
 """Divides the methods of a class among the agents."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 
 DIVISIONS = ("balanced", "parameter_count")
@@ -26,16 +26,14 @@ def divide(item: dict, num_agents: int, division: str) -> list[list[str]]:
     elif division == "parameter_count":
         sides = [int(number != 1) for number in item["parameters"]]
     else:
-        sides = _balanced(names, item["uses"], item["weights"], num_agents)
+        sides = _balanced(item, num_agents)
     return [[name for name, own in zip(names, sides, strict=True) if own == side] for side in range(num_agents)]
 
 
-def _balanced(
-    names: Sequence[str], uses: Sequence[Sequence[str]], weights: Sequence[int], num_agents: int
-) -> list[int]:
+def _balanced(item: dict, num_agents: int) -> list[int]:
     """Improves the alternating division, by one or two changes at a time, until no change is better. Deterministic."""
-    place = {name: k for k, name in enumerate(names)}
-    calls = [(k, place[name]) for k, used in enumerate(uses) for name in used]
+    names, weights = item["methods"], item["weights"]
+    calls = [(k, names.index(name)) for k, used in enumerate(item["uses"]) for name in used]
 
     def score(sides: list[int]) -> tuple[int, float, float, float]:
         shares = [0.0] * num_agents

@@ -19,17 +19,12 @@ STRAIGHT = str.maketrans(
 
 @dataclass
 class Answer:
-    """
-    The code in one agent's answer.
+    """The code in one agent's answer."""
 
-    Args:
-        methods (`dict[str, ast.FunctionDef]`): Every function, by its name; of several with one name, the last.
-        outside (`set[str]`): Names of those that are plain functions of the module, not methods.
-        imports (`list[ast.stmt]`): The imports.
-    """
-
-    methods: dict[str, ast.FunctionDef] = field(default_factory=dict)
-    outside: set[str] = field(default_factory=set)
+    methods: dict[str, ast.FunctionDef] = field(
+        default_factory=dict
+    )  # every function; of several with one name, the last
+    outside: set[str] = field(default_factory=set)  # names of those that are plain functions of the module
     imports: list[ast.stmt] = field(default_factory=list)
 
 
@@ -44,12 +39,7 @@ def functions_of(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef]:
 
 
 def parse_trusted(source: str, class_name: str, where: str) -> ast.ClassDef:
-    """
-    Returns the class in a text of the dataset.
-
-    Raises:
-        ValueError: there is none; the message begins with `where`.
-    """
+    """Returns the class in a text of the dataset. Raises `ValueError` if there is none; the message begins with `where`."""
     try:
         owner = find_class(ast.parse(source), class_name)
     except PARSE_ERRORS as error:
@@ -109,19 +99,11 @@ def _can_be_written(node: ast.AST) -> bool:
 
 def merge(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str]]) -> str:
     """
-    Puts the agents' methods into the skeleton.
+    Puts the agents' methods into the skeleton of an item, and returns the module. The `division` has the names of each agent's methods.
 
     A method counts only in the answer of the agent that it belongs to, and keeps the decorators of the skeleton. Other functions of an answer
     become helper methods, or functions beside the class, unless their name is taken or special (`__getattr__` would answer for the methods
     of others). Imports come first.
-
-    Args:
-        item (`dict`): A row of [`load_class_dataset`].
-        answers (`Sequence[Answer]`): The agents' answers.
-        division (`Sequence[Sequence[str]]`): The names of the methods that belong to each agent.
-
-    Returns:
-        `str`: The module.
     """
     tree = ast.parse(item["skeleton"])
     owner = find_class(tree, item["class_name"])

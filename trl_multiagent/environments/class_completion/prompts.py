@@ -44,14 +44,7 @@ def feedback_prompt(result: str, own: Sequence[str]) -> str:
 
 
 def describe_result(item: dict, verdict: Verdict, missing: Sequence[str]) -> str:
-    """
-    Describes what happened to the merged class. Of the tests, only those of several methods together are shown.
-
-    Args:
-        item (`dict`): The item.
-        verdict (`Verdict`): The results of its tests.
-        missing (`Sequence[str]`): Methods that no agent wrote that had to.
-    """
+    """Describes the results of a merged class, and the methods that no agent wrote that had to. Only tests of several methods are shown."""
     lines = [f"These methods are missing: {', '.join(missing)}."] if missing else []
     shown = [
         check

@@ -61,12 +61,7 @@ class Reward:
 
 
 def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
-    """
-    Makes the environment.
-
-    Raises:
-        UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
-    """
+    """Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`."""
     dataset: ClassDataset = settings.sections["dataset"]
     return ClassCompletionEnvironment(
         settings.num_agents,

@@ -53,27 +53,20 @@ def levels(first: str, second: str, structure: Structure, whole: bool = False) -
     """
     if whole:
         first, second = " ".join(first.split()), " ".join(second.split())
-    earned = [0.0] * 4
-    fewest, most = structure.tokens
-    if not all(fewest <= len(text.split()) <= most for text in (first, second)):
-        return earned
-    earned[0] = 0.5
-    length = ramp(len(second) / len(first), structure.length)
-    if length is None:
-        return earned
-    earned[1] = length
     own, other = set(words.words(first)), set(words.words(second))
-    variety = ramp(len(other) / len(own), structure.variety) if own else None
+    fewest, most = structure.tokens
+    fits = all(fewest <= len(text.split()) <= most for text in (first, second))
+    length = ramp(len(second) / len(first), structure.length) if fits else None
+    variety = ramp(len(other) / len(own), structure.variety) if own and length is not None else None
     if variety is None:
-        return earned
-    earned[2] = 0.5 * variety
+        return [0.5 * fits, length or 0.0, 0.0, 0.0]
     joint = f"{first} {second}" if whole else first + second
     number = words.count_transitions(joint if structure.both else second, whole)
     transitions = 0.4 + 0.05 * (number - 1) if number else 0.0
     own, other = own - words.STOP_WORDS, other - words.STOP_WORDS
     overlap = len(own & other) / len(own | other) if own | other else 1.0
-    earned[3] = 0.4 * transitions + 0.6 * min(overlap, structure.overlap) / structure.overlap
-    return earned
+    style = 0.4 * transitions + 0.6 * min(overlap, structure.overlap) / structure.overlap
+    return [0.5, length or 0.0, 0.5 * variety, style]
 
 
 def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict[str, float]:
