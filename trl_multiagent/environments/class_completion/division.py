@@ -21,9 +21,7 @@ def divide(item: dict, num_agents: int, division: str) -> list[list[str]]:
         there are fewer methods than agents.
     """
     names = item["methods"]
-    if num_agents == 1:
-        sides = [0] * len(names)
-    elif division == "parameter_count":
+    if division == "parameter_count" and num_agents > 1:
         sides = [int(number != 1) for number in item["parameters"]]
     else:
         sides = _balanced(item, num_agents)
@@ -36,9 +34,8 @@ def _balanced(item: dict, num_agents: int) -> list[int]:
     calls = [(k, names.index(name)) for k, used in enumerate(item["uses"]) for name in used]
 
     def score(sides: list[int]) -> tuple[int, float, float, float]:
-        shares = [0.0] * num_agents
-        for side, weight in zip(sides, weights, strict=True):
-            shares[side] += weight / sum(weights)
+        work = [(side, weight / sum(weights)) for side, weight in zip(sides, weights, strict=True)]
+        shares = [sum(part for side, part in work if side == agent) for agent in range(num_agents)]
         uneven = max(shares) - min(shares)
         crossing = sum(sides[a] != sides[b] for a, b in calls) / len(calls) if calls else 0.0
         return len({*sides}), -round(max(0.0, uneven - EVEN), 6), crossing, -round(uneven, 6)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -53,6 +53,7 @@ class ClassCompletionEnvironment(Environment):
         "methods_written": "no answer contains a method that the agent was asked for",
         "tests_passed": "no class passes a test",
     }
+    said_instead: ClassVar[dict[str, str]] = {UNSEEN: "The answers of others are above."}
 
     def __init__(
         self,
@@ -76,10 +77,10 @@ class ClassCompletionEnvironment(Environment):
         self.metric_ranges = {"reward": RANGES[kind], "total_reward": RANGES[kind], **rewards, **shares}
 
     def __repr__(self) -> str:
-        return (
-            f"ClassCompletionEnvironment(roles={self.roles}, division={self.division!r}, kind={self.kind!r}, "
-            f"mode={self.mode!r}, reward_version={REWARD_VERSION})"
+        settings = (
+            f"division={self.division!r}, kind={self.kind!r}, mode={self.mode!r}, reward_version={REWARD_VERSION}"
         )
+        return f"ClassCompletionEnvironment(roles={self.roles}, {settings})"
 
     def resume_settings(self) -> dict[str, Any]:
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
@@ -120,11 +121,6 @@ class ClassCompletionEnvironment(Environment):
             reward = metrics["total_reward"] = metrics[f"{self.kind}_reward"]
             outcomes.append(Outcome(reward, metrics, ClassResult(verdict, missing), verdict.columns()))
         return outcomes
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        if isinstance(prompt, str):
-            prompt = prompt.replace(UNSEEN, "The answers of others are above.")
-        return super().show_answers(role, prompt, answers)
 
     def metrics(self) -> dict[str, float]:
         return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}

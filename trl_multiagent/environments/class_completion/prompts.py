@@ -46,11 +46,8 @@ def feedback_prompt(result: str, own: Sequence[str]) -> str:
 def describe_result(item: dict, verdict: Verdict, missing: Sequence[str]) -> str:
     """Describes the results of a merged class, and the methods that no agent wrote that had to. Only tests of several methods are shown."""
     lines = [f"These methods are missing: {', '.join(missing)}."] if missing else []
-    shown = [
-        check
-        for check in verdict.checks
-        if check.source in item["tests"] and check.source.split(".")[0] not in item["method_tests"]
-    ]
+    together = [test for test in item["tests"] if test.split(".")[0] not in item["method_tests"]]
+    shown = [check for check in verdict.checks if check.source in together]
     if verdict.definitions.status != "passed":
         lines.append(f"The class cannot be defined: {shown_line(verdict.definitions.error)}")
     elif shown:

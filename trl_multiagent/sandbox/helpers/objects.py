@@ -13,9 +13,6 @@ MAX_ITEMS = 100_000  # of one object that is iterated
 # Other special attributes are looked up by libraries, which would believe what the program answers
 READABLE = ("__name__", "__doc__", "__dict__")
 
-# Called with the operation's number or that of a function, and with its arguments
-Ask = Callable[[int, tuple, dict], Any]
-
 
 def _items(value: Any) -> list:
     items = [*itertools.islice(value, MAX_ITEMS + 1)]
@@ -55,11 +52,8 @@ def _asks(operation: Callable, kind: type | None = None) -> Callable:
 class StandIn:
     """
     Stands for an object of the program. It has no equality, order, arithmetic or truth of the program's: it is true, and equal to itself
-    alone. `in` uses `__iter__`, and so compares here.
-
-    Args:
-        ask (`Callable`): Asks the program.
-        number (`int`): The object's number.
+    alone. `in` uses `__iter__`, and so compares here. `number` is the object's; `ask` is called with the number of an operation or of a
+    function, and with its arguments.
     """
 
     __slots__ = ("__ask", "__mocks", "__number")
@@ -69,7 +63,7 @@ class StandIn:
     __len__, __str__, __items = _asks(len, int), _asks(str, str), _asks(_items, list)
     __next__, __enter__, __leave = _asks(next), _asks(_enter), _asks(_leave)
 
-    def __init__(self, ask: Ask, number: int):
+    def __init__(self, ask: Callable[[int, tuple, dict], Any], number: int):
         object.__setattr__(self, "_StandIn__ask", ask)
         object.__setattr__(self, "_StandIn__number", number)
         # Functions and mocks of the tests that are the object's attributes: the program must not answer for them

@@ -10,12 +10,7 @@ from .wire import References
 
 
 class TestMethods:
-    """
-    The test methods of one run.
-
-    Args:
-        evaluation (`verifier.Evaluation`): The run, which asks the candidate and keeps the results.
-    """
+    """The test methods of one run, a `verifier.Evaluation`, which asks the candidate and keeps the results."""
 
     def __init__(self, evaluation: Any):
         self.evaluation = evaluation
