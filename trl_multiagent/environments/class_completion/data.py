@@ -82,22 +82,16 @@ def make_item(row: dict, where: str) -> dict:
         ast.parse("\n".join(row["import_statement"]))
     except (TypeError, *PARSE_ERRORS) as error:
         raise ValueError(f"{where}: `import_statement` must be a list of import statements: {error}.") from None
-    bodies = {
-        node.name: node
-        for node in merging.functions_of(merging.parse_trusted(row["solution_code"], row["class_name"], where))
-    }
+    bodies = merging.read_methods(row["solution_code"], row["class_name"], where)
     skeleton = merging.clean_skeleton(row)
-    headers = {
-        node.name: node.args
-        for node in merging.functions_of(merging.parse_trusted(skeleton, row["class_name"], where))
-    }
+    headers = merging.read_methods(skeleton, row["class_name"], where)
     tests = {method["method_name"]: method["test_class"] for method in row["methods_info"]}
     names = [name for name in headers if name in tests and name in bodies]
     if not names:
         raise ValueError(f"{where}: the class has no method that `methods_info` and `solution_code` have, too.")
     inside = [[*ast.walk(bodies[name])] for name in names]
     attributes = [{node.attr for node in nodes if isinstance(node, ast.Attribute)} for nodes in inside]
-    arguments = [[x for x in ast.iter_child_nodes(headers[name]) if isinstance(x, ast.arg)] for name in names]
+    arguments = [[x for x in ast.iter_child_nodes(headers[name].args) if isinstance(x, ast.arg)] for name in names]
     return {
         **{field: row[field] for field in ("task_id", "class_name", "test")},
         "skeleton": skeleton,

@@ -21,9 +21,7 @@ STRAIGHT = str.maketrans(
 class Answer:
     """The code in one agent's answer."""
 
-    methods: dict[str, ast.FunctionDef] = field(
-        default_factory=dict
-    )  # every function; of several with one name, the last
+    methods: dict[str, ast.FunctionDef] = field(default_factory=dict)  # all functions, of each name the last
     outside: set[str] = field(default_factory=set)  # names of those that are plain functions of the module
     imports: list[ast.stmt] = field(default_factory=list)
 
@@ -38,15 +36,15 @@ def functions_of(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef]:
     return [child for child in node.body if isinstance(child, ast.FunctionDef)]
 
 
-def parse_trusted(source: str, class_name: str, where: str) -> ast.ClassDef:
-    """Returns the class in a text of the dataset. Raises `ValueError` if there is none; the message begins with `where`."""
+def read_methods(source: str, class_name: str, where: str) -> dict[str, ast.FunctionDef]:
+    """Returns the methods of a class in the dataset. Raises `ValueError` if there is no such class; the message begins with `where`."""
     try:
         owner = find_class(ast.parse(source), class_name)
     except PARSE_ERRORS as error:
         raise ValueError(f"{where}: `skeleton` or `solution_code` is not Python source: {error}.") from None
     if owner is None:
         raise ValueError(f"{where}: `skeleton` or `solution_code` has no class `{class_name}`.")
-    return owner
+    return {node.name: node for node in functions_of(owner)}
 
 
 def clean_skeleton(row: dict) -> str:
@@ -56,7 +54,7 @@ def clean_skeleton(row: dict) -> str:
     """
     text = row["skeleton"].translate(STRAIGHT)
     with contextlib.suppress(ValueError):
-        parse_trusted(text, row["class_name"], "")
+        read_methods(text, row["class_name"], "")
         return text
     tree = ast.parse(row["solution_code"])
     texts = {method["method_name"]: method.get("method_description") or "" for method in row["methods_info"]}

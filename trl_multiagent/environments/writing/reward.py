@@ -73,11 +73,9 @@ def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict
     """
     Measures how much of a text comes from the source of an item.
 
-    Returns:
-        `dict[str, float]`: Shares, 0 to 1: `support`, of the text that is in sentences with key words; `precision`, of its content words
-        that are in the source; `copied`, of its pairs of neighbouring words that are in the source, in the partner's text, or twice in the
-        text; `function_words`, of its words; and `complete`, whether its last sentence ends. `grounding` is the product of what follows
-        from them.
+    Returns shares, 0 to 1: `support`, of the text that is in sentences with key words; `precision`, of its content words that are in the
+    source; `copied`, of its pairs of neighbouring words that are in the source, in the partner's text, or twice in the text;
+    `function_words`, of its words; and `complete`, whether its last sentence ends. `grounding` is the product of what follows from them.
     """
     content = set(words.content_words(text))
     known = content.intersection(words.content_words(item["source"]))
@@ -98,10 +96,9 @@ def pair_metrics(first: str, second: str, item: dict, kind: str, reward: str) ->
     """
     Scores a pair of texts about an item. The reward `"compat"` is CoMLRL's, the sum of its levels; `"grounded"` is the sum times `source`.
 
-    Returns:
-        `dict[str, float]`: `total_reward`; `level_1` to `level_4`; `compat`, their sum in CoMLRL's reward; the mean over both texts of what
-        [`grounding`] measures; `recall`, the share of the key words that the pair has; and `source`, 0 to 1: the square root of the product
-        of both groundings, times the recall, of which 0.2 is enough.
+    Returns `total_reward`; `level_1` to `level_4`; `compat`, their sum in CoMLRL's reward; the mean over both texts of what [`grounding`]
+    measures; `recall`, the share of the key words that the pair has; and `source`, 0 to 1: the square root of the product of both
+    groundings, times the recall, of which 0.2 is enough.
     """
     structure = STRUCTURES[kind]
     compat = levels(first, second, structure)
