@@ -55,8 +55,7 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     """
     import datasets
 
-    rows = load_rows(name, None, split)
-    items = [make_item(row, f"{name}, row {number}") for number, row in enumerate(rows, 1)]
+    items = [make_item(row, f"{name}, row {k}") for k, row in enumerate(load_rows(name, None, split), 1)]
     new = [item for item in items if key_of(item) not in known_tests()]
     found = find_tests(new, sandbox or Sandbox()) if new else []
     tests = known_tests() | dict(zip(map(key_of, new), found, strict=True))

@@ -91,13 +91,10 @@ def _test(kind: str, solution: str, names: Sequence[str], number: int) -> str:
     """Writes the test of a method, which needs another one. A mixture of both ways to keep the log fails it."""
     rng = random.Random(f"{SEED}/{solution}/{number}")
     put, get = (names[number], rng.choice(names[1::2])) if number % 2 == 0 else (rng.choice(names[::2]), names[number])
+    lines = [f"box = {kind}()", *(f"box.{put}({value!r})" for value in rng.choices(KINDS[kind].values, k=3))]
     namespace: dict = {}
-    exec(f"from math import prod\n{solution}", namespace)
-    box, lines = namespace[kind](), [f"box = {kind}()"]
-    for value in rng.choices(KINDS[kind].values, k=3):
-        getattr(box, put)(value)
-        lines.append(f"box.{put}({value!r})")
-    lines.append(f"self.assertEqual(box.{get}(), {getattr(box, get)()!r})")
+    exec("\n".join(["from math import prod", solution, *lines]), namespace)
+    lines.append(f"self.assertEqual(box.{get}(), {getattr(namespace['box'], get)()!r})")
     body = textwrap.indent("\n".join(lines), " " * 8)
     return f"class Test{number}(unittest.TestCase):\n    def test(self):\n{body}\n"
 
