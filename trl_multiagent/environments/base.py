@@ -93,9 +93,6 @@ class Environment(ABC):
     `watched_metrics` names metrics of the outcomes that are near zero if something is wrong, each with what that is. A training warns if
     one of them stays near zero in the first turn.
 
-    `said_instead` maps sentences of the prompts, which say that agents do not see each other's answers, to what
-    [`~Environment.show_answers`] says instead.
-
     `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An evaluation uses them
     for confidence intervals and for percentages of the largest value.
 
@@ -105,7 +102,6 @@ class Environment(ABC):
     roles: tuple[str, ...]
     metric_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
     watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    said_instead: ClassVar[Mapping[str, str]] = MappingProxyType({})
     order: tuple[tuple[str, ...], ...] | None = None
 
     @property
@@ -196,7 +192,7 @@ class Environment(ABC):
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         """
         Adds the answers of other agents to an agent's prompt, by default in front of it. Training never calls this: it is for baselines
-        whose agents see each other's answers.
+        whose agents see each other's answers. Override it if the prompts say that agents do not see them.
 
         Args:
             role (`str`): The agent.
@@ -205,8 +201,6 @@ class Environment(ABC):
         """
         shown = "".join(f"The answer of {other}:\n\n{answer.strip()}\n\n" for other, answer in answers.items())
         if isinstance(prompt, str):
-            for sentence, instead in self.said_instead.items():
-                prompt = prompt.replace(sentence, instead)
             return shown + prompt
         *before, last = prompt
         return [*before, {**last, "content": shown + last["content"]}]

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -53,7 +53,6 @@ class ClassCompletionEnvironment(Environment):
         "methods_written": "no answer contains a method that the agent was asked for",
         "tests_passed": "no class passes a test",
     }
-    said_instead: ClassVar[dict[str, str]] = {UNSEEN: "The answers of others are above."}
 
     def __init__(
         self,
@@ -121,6 +120,11 @@ class ClassCompletionEnvironment(Environment):
             reward = metrics["total_reward"] = metrics[f"{self.kind}_reward"]
             outcomes.append(Outcome(reward, metrics, ClassResult(verdict, missing), verdict.columns()))
         return outcomes
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
+        if isinstance(prompt, str):
+            prompt = prompt.replace(UNSEEN, "The answers of others are above.")
+        return super().show_answers(role, prompt, answers)
 
     def metrics(self) -> dict[str, float]:
         return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}

@@ -71,7 +71,6 @@ class CodeGenerationEnvironment(Environment):
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"collab_aux_usage": "main does not use what aux writes"}
-    said_instead: ClassVar[dict[str, str]] = {UNSEEN: SEEN}
 
     def __init__(
         self,
@@ -226,6 +225,11 @@ class CodeGenerationEnvironment(Environment):
         reaches_all = self.sandbox_slice == 0 or abs(self.sandbox_slice) >= total
         shows_all = self.mode in feedback.MODES_WITH_TESTS and reaches_all and not self.hidden_tests
         return None if shows_all else False
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
+        if isinstance(prompt, str):
+            prompt = prompt.replace(UNSEEN, SEEN)
+        return super().show_answers(role, prompt, answers)
 
     def metrics(self) -> dict[str, float]:
         expert = {} if self.expert is None else self.expert.metrics()

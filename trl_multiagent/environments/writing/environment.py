@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
@@ -32,7 +33,6 @@ class WritingEnvironment(Environment):
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"source": "no pair says what its source says"}
-    said_instead: ClassVar[dict[str, str]] = {UNSEEN: "Your partner's text is above."}
 
     def __init__(
         self,
@@ -85,6 +85,11 @@ class WritingEnvironment(Environment):
         if self.rouge is not None and item["reference"]:
             metrics |= {name: x.fmeasure for name, x in self.rouge.score(item["reference"], first).items()}
         return Outcome(metrics["total_reward"], metrics)
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
+        if isinstance(prompt, str):
+            prompt = prompt.replace(UNSEEN, "Your partner's text is above.")
+        return super().show_answers(role, prompt, answers)
 
 
 def make_rouge() -> Any:
