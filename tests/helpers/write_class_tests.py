@@ -8,16 +8,19 @@ import json
 from pathlib import Path
 
 import trl_multiagent
-from trl_multiagent.environments.class_completion.data import LEFT_OUT, find_tests, key_of, make_item
+from trl_multiagent.environments.class_completion.data import find_tests, key_of, make_item
 from trl_multiagent.environments.embedded import read_embedded
 from trl_multiagent.sandbox import Sandbox
 
 
+LEFT_OUT = {"ClassEval_17", "ClassEval_58"}  # whose tests depend on today's date, or on chance
+
+
 def main() -> None:
     items = [make_item(row, row["task_id"]) for row in read_embedded("classeval", "test")]
-    items = [item for item in items if item["task_id"] not in LEFT_OUT]
     with Sandbox(check_timeout=10.0) as sandbox:
-        table = {key_of(item): found for item, found in zip(items, find_tests(items, sandbox), strict=True)}
+        found = dict(zip(map(key_of, items), find_tests(items, sandbox), strict=True))
+    table = found | {key_of(item): None for item in items if item["task_id"] in LEFT_OUT}
     path = Path(trl_multiagent.__file__).parent / "data" / "classeval_tests.json.gz"
     path.write_bytes(gzip.compress(json.dumps(table, separators=(",", ":")).encode(), 9, mtime=0))
     print(f"{sum(found is not None for found in table.values())} of {len(table)} classes, {path.stat().st_size} bytes")

@@ -116,12 +116,12 @@ def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) ->
 
 def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
     """
-    Loads the rows of a dataset that comes with the package, or that is on the Hub.
+    Loads the rows of a dataset that comes with the package, that is on the Hub, or that is a local file.
 
     If the Hub cannot be reached, the package's copy is read where there is one, and a warning says so.
 
     Args:
-        name (`str`): A key of `EMBEDDED`, or the id of a dataset on the Hub.
+        name (`str`): A key of `EMBEDDED`, the id of a dataset on the Hub, or the path of a local file.
         config (`str`, *optional*): Configuration of the dataset on the Hub.
         split (`str`, *optional*): Split in the syntax of `datasets`. Without a name, it is `test` or the only split.
 
@@ -131,6 +131,8 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
     """
     if is_short_name(name):
         return read_embedded(name, split)
+    if name.endswith(LOCAL_SUFFIXES):
+        return select_rows(make_dataset(read_file(Path(name)), name), split, name).to_list()
     try:
         return load_from_hub(name, config, hub_split(name, config, split)).to_list()
     except ConnectionError:

@@ -93,24 +93,15 @@ def read_asserts(test: str) -> Asserts:
 def read_test_methods(module: str) -> Asserts:
     """
     Finds the test methods of a module of `unittest`, which runs as it is. `sources` has their names, such as `"TestStack.test_push"`; of
-    methods with the same name, the last one counts. Inherited ones are left out. The result is cached.
-
-    Raises:
-        `SyntaxError` or `ValueError`: the module is not Python.
+    methods with the same name, the last one counts. Inherited ones are left out. The result is cached. Raises `SyntaxError` or `ValueError` if
+    the module is not Python.
     """
     tree = ast.parse(module)
     compile(module, "<test>", "exec", dont_inherit=True)
-    cases = {
-        node.name: node
-        for node in tree.body
-        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("TestCase") for base in node.bases)
-    }
-    names = [
-        f"{case.name}.{node.name}"
-        for case in cases.values()
-        for node in case.body
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
-    ]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    cases = {x.name: x for x in classes if any(ast.unparse(base).endswith("TestCase") for base in x.bases)}
+    methods = [(case, x.name) for case in cases.values() for x in case.body if isinstance(x, ast.FunctionDef)]
+    names = [f"{case.name}.{name}" for case, name in methods if name.startswith("test")]
     return Asserts(module, tuple(dict.fromkeys(names)), (), False)
 
 

@@ -6,26 +6,12 @@ import ast
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.class_completion.merging import (
-    clean_skeleton,
-    facts,
-    functions_of,
-    merge,
-    parse_trusted,
-    read_answer,
-)
-from trl_multiagent.environments.dataset_rows import (
-    LOCAL_SUFFIXES,
-    check_fields,
-    load_rows,
-    make_dataset,
-    read_file,
-    select_rows,
-)
+from trl_multiagent.environments.class_completion import merging
+from trl_multiagent.environments.dataset_rows import check_fields, load_rows
 from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
@@ -35,22 +21,23 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 CLASSEVAL = "classeval"
-TEXTS = ("task_id", "class_name", "skeleton", "solution_code", "test")
-FIELDS: dict[str, type] = {**dict.fromkeys(TEXTS, str), "methods_info": list, "import_statement": list}
+FIELDS: dict[str, type] = {
+    **dict.fromkeys(("task_id", "class_name", "skeleton", "solution_code", "test"), str),
+    **dict.fromkeys(("methods_info", "import_statement"), list),
+}
 METHOD_FIELDS: dict[str, type] = dict.fromkeys(("method_name", "test_class"), str)
 # What a method can return without any work. A test method that passes with one of them in place of all methods earns nothing
 CONSTANTS = ("None", "True", "0", "''", "[]")
 ENOUGH = 0.8  # share of its test methods that a class's reference must pass
-# Their tests depend on today's date, or on chance
-LEFT_OUT = {"ClassEval_17", "ClassEval_58"}
 
 
 def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | None = None) -> Dataset:
     """
     Loads classes.
 
-    The reference of each class runs twice, except for the package's copy of ClassEval, of which the results are known. Test methods that it does not pass both times are left out, and so are classes of which it
-    does not pass four fifths: those that need files, a database, or packages that the sandbox does not have.
+    The reference of each class runs twice, except for the package's copy of ClassEval, of which the results are known. Test methods that it
+    does not pass both times are left out, and so are classes of which it does not pass four fifths: those that need files, a database, or
+    packages that the sandbox does not have.
 
     Args:
         name (`str`): `"classeval"`, which comes with the package; a Hub id such as `"FudanSELab/ClassEval"`; or a local file.
@@ -59,39 +46,31 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
 
     Returns:
         `Dataset`: Columns `task_id`, `class_name`, `skeleton`, `imports`, `test`, `reference`, all text; `methods`, the names of the methods
-        to write; `method_tests`, the test class of each; `uses`, `weights` and `parameters`, see [`facts`]; `tests`, the test methods
-        that the reference passes; `counting`, those of them that test one method and that no constant passes; `check_timeout`, in
-        seconds.
+        to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes;
+        `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds.
 
     Raises:
         ValueError: a row is malformed, or no row gives an item.
         ConnectionError: the Hub cannot be reached, and the package has no copy.
     """
-    if name.endswith(LOCAL_SUFFIXES):
-        rows = select_rows(make_dataset(read_file(Path(name)), name), split, name).to_list()
-    else:
-        rows = load_rows(name, None, split)
     import datasets
 
-    items = [make_item(row, f"{name}, row {number}") for number, row in enumerate(rows, 1)]
-    items = [item for item in items if item["task_id"] not in LEFT_OUT]
+    items = [make_item(row, f"{name}, row {k}") for k, row in enumerate(load_rows(name, None, split), 1)]
     new = [item for item in items if key_of(item) not in known_tests()]
-    found = dict(zip(map(key_of, new), find_tests(new, sandbox or Sandbox()), strict=True)) if new else {}
-    tests = known_tests() | found
+    found = find_tests(new, sandbox or Sandbox()) if new else []
+    tests = known_tests() | dict(zip(map(key_of, new), found, strict=True))
     kept = [item | columns for item in items if (columns := tests[key_of(item)])]
     if not kept:
-        raise ValueError(
-            f"{name}, split {split or 'test'}: no class has tests that its reference passes and a constant does not."
-        )
+        where = f"{name}, split {split or 'test'}"
+        raise ValueError(f"{where}: no class has tests that its reference passes and a constant does not.")
     return datasets.Dataset.from_list(kept)
 
 
 def make_item(row: dict, where: str) -> dict:
     """
-    Returns the item of a row, before its tests were tried.
-
-    Raises:
-        ValueError: the row is malformed; the message begins with `where`.
+    Returns the item of a row, before its tests were tried. Of each of its `methods`, it has the test class, `method_tests`; the other methods
+    that the reference calls in it, `uses`; the reference's number of statements, `weights`; and the number of parameters in the
+    skeleton with `self`, `parameters`. Raises `ValueError`, which begins with `where`, if the row is malformed.
     """
     check_fields(row, FIELDS, where)
     for number, method in enumerate(row["methods_info"], 1):
@@ -102,23 +81,27 @@ def make_item(row: dict, where: str) -> dict:
         ast.parse("\n".join(row["import_statement"]))
     except (TypeError, *PARSE_ERRORS) as error:
         raise ValueError(f"{where}: `import_statement` must be a list of import statements: {error}.") from None
-    reference = parse_trusted(row["solution_code"], row["class_name"], where)
-    skeleton = clean_skeleton(row)
-    owner = parse_trusted(skeleton, row["class_name"], where)
-    written = {node.name for node in functions_of(reference)}
+    bodies = merging.read_methods(row["solution_code"], row["class_name"], where)
+    skeleton = merging.clean_skeleton(row)
+    headers = merging.read_methods(skeleton, row["class_name"], where)
     tests = {method["method_name"]: method["test_class"] for method in row["methods_info"]}
-    names = [node.name for node in functions_of(owner) if node.name in tests and node.name in written]
+    names = [name for name in headers if name in tests and name in bodies]
     if not names:
         raise ValueError(f"{where}: the class has no method that `methods_info` and `solution_code` have, too.")
-    item = {
+    inside = [[*ast.walk(bodies[name])] for name in names]
+    attributes = [{node.attr for node in nodes if isinstance(node, ast.Attribute)} for nodes in inside]
+    arguments = [[x for x in ast.iter_child_nodes(headers[name].args) if isinstance(x, ast.arg)] for name in names]
+    return {
         **{field: row[field] for field in ("task_id", "class_name", "test")},
         "skeleton": skeleton,
         "imports": "\n".join(row["import_statement"]),
         "reference": row["solution_code"],
         "methods": names,
         "method_tests": [tests[name] for name in names],
+        "uses": [sorted(found & {*names} - {name}) for name, found in zip(names, attributes, strict=True)],
+        "weights": [sum(isinstance(node, ast.stmt) for node in nodes) for nodes in inside],
+        "parameters": [len(own) for own in arguments],
     }
-    return item | facts(item, row["solution_code"])
 
 
 def find_tests(items: list[dict], sandbox: Sandbox) -> list[dict | None]:
@@ -163,19 +146,13 @@ def constant(item: dict, value: str) -> str:
 
 def single_program(item: dict, answer: str) -> Program:
     """Returns the program of a single agent's answer to an item."""
-    return program_of(item, merge(item, [read_answer(answer, item["class_name"])], [item["methods"]]))
+    return program_of(item, [merging.read_answer(answer, item["class_name"])], [item["methods"]])
 
 
-def program_of(item: dict, source: str) -> Program:
-    """Returns the program that runs the item's tests on a module with its class."""
-    return Program(
-        source,
-        item["class_name"],
-        item["test"],
-        setup=item["imports"],
-        unittest=True,
-        check_timeout=item.get("check_timeout"),
-    )
+def program_of(item: dict, answers: Sequence[merging.Answer], division: Sequence[Sequence[str]]) -> Program:
+    """Returns the program that runs an item's tests on the merged class, see [`merging.merge`]."""
+    source, limit = merging.merge(item, answers, division), item.get("check_timeout")
+    return Program(source, item["class_name"], item["test"], item["imports"], check_timeout=limit, unittest=True)
 
 
 def passed_by(verdict: Verdict) -> set[str]:

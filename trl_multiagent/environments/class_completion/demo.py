@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trl_multiagent.environments.class_completion.data import make_item
 from trl_multiagent.environments.class_completion.division import DIVISIONS, divide
-from trl_multiagent.models.imitation import ImitationModel
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Kind(NamedTuple):
     values: Sequence
 
 
-NAME = "demo"
+DEMO = "demo"
 SEED = 31
 SIZES = {"test": 64, "train": 320}
 NUMBERS = {"": "{}", "_double": "{} * 2", "_next": "{} + 1", "_square": "{} ** 2"}
@@ -68,12 +68,10 @@ def demo_dataset(split: str) -> Dataset:
 
 def _item(kind: str, put: Sequence[str], get: Sequence[str]) -> dict:
     names = [name for pair in zip(put, get, strict=True) for name in (f"put{pair[0]}", f"get{pair[1]}")]
-    texts = {name: f'{_header(name)}    """{_description(kind, name)}"""\n' for name in names}
     head = f"class {kind}:\n    def __init__(self):\n        self.log = [{KINDS[kind].start}]\n"
-    bodies = {name: write_method(kind, name, "values") for name in names}
     skeleton, solution = (
-        head + "".join("\n" + "".join(f"    {line}\n" for line in text.splitlines()) for text in part.values())
-        for part in (texts, bodies)
+        head + "".join("\n" + textwrap.indent(write_method(kind, name, way), " " * 4) for name in names)
+        for way in ("", "values")
     )
     tests = [_test(kind, solution, names, number) for number in range(len(names))]
     row = {
@@ -83,64 +81,42 @@ def _item(kind: str, put: Sequence[str], get: Sequence[str]) -> dict:
         "solution_code": solution,
         "import_statement": ["from math import prod"],
         "test": "import unittest\n\n" + "\n\n".join(tests),
-        "methods_info": [
-            {"method_name": name, "method_description": texts[name], "test_class": f"Test{k}"}
-            for k, name in enumerate(names)
-        ],
+        "methods_info": [{"method_name": name, "test_class": f"Test{k}"} for k, name in enumerate(names)],
     }
     every = [f"Test{k}.test" for k in range(len(names))]
-    return make_item(row, NAME) | {"tests": every, "counting": every, "check_timeout": 1.0}
+    return make_item(row, DEMO) | {"tests": every, "counting": every, "check_timeout": 1.0}
 
 
 def _test(kind: str, solution: str, names: Sequence[str], number: int) -> str:
     """Writes the test of a method, which needs another one. A mixture of both ways to keep the log fails it."""
     rng = random.Random(f"{SEED}/{solution}/{number}")
     put, get = (names[number], rng.choice(names[1::2])) if number % 2 == 0 else (rng.choice(names[::2]), names[number])
+    lines = [f"box = {kind}()", *(f"box.{put}({value!r})" for value in rng.choices(KINDS[kind].values, k=3))]
     namespace: dict = {}
-    exec(f"from math import prod\n{solution}", namespace)
-    box, lines = namespace[kind](), [f"box = {kind}()"]
-    for value in rng.choices(KINDS[kind].values, k=3):
-        getattr(box, put)(value)
-        lines.append(f"box.{put}({value!r})")
-    lines.append(f"self.assertEqual(box.{get}(), {getattr(box, get)()!r})")
-    body = "".join(f"        {line}\n" for line in lines)
-    return f"class Test{number}(unittest.TestCase):\n    def test(self):\n{body}"
+    exec("\n".join(["from math import prod", solution, *lines]), namespace)
+    lines.append(f"self.assertEqual(box.{get}(), {getattr(namespace['box'], get)()!r})")
+    body = textwrap.indent("\n".join(lines), " " * 8)
+    return f"class Test{number}(unittest.TestCase):\n    def test(self):\n{body}\n"
 
 
-def _header(name: str) -> str:
-    return f"def {name}(self{', x' * name.startswith('put')}):\n"
-
-
-def _description(kind: str, name: str) -> str:
-    operation = KINDS[kind].operations[name[3:]]
-    return (
-        f"Put in {operation.format('x')}." if name.startswith("put") else f"Return {operation.format(kind.lower())}."
-    )
-
-
-def write_method(kind: str, name: str, way: str, mistake: str = "", operation: str | None = None) -> str:
+def write_method(kind: str, name: str, way: str = "", mistake: str = "", operation: str | None = None) -> str:
     """
-    Writes a method of a class.
-
-    Args:
-        kind (`str`): A key of `KINDS`.
-        name (`str`): The method.
-        way (`str`): One of the two `WAYS`.
-        mistake (`str`, *optional*): One of `MISTAKES`; by default there is none.
-        operation (`str`, *optional*): Another operation than that of the name.
+    Writes a method of a class of some `kind`, a key of `KINDS`, in one of the `WAYS`, and with one of the `MISTAKES` or none. Without a way, the
+    method consists of its description. `operation` takes the place of that in the name.
     """
     _, of_log, after, operations, _ = KINDS[kind]
     operation = operation or operations[name[3:]]
     if name.startswith("put"):
-        value = operation.format("x")
-        body = f"self.log.append({value if way == 'values' else after.format(value)})"
+        header, value = f"def {name}(self, x):\n", operation.format("x")
+        bodies = (f'"""Put in {value}."""', f"self.log.append({value})", f"self.log.append({after.format(value)})")
     else:
-        body = f"return {operation.format(of_log if way == 'values' else 'self.log[-1]')}"
+        described, computed, last = (operation.format(log) for log in (kind.lower(), of_log, "self.log[-1]"))
+        header, bodies = f"def {name}(self):\n", (f'"""Return {described}."""', f"return {computed}", f"return {last}")
+    body = bodies[("", *WAYS).index(way)]
     if mistake == "effect":
         body = body.replace("return ", "y = ").replace("self.log.append", "y = ")
     if mistake == "syntax":
         body = body.replace("self.", "self ")
-    header = _header(name)
     return f"{header.replace(name, 'helper') if mistake == 'name' else header}    {body}\n"
 
 
@@ -165,4 +141,8 @@ def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
     return pairs
 
 
-MODEL = ImitationModel("demo-classes", demonstrate, 700, [Path(__file__)])
+def demo_model() -> str:
+    """Returns the folder of the demo's base model."""
+    from trl_multiagent.models.imitation import ImitationModel
+
+    return ImitationModel("demo-classes", demonstrate, 700, [Path(__file__)]).path()

@@ -1,7 +1,7 @@
 """Divides the methods of a class among the agents."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 
 DIVISIONS = ("balanced", "parameter_count")
@@ -21,26 +21,21 @@ def divide(item: dict, num_agents: int, division: str) -> list[list[str]]:
         there are fewer methods than agents.
     """
     names = item["methods"]
-    if num_agents == 1:
-        sides = [0] * len(names)
-    elif division == "parameter_count":
+    if division == "parameter_count" and num_agents > 1:
         sides = [int(number != 1) for number in item["parameters"]]
     else:
-        sides = _balanced(names, item["uses"], item["weights"], num_agents)
+        sides = _balanced(item, num_agents)
     return [[name for name, own in zip(names, sides, strict=True) if own == side] for side in range(num_agents)]
 
 
-def _balanced(
-    names: Sequence[str], uses: Sequence[Sequence[str]], weights: Sequence[int], num_agents: int
-) -> list[int]:
+def _balanced(item: dict, num_agents: int) -> list[int]:
     """Improves the alternating division, by one or two changes at a time, until no change is better. Deterministic."""
-    place = {name: k for k, name in enumerate(names)}
-    calls = [(k, place[name]) for k, used in enumerate(uses) for name in used]
+    names, weights = item["methods"], item["weights"]
+    calls = [(k, names.index(name)) for k, used in enumerate(item["uses"]) for name in used]
 
     def score(sides: list[int]) -> tuple[int, float, float, float]:
-        shares = [0.0] * num_agents
-        for side, weight in zip(sides, weights, strict=True):
-            shares[side] += weight / sum(weights)
+        work = [(side, weight / sum(weights)) for side, weight in zip(sides, weights, strict=True)]
+        shares = [sum(part for side, part in work if side == agent) for agent in range(num_agents)]
         uneven = max(shares) - min(shares)
         crossing = sum(sides[a] != sides[b] for a, b in calls) / len(calls) if calls else 0.0
         return len({*sides}), -round(max(0.0, uneven - EVEN), 6), crossing, -round(uneven, 6)
@@ -57,10 +52,8 @@ def _balanced(
 
 def _changes(sides: list[int], num_agents: int) -> Iterator[list[int]]:
     """Gives every division in which at most two methods have another agent."""
-    places, agents = range(len(sides)), range(num_agents)
-    for (a, b), (first, second) in itertools.product(
-        itertools.product(places, repeat=2), itertools.product(agents, repeat=2)
-    ):
-        changed = [*sides]
-        changed[a], changed[b] = first, second
-        yield changed
+    for a, b in itertools.product(range(len(sides)), repeat=2):
+        for first, second in itertools.product(range(num_agents), repeat=2):
+            changed = [*sides]
+            changed[a], changed[b] = first, second
+            yield changed

@@ -4,33 +4,27 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.class_completion.data import program_of
 from trl_multiagent.environments.class_completion.division import DIVISIONS, divide
-from trl_multiagent.environments.class_completion.prompts import (
-    UNSEEN,
-    describe_result,
-    feedback_prompt,
-    first_prompt,
-)
-from trl_multiagent.environments.class_completion.reward import (
-    EARNED,
-    KINDS,
-    RANGES,
-    REWARD_VERSION,
-    ClassResult,
-    ClassReward,
-)
+from trl_multiagent.environments.class_completion.merging import read_answer
+from trl_multiagent.environments.class_completion.prompts import UNSEEN, describe_result, feedback_prompt, first_prompt
+from trl_multiagent.environments.class_completion.reward import EARNED, KINDS, RANGES, REWARD_VERSION, class_metrics
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
-from trl_multiagent.sandbox import Sandbox
+from trl_multiagent.sandbox import Sandbox, Verdict
 
 
-CODE_FEEDBACK, PLAIN = "code_feedback", "plain"
-MODES = (CODE_FEEDBACK, PLAIN)
+CODE_FEEDBACK, PLAIN = MODES = ("code_feedback", "plain")
 EXAMPLE = {"skeleton": "class Pair:", "methods": ["a", "b"], "uses": [[], []], "weights": [1, 1], "parameters": [1, 2]}
 
-FirstPrompt = Callable[[dict, Sequence[str], int], str]
+
+class ClassResult(NamedTuple):
+    """What an answer showed: the results of the tests, and the methods that their agents did not write."""
+
+    verdict: Verdict
+    missing: list[str]
 
 
 class ClassCompletionEnvironment(Environment):
@@ -40,7 +34,7 @@ class ClassCompletionEnvironment(Environment):
     In later turns, agents learn which methods are missing, and how the class does in the test classes that test several methods together. The
     reward `earned` does not use these.
 
-    Items are rows of [`load_class_dataset`]. The reward is that of [`ClassReward`].
+    Items are rows of [`load_class_dataset`]. The rewards are described in [`class_metrics`]; the one that `kind` does not choose is a metric.
 
     Args:
         num_agents (`int`, *optional*, defaults to `2`): Number of agents; their roles are `agent_0`, `agent_1` and so on.
@@ -66,7 +60,7 @@ class ClassCompletionEnvironment(Environment):
         division: str = DIVISIONS[0],
         kind: str = EARNED,
         mode: str = CODE_FEEDBACK,
-        make_prompt: FirstPrompt = first_prompt,
+        make_prompt: Callable[[dict, Sequence[str], int], str] = first_prompt,
         sandbox: Sandbox | None = None,
         keep_suspicious: str | Path | None = None,
     ):
@@ -74,28 +68,25 @@ class ClassCompletionEnvironment(Environment):
             if value not in choices:
                 raise ValueError(f"`{name}` is {value!r}, it must be one of {', '.join(choices)}.")
         self.roles = tuple(f"agent_{k}" for k in range(num_agents))
-        self.division = division
-        self.mode = mode
-        self.make_prompt = make_prompt
+        self.division, self.kind, self.mode, self.make_prompt = division, kind, mode, make_prompt
         self.sandbox = sandbox or Sandbox()
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
-        self.reward = ClassReward(self.runner, kind)
         shares = dict.fromkeys(("passed", "methods_written", "tests_passed", "overlap"), (0.0, 1.0))
         rewards = {f"{name}_reward": RANGES[name] for name in KINDS}
         self.metric_ranges = {"reward": RANGES[kind], "total_reward": RANGES[kind], **rewards, **shares}
 
     def __repr__(self) -> str:
-        return (
-            f"ClassCompletionEnvironment(roles={self.roles}, division={self.division!r}, kind={self.reward.kind!r}, "
-            f"mode={self.mode!r}, reward_version={REWARD_VERSION})"
+        settings = (
+            f"division={self.division!r}, kind={self.kind!r}, mode={self.mode!r}, reward_version={REWARD_VERSION}"
         )
+        return f"ClassCompletionEnvironment(roles={self.roles}, {settings})"
 
     def resume_settings(self) -> dict[str, Any]:
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
         return {
             "reward_version": REWARD_VERSION,
             "division": self.division,
-            "kind": self.reward.kind,
+            "kind": self.kind,
             "mode": self.mode,
             "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],
             "max_timeouts": self.sandbox.max_timeouts,
@@ -106,24 +97,29 @@ class ClassCompletionEnvironment(Environment):
         """Returns the names of each agent's methods, in the order of the roles."""
         return divide(item, len(self.roles), self.division)
 
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         division = dict(zip(self.roles, self.methods_of(item), strict=True))
         if not history:
             return {role: self.make_prompt(item, own, len(self.roles)) for role, own in division.items()}
-        result: ClassResult = history[-1].outcome.info
-        shown = [
-            check
-            for check in result.verdict.checks
-            if check.source in item["tests"] and check.source.split(".")[0] not in item["method_tests"]
-        ]
-        text = describe_result(result.verdict, result.missing, shown) if self.mode == CODE_FEEDBACK else ""
+        text = describe_result(item, *history[-1].outcome.info) if self.mode == CODE_FEEDBACK else ""
         return {role: feedback_prompt(text, own) for role, own in division.items()}
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
-        in_order = [{role: action[role] for role in self.roles} for action in joint_actions]
-        return self.reward.score(items, in_order, [self.methods_of(item) for item in items])
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        """Scores joint actions. The `info` of an outcome is a [`ClassResult`]."""
+        divisions = [self.methods_of(item) for item in items]
+        answers = [
+            [read_answer(action[role], item["class_name"]) for role in self.roles]
+            for item, action in zip(items, joint_actions, strict=True)
+        ]
+        verdicts = self.runner.run([*map(program_of, items, answers, divisions)])
+        outcomes = []
+        for item, own, division, verdict in zip(items, answers, divisions, verdicts, strict=True):
+            asked = [(answer, name) for answer, names in zip(own, division, strict=True) for name in names]
+            missing = [name for answer, name in asked if name not in answer.methods]
+            metrics = class_metrics(item, verdict, own, missing)
+            reward = metrics["total_reward"] = metrics[f"{self.kind}_reward"]
+            outcomes.append(Outcome(reward, metrics, ClassResult(verdict, missing), verdict.columns()))
+        return outcomes
 
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         if isinstance(prompt, str):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from trl_multiagent.environments.python_code.shown_text import shown_line
-from trl_multiagent.sandbox import Check, Verdict
+from trl_multiagent.sandbox import Verdict
 
 
 UNSEEN = "You cannot see each other's answers."
@@ -43,24 +43,16 @@ def feedback_prompt(result: str, own: Sequence[str]) -> str:
     return "\n\n".join(part for part in (result, again, _request(own)) if part) + "\n"
 
 
-def describe_result(verdict: Verdict, missing: Sequence[str], shown: Sequence[Check]) -> str:
-    """
-    Describes what happened to the merged class.
-
-    Args:
-        verdict (`Verdict`): The results.
-        missing (`Sequence[str]`): Methods that no agent wrote that had to.
-        shown (`Sequence[Check]`): The test methods whose results may be shown.
-    """
-    lines = []
-    if missing:
-        lines.append(f"These methods are missing: {', '.join(missing)}.")
+def describe_result(item: dict, verdict: Verdict, missing: Sequence[str]) -> str:
+    """Describes the results of a merged class, and the methods that no agent wrote that had to. Only tests of several methods are shown."""
+    lines = [f"These methods are missing: {', '.join(missing)}."] if missing else []
+    together = [test for test in item["tests"] if test.split(".")[0] not in item["method_tests"]]
+    shown = [check for check in verdict.checks if check.source in together]
     if verdict.definitions.status != "passed":
         lines.append(f"The class cannot be defined: {shown_line(verdict.definitions.error)}")
     elif shown:
         failing = [check for check in shown if check.status != "passed"]
-        lines.append(
-            f"The completed class passes {len(shown) - len(failing)} of {len(shown)} tests of its parts together."
-        )
+        passing = len(shown) - len(failing)
+        lines.append(f"The completed class passes {passing} of {len(shown)} tests of its parts together.")
         lines += [f"- {check.source}: {shown_line(check.error) or check.status}" for check in failing[:MAX_FAILURES]]
     return "\n".join(lines)

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.class_completion.data import CLASSEVAL, load_class_dataset
+from trl_multiagent.environments.class_completion.demo import DEMO, demo_dataset, demo_model, demo_prompt
 from trl_multiagent.environments.class_completion.division import DIVISIONS
 from trl_multiagent.environments.class_completion.environment import MODES, ClassCompletionEnvironment
 from trl_multiagent.environments.class_completion.prompts import first_prompt
 from trl_multiagent.environments.class_completion.reward import COMPAT, KINDS
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
-from trl_multiagent.environments.embedded import is_short_name
+from trl_multiagent.environments.code_generation.task import CodeDataset
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
-from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+from trl_multiagent.environments.task import Task, TaskSettings, setting
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-DEMO = "demo"
-
 
 @dataclass
-class ClassDataset(DatasetSource):
+class ClassDataset(CodeDataset):
     """The section `dataset`."""
 
     name: str | None = setting(
@@ -39,13 +37,7 @@ class ClassDataset(DatasetSource):
 
     @property
     def may_be_hub_id(self) -> bool:
-        return self.name is not None and self.name != DEMO and not is_short_name(self.name)
-
-    def __post_init__(self) -> None:
-        if self.name is None:
-            raise ValueError(f"`dataset.name` is missing: '{CLASSEVAL}', a Hub id, or the path of a {LOCAL_FILE}.")
-        if self.name.endswith(LOCAL_SUFFIXES) and not Path(self.name).is_file():
-            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
+        return super().may_be_hub_id and self.name != DEMO
 
 
 @dataclass
@@ -69,59 +61,35 @@ class Reward:
 
 
 def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
-    """
-    Makes the environment.
-
-    Raises:
-        UnavailableError: the machine does not offer the protection `sandbox.min_tier`.
-    """
-    sections = settings.sections
-    if sections["dataset"].name == DEMO:
-        from trl_multiagent.environments.class_completion.demo import demo_prompt as make_prompt
-    else:
-        make_prompt = first_prompt
+    """Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`."""
+    dataset: ClassDataset = settings.sections["dataset"]
     return ClassCompletionEnvironment(
         settings.num_agents,
-        division=sections["dataset"].division,
-        kind=sections["reward"].kind,
-        mode=sections["external"].mode,
-        make_prompt=make_prompt,
-        sandbox=sections["sandbox"].make_checked_sandbox(),
+        division=dataset.division,
+        kind=settings.sections["reward"].kind,
+        mode=settings.sections["external"].mode,
+        make_prompt=demo_prompt if dataset.name == DEMO else first_prompt,
+        sandbox=settings.sections["sandbox"].make_checked_sandbox(),
         keep_suspicious=settings.run_folder / "suspicious_programs",
     )
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
-    """
-    Loads the training set and, if the section `dataset` has an `eval_split`, the evaluation set.
-
-    Raises:
-        ValueError: a row or a split is malformed.
-        ConnectionError: the dataset is on the Hub, which cannot be reached.
-    """
+    """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_class_dataset`]."""
     dataset: ClassDataset = settings.sections["dataset"]
-    name = str(dataset.name)
-    if name == DEMO:
-        from trl_multiagent.environments.class_completion.demo import demo_dataset
-
-        eval_dataset = None if dataset.eval_split is None else demo_dataset(dataset.eval_split)
-        return demo_dataset(dataset.train_split or "train"), eval_dataset
     with settings.sections["sandbox"].make_sandbox() as sandbox:
-        train_dataset = load_class_dataset(name, dataset.train_split, sandbox)
-        eval_dataset = None if dataset.eval_split is None else load_class_dataset(name, dataset.eval_split, sandbox)
-    return train_dataset, eval_dataset
 
+        def load(split: str | None) -> Dataset:
+            if dataset.name == DEMO:
+                return demo_dataset(split or "train")
+            return load_class_dataset(str(dataset.name), split, sandbox)
 
-def build_model() -> str:
-    """Returns the folder of the demo's base model."""
-    from trl_multiagent.environments.class_completion.demo import MODEL
-
-    return MODEL.path()
+        return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
 
 
 TASK = Task(
     make_environment,
     load_datasets,
-    models={DEMO: build_model},
+    models={DEMO: demo_model},
     settings={"dataset": ClassDataset, "external": External, "reward": Reward, "sandbox": SandboxSettings},
 )

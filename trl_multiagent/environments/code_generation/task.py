@@ -54,7 +54,8 @@ class CodeDataset(DatasetSource):
 
     def __post_init__(self) -> None:
         if self.name is None:
-            raise ValueError(f"`dataset.name` is missing: 'humaneval', a Hub id, or the path of a {LOCAL_FILE}.")
+            help = type(self).__dataclass_fields__["name"].metadata["help"]
+            raise ValueError(f"`dataset.name` is missing: {help}")
         path = Path(self.name)
         is_local = path.suffix in LOCAL_SUFFIXES
         if path.is_file() and not is_local:

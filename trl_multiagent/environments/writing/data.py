@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.dataset_rows import ID_COLUMNS, check_fields
 from trl_multiagent.environments.functions import Rows
+from trl_multiagent.environments.writing.demo import make_posts
 from trl_multiagent.environments.writing.words import key_words
 
 
@@ -46,8 +47,6 @@ def load_writing_dataset(
         ConnectionError: the dataset is on the Hub, which cannot be reached.
     """
     import datasets
-
-    from trl_multiagent.environments.writing.demo import make_posts
 
     kind = type or infer_kind(name)
     rows = make_posts(split) if name == DEMO else Rows(name=name, config=config).load(split).to_list()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from trl_multiagent.environments.dataset_rows import make_dataset, select_rows
 from trl_multiagent.environments.writing.prompts import DETAIL, ROLES, SPLIT, SUMMARY, WRITER, first_prompts
-from trl_multiagent.models.imitation import ImitationModel
 
 
 FILE = files("trl_multiagent") / "data" / "writing_posts.json"
@@ -64,5 +63,9 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-SOURCES = [Path(__file__), Path(__file__).with_name("prompts.py"), Path(str(FILE))]
-MODEL = ImitationModel("demo-writing", make_demonstrations, 800, SOURCES)
+def demo_model() -> str:
+    """Returns the folder of the demo's base model."""
+    from trl_multiagent.models.imitation import ImitationModel
+
+    sources = [Path(__file__), Path(__file__).with_name("prompts.py"), Path(str(FILE))]
+    return ImitationModel("demo-writing", make_demonstrations, 800, sources).path()

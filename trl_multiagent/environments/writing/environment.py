@@ -2,13 +2,13 @@
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.environments.writing.data import KINDS
-from trl_multiagent.environments.writing.prompts import ROLES, UNSEEN, WRITER, first_prompts, split_texts
+from trl_multiagent.environments.writing.prompts import ROLES, SPLIT, UNSEEN, WRITER, first_prompts
 from trl_multiagent.environments.writing.reward import CONSTANT, LARGEST, REWARD_VERSION, REWARDS, pair_metrics
 
 
@@ -62,31 +62,26 @@ class WritingEnvironment(Environment):
         return f"WritingEnvironment(roles={self.roles}, {settings})"
 
     def resume_settings(self) -> dict[str, Any]:
-        prompts = str(self.prompts({"source": ""}, ()))
-        return {
-            "kind": self.kind,
-            "reward": self.reward,
-            "reward_version": REWARD_VERSION,
-            "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],
-        }
+        prompts = hashlib.sha256(str(self.prompts({"source": ""}, ())).encode()).hexdigest()[:12]
+        return {"kind": self.kind, "reward": self.reward, "reward_version": REWARD_VERSION, "prompts": prompts}
 
     def check_turns(self, num_turns: int) -> None:
         if num_turns > 1:
             raise ValueError(f"`num_turns` is {num_turns}, but episodes of writing have one turn.")
 
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         return {**first_prompts(item["source"], self.kind, self.roles, self.brief)}
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return [self._judge(item, action) for item, action in zip(items, joint_actions, strict=True)]
 
     def _judge(self, item: dict, action: JointAction) -> Outcome:
-        first, second = split_texts(action[WRITER]) if WRITER in action else (action[role] for role in self.roles)
+        if WRITER in self.roles:
+            first, second = (text.strip() for text in action[WRITER].partition(SPLIT)[::2])
+        else:
+            first, second = (action[role] for role in self.roles)
         metrics = pair_metrics(first, second, item, self.kind, self.reward)
-        constant = pair_metrics(*CONSTANT[self.kind], item, self.kind, self.reward)
-        metrics["constant_text"] = constant["total_reward"]
+        metrics["constant_text"] = pair_metrics(*CONSTANT[self.kind], item, self.kind, self.reward)["total_reward"]
         if self.rouge is not None and item["reference"]:
             metrics |= {name: x.fmeasure for name, x in self.rouge.score(item["reference"], first).items()}
         return Outcome(metrics["total_reward"], metrics)

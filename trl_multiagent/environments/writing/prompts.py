@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 SUMMARY, DETAIL, BACKGROUND, METHOD, WRITER = "summary", "detail", "background", "method", "writer"
 ROLES = {"tldr": (SUMMARY, DETAIL), "arxiv": (BACKGROUND, METHOD)}
-SPLIT = "[PARAGRAPH_SPLIT]"  # between the two texts of a single agent
+SPLIT = "[PARAGRAPH_SPLIT]"  # between the two texts of a single agent. Without it, the second is empty
 UNSEEN = "You cannot see each other's texts."
 _LINKED = "link the sentences with words such as however, therefore, first, although, for example"
 TASKS = {
@@ -32,9 +32,3 @@ def first_prompts(source: str, kind: str, roles: Sequence[str], brief: bool) -> 
     }
     works[WRITER] = f"Write two texts, with a line {SPLIT} between them. One is {first}. The other is {second}."
     return {role: f"{works[role]} {RULES[kind]}\n\n{source}\n\nYour answer:\n" for role in roles}
-
-
-def split_texts(answer: str) -> tuple[str, str]:
-    """Returns the two texts in the answer of a single agent. Without the line between them, the second is empty."""
-    first, _, second = answer.partition(SPLIT)
-    return first.strip(), second.strip()

@@ -53,38 +53,29 @@ def levels(first: str, second: str, structure: Structure, whole: bool = False) -
     """
     if whole:
         first, second = " ".join(first.split()), " ".join(second.split())
-    earned = [0.0] * 4
-    fewest, most = structure.tokens
-    if not all(fewest <= len(text.split()) <= most for text in (first, second)):
-        return earned
-    earned[0] = 0.5
-    length = ramp(len(second) / len(first), structure.length)
-    if length is None:
-        return earned
-    earned[1] = length
     own, other = set(words.words(first)), set(words.words(second))
-    variety = ramp(len(other) / len(own), structure.variety) if own else None
+    fewest, most = structure.tokens
+    fits = all(fewest <= len(text.split()) <= most for text in (first, second))
+    length = ramp(len(second) / len(first), structure.length) if fits else None
+    variety = ramp(len(other) / len(own), structure.variety) if own and length is not None else None
     if variety is None:
-        return earned
-    earned[2] = 0.5 * variety
+        return [0.5 * fits, length or 0.0, 0.0, 0.0]
     joint = f"{first} {second}" if whole else first + second
     number = words.count_transitions(joint if structure.both else second, whole)
     transitions = 0.4 + 0.05 * (number - 1) if number else 0.0
     own, other = own - words.STOP_WORDS, other - words.STOP_WORDS
     overlap = len(own & other) / len(own | other) if own | other else 1.0
-    earned[3] = 0.4 * transitions + 0.6 * min(overlap, structure.overlap) / structure.overlap
-    return earned
+    style = 0.4 * transitions + 0.6 * min(overlap, structure.overlap) / structure.overlap
+    return [0.5, length or 0.0, 0.5 * variety, style]
 
 
 def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict[str, float]:
     """
     Measures how much of a text comes from the source of an item.
 
-    Returns:
-        `dict[str, float]`: Shares, 0 to 1: `support`, of the text that is in sentences with key words; `precision`, of its content words
-        that are in the source; `copied`, of its pairs of neighbouring words that are in the source, in the partner's text, or twice in the
-        text; `function_words`, of its words; and `complete`, whether its last sentence ends. `grounding` is the product of what follows
-        from them.
+    Returns shares, 0 to 1: `support`, of the text that is in sentences with key words; `precision`, of its content words that are in the
+    source; `copied`, of its pairs of neighbouring words that are in the source, in the partner's text, or twice in the text;
+    `function_words`, of its words; and `complete`, whether its last sentence ends. `grounding` is the product of what follows from them.
     """
     content = set(words.content_words(text))
     known = content.intersection(words.content_words(item["source"]))
@@ -105,10 +96,9 @@ def pair_metrics(first: str, second: str, item: dict, kind: str, reward: str) ->
     """
     Scores a pair of texts about an item. The reward `"compat"` is CoMLRL's, the sum of its levels; `"grounded"` is the sum times `source`.
 
-    Returns:
-        `dict[str, float]`: `total_reward`; `level_1` to `level_4`; `compat`, their sum in CoMLRL's reward; the mean over both texts of what
-        [`grounding`] measures; `recall`, the share of the key words that the pair has; and `source`, 0 to 1: the square root of the product
-        of both groundings, times the recall, of which 0.2 is enough.
+    Returns `total_reward`; `level_1` to `level_4`; `compat`, their sum in CoMLRL's reward; the mean over both texts of what [`grounding`]
+    measures; `recall`, the share of the key words that the pair has; and `source`, 0 to 1: the square root of the product of both
+    groundings, times the recall, of which 0.2 is enough.
     """
     structure = STRUCTURES[kind]
     compat = levels(first, second, structure)

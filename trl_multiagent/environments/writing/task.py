@@ -10,6 +10,7 @@ from trl_multiagent.environments.dataset_rows import LOCAL_FILE
 from trl_multiagent.environments.functions import Rows
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.writing.data import DEMO, KINDS, infer_kind, load_writing_dataset
+from trl_multiagent.environments.writing.demo import demo_model
 from trl_multiagent.environments.writing.environment import WritingEnvironment
 from trl_multiagent.environments.writing.reward import REWARDS
 
@@ -58,10 +59,4 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
 
 
-def build_model() -> str:
-    from trl_multiagent.environments.writing.demo import MODEL
-
-    return MODEL.path()
-
-
-TASK = Task(make_environment, load_datasets, {"dataset": WritingDataset, "reward": Reward}, {DEMO: build_model})
+TASK = Task(make_environment, load_datasets, {"dataset": WritingDataset, "reward": Reward}, {DEMO: demo_model})

@@ -10,16 +10,11 @@ from .wire import References
 
 
 class TestMethods:
-    """
-    The test methods of one run.
-
-    Args:
-        evaluation (`verifier.Evaluation`): The run, which asks the candidate and keeps the results.
-    """
+    """The test methods of one run, a `verifier.Evaluation`, which asks the candidate and keeps the results."""
 
     def __init__(self, evaluation: Any):
         self.evaluation = evaluation
-        self.answered = 0  # calls in this test method that the program answered
+        self.answered = False  # whether this test method called the program
         self.lost: BaseException | None = None  # what ended the candidate in this test method, or the run
 
     def run(self) -> None:
@@ -33,7 +28,7 @@ class TestMethods:
             if evaluation.socket is None:
                 evaluation.start_candidate()
             evaluation.namespace[job["entry_point"]] = evaluation.references.stand_in(0, False)
-            self.answered, self.lost = 0, None
+            self.answered, self.lost = False, None
             random.seed(0)
             result = _Result()
             try:
@@ -56,8 +51,8 @@ class TestMethods:
         """
         if self.lost is not None:
             return outcome(self.lost)
-        if result.problems:
-            status, error = result.problems[0]
+        if result.problem:
+            status, error = result.problem
             return status, outcome(error)[1]
         if not result.succeeded or not self.answered:
             return "failed", "the test does not use the program"
@@ -70,14 +65,13 @@ class TestMethods:
             if self.lost is not None or references is not self.evaluation.references:
                 raise Died("the program's process has ended, and its objects with it")
             try:
-                value = self.evaluation.call(number, args, kwargs)
+                return self.evaluation.call(number, args, kwargs)
             except BaseException as error:
                 if not isinstance(error, Exception) or self.evaluation.socket is None:
                     self.lost = error
-                self.answered += 1
                 raise
-            self.answered += 1
-            return value
+            finally:
+                self.answered = True
 
         return (lambda *args, **kwargs: ask(number, args, kwargs)) if is_function else StandIn(ask, number)
 
@@ -85,29 +79,23 @@ class TestMethods:
 class _Result(unittest.TestResult):
     """The outcome of one test method. Not even a skipped test passes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.succeeded = False
-        self.problems: list[tuple[str, BaseException]] = []
+    succeeded = False
+    problem: tuple[str, BaseException] | None = None  # the first one, as a status and an exception
 
     def addSuccess(self, test: Any) -> None:
         self.succeeded = True
 
-    def addFailure(self, test: Any, err: Any) -> None:
-        self.problems.append(("failed", err[1]))
+    def addError(self, test: Any, err: Any, status: str = "error") -> None:
+        self.problem = self.problem or (status, err[1])
 
-    def addError(self, test: Any, err: Any) -> None:
-        self.problems.append(("error", err[1]))
+    def addFailure(self, test: Any, err: Any) -> None:
+        self.addError(test, err, "failed")
+
+    addExpectedFailure = addFailure
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         if err is not None:
             self.addError(test, err)
 
     def addSkip(self, test: Any, reason: str) -> None:
-        self.problems.append(("failed", unittest.SkipTest(reason)))
-
-    def addExpectedFailure(self, test: Any, err: Any) -> None:
-        self.addFailure(test, err)
-
-    def addUnexpectedSuccess(self, test: Any) -> None:
-        self.succeeded = False
+        self.problem = self.problem or ("failed", unittest.SkipTest(reason))

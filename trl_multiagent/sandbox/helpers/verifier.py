@@ -256,7 +256,8 @@ class Evaluation:
         except OSError as error:
             raise SandboxFault("the zygote ended") from error
         self.inbox = Inbox(wire.MAX_ANSWER)
-        self.references = References(self._stand_in, self.job["unittest"])
+        make = self.test_methods.stand_in if self.test_methods else self._stand_in
+        self.references = References(make, self.job["unittest"])
         self.poll = select.poll()
         self.poll.register(self.config["jobs"], POLLRDHUP)
         interrupted = self.clock.computed, self.clock.idle
@@ -380,9 +381,7 @@ class Evaluation:
         return error
 
     def _stand_in(self, references: References, number: int, is_function: bool) -> Any:
-        """Returns the program's function of this number, for the checks; or, for test methods, a function or an object."""
-        if self.test_methods:
-            return self.test_methods.stand_in(references, number, is_function)
+        """Returns the program's function of this number, for the checks."""
         return lambda *args, **kwargs: self.call(number, args, kwargs)
 
     def _call_back(self, request: dict) -> dict:

@@ -230,12 +230,9 @@ class Opaque:
 
 class References:
     """
-    Objects that are used by number: those of this side, and stand-ins for those of the other one.
-
-    Args:
-        stand_in (`Callable[[References, int, bool], Any]`): Makes the stand-in for the other side's object of that number. The last
-            argument says whether it is a function.
-        objects (`bool`): Whether objects that are no functions can be used, too. Otherwise one arrives as `Opaque`.
+    Objects that are used by number: those of this side, and stand-ins for those of the other one. `stand_in` makes one for the other side's
+    object of that number; its last argument says whether it is a function. `objects` says whether objects that are no functions can be
+    used, too. Otherwise one arrives as `Opaque`.
     """
 
     def __init__(self, stand_in: Callable[["References", int, bool], Any], objects: bool):
