@@ -42,6 +42,7 @@ from team_run import save_model
 from transformers import set_seed
 from two_turns import ROLES, TwoTurns, save_two_turn_model, two_turn_items
 from vs_comlrl import machine
+from vs_comlrl_task import ARGUMENTS
 
 from trl_multiagent import (
     AgentTeam,
@@ -201,19 +202,10 @@ def train_on_two_turns(method: Method, spread: int, seed: int, rate: float, upda
             num_generations=method.num_generations,
             per_device_train_batch_size=ENV_STEPS,
             max_completion_length=1,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
             max_steps=updates,
             learning_rate=rate,
-            lr_scheduler_type="constant",
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            logging_steps=1,
-            save_strategy="no",
-            report_to="none",
             disable_tqdm=True,
+            **ARGUMENTS,
             **method.settings,
         )
         if issubclass(method.config, ActorCriticConfig):

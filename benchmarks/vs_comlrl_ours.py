@@ -7,7 +7,7 @@ from pathlib import Path
 
 from datasets import Dataset
 from team_run import work
-from vs_comlrl_task import Steps, load_reward
+from vs_comlrl_task import Steps, load_reward, step_arguments
 
 from trl_multiagent import (
     AgentTeam,
@@ -65,29 +65,10 @@ def and_its_work(play_trees):
 with tempfile.TemporaryDirectory() as output_dir:
     args = config_class(
         output_dir=output_dir,
-        seed=settings["seed"],
-        max_steps=len(settings["items"]) // settings["items_per_step"],
         items_per_device=settings["items_per_step"],
-        per_device_train_batch_size=settings["rows_per_forward"],
-        num_generations=settings["num_generations"],
-        max_completion_length=settings["max_new_tokens"],
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
         num_turns=settings["num_turns"],
         advantage_normalization=settings["advantage_normalization"],
-        shuffle_dataset=False,
-        # The peer's optimizer: AdamW with torch's defaults, a constant rate, no clipping
-        learning_rate=settings["learning_rate"],
-        lr_scheduler_type="constant",
-        weight_decay=0.01,
-        max_grad_norm=0.0,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
+        **step_arguments(settings),
     )
     trainer = trainer_class(
         team=AgentTeam.from_pretrained(settings["model"], roles=settings["roles"]),

@@ -17,6 +17,23 @@ from transformers import GenerationMixin
 
 
 ROLES = ("aux", "main")
+# Arguments of trainers that are made on TRL's: they sample from the model's own distribution, compute in float32, and write nothing
+ARGUMENTS = {
+    **{"temperature": 1.0, "top_p": 1.0, "top_k": 0},
+    **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False},
+    **{"lr_scheduler_type": "constant", "logging_steps": 1, "save_strategy": "no", "report_to": "none"},
+}
+
+
+def step_arguments(settings: dict) -> dict:
+    """The arguments that ours and TRL's trainer share in `vs_comlrl.py`. The optimizer is the peer's: torch's AdamW, a constant rate, no clipping."""
+    return {
+        **ARGUMENTS,
+        **{"seed": settings["seed"], "max_steps": len(settings["items"]) // settings["items_per_step"]},
+        **{"num_generations": settings["num_generations"], "max_completion_length": settings["max_new_tokens"]},
+        **{"per_device_train_batch_size": settings["rows_per_forward"], "shuffle_dataset": False},
+        **{"learning_rate": settings["learning_rate"], "weight_decay": 0.01, "max_grad_norm": 0.0},
+    }
 
 
 def text_reward(item: dict, joint_action: dict[str, str]) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
-from vs_comlrl_task import Steps, load_reward
+from vs_comlrl_task import Steps, load_reward, step_arguments
 
 
 settings = json.loads(Path(sys.argv[1]).read_text())
@@ -27,30 +27,12 @@ with tempfile.TemporaryDirectory() as output_dir:
     rows = settings["items_per_step"] * settings["num_generations"]
     args = GRPOConfig(
         output_dir=output_dir,
-        seed=settings["seed"],
-        max_steps=len(settings["items"]) // settings["items_per_step"],
-        per_device_train_batch_size=settings["rows_per_forward"],
         gradient_accumulation_steps=rows // settings["rows_per_forward"],
-        num_generations=settings["num_generations"],
-        max_completion_length=settings["max_new_tokens"],
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
         beta=0.0,
         loss_type="luspo",
         importance_sampling_level="sequence",
         scale_rewards="none",
-        shuffle_dataset=False,
-        learning_rate=settings["learning_rate"],
-        lr_scheduler_type="constant",
-        weight_decay=0.01,
-        max_grad_norm=0.0,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
+        **step_arguments(settings),
     )
     trainer = GRPOTrainer(
         model=settings["model"],

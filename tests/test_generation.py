@@ -6,7 +6,7 @@ import torch
 from transformers import GenerationConfig
 
 from trl_multiagent.models import generation, sampling_loop
-from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.sampling_loop import SeededChoice, StopStrings
 from trl_multiagent.models.shared_prompts import RoomyLayer
 
@@ -161,10 +161,15 @@ def test_the_loop_looks_rarely_on_a_gpu(monkeypatch):
     model, tokenizer = tiny_llama(initializer_range=0.3), byte_tokenizer()
     settings = config(max_new_tokens=21, eos_token_id=[256, *range(0, 256, 9)])
     for stops in ([], [(tokenizer, ["a", "b", "!", "~", "Q"])]):
-        expected = generate_groups(model, PROMPTS, seeds_of(8), settings, stops=stops)
+        expected = generate_groups(
+            model, PROMPTS, seeds_of(8), settings, agents=Agents([settings.eos_token_id], stops)
+        )
         with monkeypatch.context() as patch:
             patch.setattr(sampling_loop, "period_of", lambda device: 8)
-            assert generate_groups(model, PROMPTS, seeds_of(8), settings, stops=stops) == expected
+            assert (
+                generate_groups(model, PROMPTS, seeds_of(8), settings, agents=Agents([settings.eos_token_id], stops))
+                == expected
+            )
 
 
 def test_keys_and_values_may_differ_in_data_type():
@@ -216,8 +221,17 @@ def test_stop_strings_end_completions(pad):
     pair = max(pairs, key=pairs.get)  # letters
     singles = Counter(token for group in whole for ids in group for token in ids if token < 94).most_common(5)
     strings = [tokenizer.decode(pair), *(tokenizer.decode([token]) for token, _ in singles if token not in pair)]
-    stopped = generate_groups(model, PROMPTS, seeds, settings, stops=[(tokenizer, strings)])
-    split = generate_groups(model, PROMPTS, seeds, settings, token_budget=64, stops=[(tokenizer, strings)])
+    stopped = generate_groups(
+        model, PROMPTS, seeds, settings, agents=Agents([settings.eos_token_id], [(tokenizer, strings)])
+    )
+    split = generate_groups(
+        model,
+        PROMPTS,
+        seeds,
+        settings,
+        token_budget=64,
+        agents=Agents([settings.eos_token_id], [(tokenizer, strings)]),
+    )
 
     def cut(ids):
         texts = [tokenizer.decode(ids[: k + 1], skip_special_tokens=True) for k in range(len(ids))]
@@ -226,7 +240,10 @@ def test_stop_strings_end_completions(pad):
     assert stopped == split == [[cut(ids) for ids in group] for group in whole]
     lengths = Counter(len(ids) for group in stopped for ids in group)
     assert lengths[12] > 40 and sum(lengths.values()) - lengths[12] > 40 and len(lengths) > 8
-    assert generate_groups(model, PROMPTS, seeds, settings, stops=[(tokenizer, [])]) == whole
+    assert (
+        generate_groups(model, PROMPTS, seeds, settings, agents=Agents([settings.eos_token_id], [(tokenizer, [])]))
+        == whole
+    )
 
 
 def test_stop_strings_are_not_found_in_the_prompt():
@@ -234,7 +251,9 @@ def test_stop_strings_are_not_found_in_the_prompt():
     greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
     (((first, *_),),) = generate_groups(model, [[65, 66]], [[0]], greedy)
     strings = [tokenizer.decode([66, first]), "AB"]
-    ((ids,),) = generate_groups(model, [[65, 66]], [[0]], greedy, stops=[(tokenizer, strings)])
+    ((ids,),) = generate_groups(
+        model, [[65, 66]], [[0]], greedy, agents=Agents([greedy.eos_token_id], [(tokenizer, strings)])
+    )
     assert len(ids) == 6
 
 

@@ -18,7 +18,8 @@ from transformers import (
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, JointRewardConfig, JointRewardTrainer
 from trl_multiagent.environments.reward_models import JointRewardModel
-from trl_multiagent.models.positions import TooLongError, learned_positions
+from trl_multiagent.models import positions
+from trl_multiagent.models.positions import TooLongError, check_prompts, learned_positions
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences
 from trl_multiagent.recipe.recipe import check_team
 from trl_multiagent.recipe.training import parse_recipe
@@ -230,3 +231,31 @@ def test_the_environment_keeps_its_state(tmp_path, gpt2):
     environment = Counting(dict.fromkeys(ROLES, "Task {x}:"), count_reward)
     tiny_trainer(tmp_path, team_of(gpt2), environment)
     assert environment.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("rope", "lengths", "number"),
+    [
+        ({"rope_type": "longrope", "original_max_position_embeddings": 64}, [50, 56], 0),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 64}, [50, 57], 1),
+        ({"rope_type": "dynamic", "factor": 2.0}, [121], 1),
+        ({"rope_type": "linear", "factor": 2.0}, [121], 0),
+    ],
+)
+def test_rotary_positions_that_depend_on_the_batch_are_named(rope, lengths, number, monkeypatch):
+    """Completions may have 8 tokens, and the model has 128 positions where `rope` has no number."""
+    if rope["rope_type"] == "longrope":
+        rope = {**rope, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    model, said = tiny_llama(max_position_embeddings=128, rope_parameters={"rope_theta": 1e4, **rope}), []
+    monkeypatch.setattr(positions.logger, "warning_once", said.append)
+    check_prompts("main", model, [], lengths, 8)
+    assert len(said) == number and all("'main'" in text and "beyond" in text for text in said)
+    if number:  # a row alone, and beside a longer one
+        row = torch.arange(20).unsqueeze(0)
+        long = torch.arange(140).remainder(200).unsqueeze(0)
+        mask = torch.ones(2, 140, dtype=torch.long)
+        mask[0, 20:] = 0
+        with torch.no_grad():
+            alone = model(row).logits
+            beside = model(torch.cat([torch.nn.functional.pad(row, (0, 120)), long]), attention_mask=mask).logits
+        assert not torch.allclose(alone[0], beside[0, :20], atol=1e-5)

@@ -1,11 +1,14 @@
 """The memory that `trl-multiagent plan` computes, against hand-computed bytes, teams that are built, and measured peaks."""
 
+from unittest import mock
+
 import pytest
 import yaml
 from peft import LoraConfig, get_peft_model
 
 from trl_multiagent import AgentTeam, MAGRPOConfig, cli
 from trl_multiagent.environments.functions import TASK
+from trl_multiagent.recipe import memory
 from trl_multiagent.recipe.memory import Size, memory_parts, size_of
 from trl_multiagent.recipe.training import parse_recipe
 
@@ -65,6 +68,15 @@ def test_sampling_and_update():
     assert two == 2 * 4 * 2 * 2 * 16 * 5 * 22
     assert parts(bf16=True)["update"]["weights to compute with"] == 2000  # copies that autocast makes
     assert parts(3, 4, True)["sampling"]["weights of an agent"] == 1000
+    lora = size(
+        trained=100, base=600
+    )  # the backward pass needs the copies of a base, too: one layer at a time, or all for both agents
+    assert parts(bf16=True, of=lora)["update"]["weights to compute with"] == 2 * 100 + 2 * 600 / 2
+    kept = parts(bf16=True, of=lora, gradient_checkpointing=False)["update"]
+    assert kept["weights to compute with"] == 2 * 100 + 2 * 600 * 2
+    # Six completions of two nodes read two prompts
+    packed = parts(of=size(packs=True), num_generations=4, per_device_train_batch_size=6, items_per_device=3)
+    assert packed["update"]["log-probabilities"] == 4 * 4 * (2 * 10 + 6 * 6) * 258
 
 
 # Peaks in MiB that benchmarks/team_memory.py measured: two full agents with 103.8 M parameters together, rows of about 30 tokens
@@ -123,12 +135,8 @@ def counted(*overrides, algorithm="magrpo"):
 def test_counts_are_those_of_the_teams(files):
     number = tiny_llama().num_parameters()
     full = counted("magrpo.beta=0.1")
-    assert (full.trained, full.reference, full.largest, full.prompt) == (
-        2 * number,
-        2 * number,
-        number,
-        len("Task 1234:"),
-    )
+    assert (full.trained, full.reference, full.largest) == (2 * number, 2 * number, number)
+    assert full.prompt == len("Task 1234:") and full.packs
     assert counted("agent_model.share_weights=true").trained == number
     frozen = counted("magrpo.frozen_agents=[aux]")
     assert (frozen.trained, frozen.frozen) == (number, number)
@@ -156,8 +164,13 @@ def test_critics_are_trained_too(files, tmp_path):
 
 
 def test_command(files, capsys):
-    cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"])
+    find = mock.patch.object(memory, "find_file", wraps=memory.find_file)  # asks the Hub if the model is there
+    load = mock.patch.object(memory.Recipe, "load_datasets", autospec=True, side_effect=memory.Recipe.load_datasets)
+    with find as found, load as loaded:
+        cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"])
     out = capsys.readouterr().out
+    assert found.call_count == loaded.call_count == 1
+    assert "Plan: no model was loaded, nothing was written." in out
     assert "Each of 4 GPUs, ZeRO-2:" in out and "of 80 GB (A100): it fits" in out and "step, at least" in out
     cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "T4", "--max_completion_length", "1000000"])
     out = capsys.readouterr().out

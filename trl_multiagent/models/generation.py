@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -21,6 +22,17 @@ from trl_multiagent.models.shared_prompts import can_continue_cache, prompt_cach
 logger = logging.get_logger(__name__)
 
 
+@dataclass
+class Agents:
+    """The agents that sample in one call, in the order of their numbers. They compute on one model."""
+
+    end_tokens: Sequence[Sequence[int]]  # the tokens that end a completion of each
+    stops: Sequence[
+        tuple[Tokenizer, Sequence[str]]
+    ] = ()  # the tokenizer of each, and strings that end its completions, too
+    group: Stacked | None = None  # their adapters, if these are several
+
+
 @torch.no_grad()
 def generate_groups(
     model: PreTrainedModel,
@@ -28,10 +40,8 @@ def generate_groups(
     seeds: list[list[int]],
     generation_config: GenerationConfig,
     token_budget: int | None = None,
-    stops: Sequence[tuple[Tokenizer, Sequence[str]]] = (),
-    agents: Sequence[int] | None = None,
-    end_tokens: Sequence[Sequence[int]] | None = None,
-    group: Stacked | None = None,
+    agents: Agents | None = None,
+    numbers: Sequence[int] | None = None,
 ) -> list[list[list[int]]]:
     """
     Samples completions of each prompt, one per seed. A completion depends on its prompt and its seed alone, up to rounding.
@@ -47,24 +57,20 @@ def generate_groups(
             `eos_token_id` must be set.
         token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate` call, padding
             included. If the completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
-        stops (`list[tuple]`, *optional*): For each agent its tokenizer, and strings that end a completion, too.
-        agents (`list[int]`, *optional*): The number of the agent of each prompt. By default, there is one agent.
-        end_tokens (`list[list[int]]`, *optional*): For each agent the tokens that end a completion. By default, `eos_token_id`.
-        group ([`~models.grouped_lora.Stacked`], *optional*): The adapters of the agents, if these are several on one base.
+        agents ([`Agents`], *optional*): By default one, whose completions end with `eos_token_id`.
+        numbers (`list[int]`, *optional*): The number of the agent of each prompt. By default, there is one agent.
 
     Returns:
         `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the one that ends it.
     """
     completions: list[list[list[int]]] = [[] for _ in prompt_ids]
-    agents = [0] * len(prompt_ids) if agents is None else agents
-    end_tokens = [generation_config.eos_token_id] if end_tokens is None else end_tokens
+    agents = Agents([generation_config.eos_token_id]) if agents is None else agents
+    numbers = [0] * len(prompt_ids) if numbers is None else numbers
     sizes = [(len(ids), len(of_prompt)) for ids, of_prompt in zip(prompt_ids, seeds, strict=True)]
     for call in plan_calls(sizes, generation_config.max_new_tokens, token_budget):
-        prompts, own = [prompt_ids[k] for k, _ in call], torch.tensor([agents[k] for k, _ in call])
+        prompts, own = [prompt_ids[k] for k, _ in call], torch.tensor([numbers[k] for k, _ in call])
         call_seeds = [seeds[k][part] for k, part in call]
-        completed = _generate(
-            model, prompts, call_seeds, generation_config, stops, own.to(model.device), end_tokens, group
-        )
+        completed = _generate(model, prompts, call_seeds, generation_config, agents, own.to(model.device))
         for (k, _), of_prompt in zip(call, completed, strict=True):
             completions[k] += of_prompt
     return completions
@@ -99,34 +105,32 @@ def _generate(
     model: PreTrainedModel,
     prompt_ids: list[list[int]],
     seeds: list[list[int]],
-    generation_config: GenerationConfig,
-    stops: Sequence[tuple[Tokenizer, Sequence[str]]],
-    agents: torch.Tensor,
-    end_tokens: Sequence[Sequence[int]],
-    group: Stacked | None,
+    config: GenerationConfig,
+    agents: Agents,
+    numbers: torch.Tensor,
 ) -> list[list[list[int]]]:
     """Samples all completions in one call; see [`generate_groups`]."""
-    config = generation_config
     tensors = [torch.tensor(ids) for ids in prompt_ids]
     input_ids = pad(tensors, padding_value=config.pad_token_id, padding_side="left").to(model.device)
     attention_mask = pad([torch.ones_like(ids) for ids in tensors], padding_value=0, padding_side="left")
     attention_mask = attention_mask.to(model.device)
     owners = torch.tensor([k for k, of_prompt in enumerate(seeds) for _ in of_prompt], device=model.device)
     length, inputs = input_ids.size(1), without_router_logits(model)
-    ending = StopStrings(stops, agents[owners], length) if any(strings for _, strings in stops) else None
-    ends = pad([torch.tensor(ids) for ids in end_tokens], padding_value=-1)[agents[owners].cpu()]
+    of_rows, group = numbers[owners], agents.group
+    ending = StopStrings(agents.stops, of_rows, length) if any(strings for _, strings in agents.stops) else None
+    ends = pad([torch.tensor(ids) for ids in agents.end_tokens], padding_value=-1)[of_rows.cpu()]
     mode, loop = config.get_generation_mode(), None
     if mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
         cache = None
         if group is not None:
-            group.rows = agents
+            group.rows = numbers
         if can_continue_cache(model) and not config.cache_implementation:
             cache = prompt_cache(model, input_ids, attention_mask, owners, length + config.max_new_tokens)
         rngs = [np.random.default_rng(seed) for of_prompt in seeds for seed in of_prompt]
-        numbers = torch.from_numpy(np.stack([rng.random(config.max_new_tokens, dtype=np.float32) for rng in rngs]))
+        drawn = torch.from_numpy(np.stack([rng.random(config.max_new_tokens, dtype=np.float32) for rng in rngs]))
         if group is not None:
-            group.rows = agents[owners]
-        loop = SamplingLoop(attention_mask[owners], numbers, ends, agents[owners], group, ending, cache, **inputs)
+            group.rows = of_rows
+        loop = SamplingLoop(attention_mask[owners], drawn, ends, of_rows, group, ending, cache, **inputs)
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:
         logger.warning_once(f"{mode.value} has no seeds: its draws depend on the batch, and thus on the hardware.")

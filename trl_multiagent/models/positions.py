@@ -5,6 +5,10 @@ from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
 
 
 class TooLongError(ValueError):
@@ -39,8 +43,16 @@ def check_prompts(
     Raises:
         TooLongError: a prompt and its completion may have more tokens than the model has positions.
     """
-    limit = learned_positions(model)
+    limit, config = learned_positions(model), model.config.get_text_config()
     longest = max(lengths, default=1)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+        if longest + max_new_tokens > original:
+            logger.warning_once(
+                f"The model of {role!r} changes its rotary positions beyond {original} tokens for all rows of a batch: the completions and the update "
+                "depend on which rows are computed together. Shorter prompts, or fewer completion tokens, avoid this."
+            )
     if limit is None or longest + max_new_tokens <= limit:
         return
     positions = f"the model of {role!r} has only {limit} positions, which are learned"

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
+from trl_multiagent.models.packing import can_pack
 from trl_multiagent.models.pretrained import find_file
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
 from trl_multiagent.recipe.recipe import Recipe
@@ -25,7 +26,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.command_line import make_parser, read_layers
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.files import AgentSource, find_sources
-from trl_multiagent.team.load import build
+from trl_multiagent.team.load import TeamLoader, build
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 
 
@@ -80,10 +81,12 @@ def print_memory_plan(
     recipe = make_recipe(settings)
     with end_on_wrong_input(prog):
         environment = recipe.make_environment()
-        items = recipe.load_datasets()[0]
-        size = size_of(recipe, environment, [items[k] for k in range(min(len(items), MEASURED_ITEMS))])
-        lines = rollout_lines(recipe, environment.roles, environment)
-    print_plan(lines, "Plan: no model was loaded, nothing was written.")
+        datasets = recipe.load_datasets()
+        size = size_of(recipe, environment, datasets[0])
+        lines = rollout_lines(recipe, environment.roles, environment, datasets)
+    built = any(name in recipe.builders for name in recipe.model_list)
+    but = " but the base model of the task, in the cache" if built else ""
+    print_plan(lines, f"Plan: no model was loaded, nothing was written{but}.")
     each = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
     print(f"\n{each}{f', ZeRO-{stage}' * (stage > 0)}:")
     print(
@@ -107,42 +110,60 @@ class Size:
     dimensions: Any  # the text configuration of the largest agent
     prompt: int  # tokens of the longest first prompt
     agents: int  # number of agents
+    packs: bool = False  # whether the completions of a node share their prompt in the update
 
 
 def size_of(recipe: Recipe, environment: Environment, items: Sequence[dict]) -> Size:
     """Builds the models without weights, and counts. Only configurations and tokenizers are read, of the Hub too."""
     args, loader, roles = recipe.training_args, recipe.loader, environment.roles
     sources, form = find_sources(build(loader.models, loader.builders), roles, {})
+    counts = {source: count(source, loader) for source in dict.fromkeys(sources.values())}
+    agents = {role: counts[source] for role, source in sources.items()}
+    bases = {x.name: x.base for x in agents.values() if x.base}
     frozen_roles = args.frozen_agents or ()
-    numbers, configs, bases = {}, {}, {}
-    for role, source in sources.items():
-        name = base_of(source)
-        with torch.device("meta"):
-            config = AutoConfig.from_pretrained(name.name, **name.arguments, **loader.arguments)
-            model = AutoModelForCausalLM.from_config(config)
-            adapter = loader.peft_config if name == source else LoraConfig.from_pretrained(source.name)
-            numbers[role] = model.num_parameters()
-            if adapter is not None:
-                adapter.inference_mode = False  # as which it was saved
-                bases[name] = numbers[role]
-                numbers[role] = trainable(get_peft_model(model, adapter))
-            configs[role] = config.get_text_config()
     shares = (recipe.agent_model.share_weights or form == "shared") and not bases
-    counted = dict(list(numbers.items())[:1]) if shares else numbers
-    trained = sum(number for role, number in counted.items() if role not in frozen_roles)
-    largest = max(numbers, key=lambda role: numbers[role] + bases.get(base_of(sources[role]), 0))
+    counted = dict(list(agents.items())[:1]) if shares else agents
+    trained = sum(x.own for role, x in counted.items() if role not in frozen_roles)
     refers = vars(args).get("beta", 0.0) != 0.0 and not (bases and loader.peft_config is not None)
     reference = trained if refers else 0
-    trained += critic_parameters(recipe, [role for role in roles if role not in frozen_roles], configs[roles[0]])
-    frozen = sum(number for role, number in counted.items() if role in frozen_roles)
-    whole = numbers[largest] + bases.get(base_of(sources[largest]), 0)
-    prompt = max(longest_prompt(role, sources[role], environment, items) for role in roles)
+    first = agents[roles[0]].model.config.get_text_config()
+    trained += critic_parameters(recipe, [role for role in roles if role not in frozen_roles], first)
+    frozen = sum(x.own for role, x in counted.items() if role in frozen_roles)
+    largest = max(agents.values(), key=lambda x: x.own + x.base)
+    prompt = longest_prompt({role: x.name for role, x in agents.items()}, environment, items)
     base_bytes = 4.0 if loader.base_dtype == "float32" else 2.0
     if recipe.agent_model.is_quantized:
         base_bytes = 0.5 if recipe.agent_model.load_in_4bit else 1.0
+    dimensions = largest.model.config.get_text_config()
+    packs = all(can_pack(x.model, prompt + args.num_turns * args.max_completion_length) for x in agents.values())
+    whole, num_agents = largest.own + largest.base, len(roles)
     return Size(
-        trained, frozen, sum(bases.values()), base_bytes, reference, whole, configs[largest], prompt, len(roles)
+        trained, frozen, sum(bases.values()), base_bytes, reference, whole, dimensions, prompt, num_agents, packs
     )
+
+
+@dataclass(frozen=True)
+class Count:
+    """What an agent consists of."""
+
+    name: AgentSource  # its model; for an adapter, the base
+    model: PreTrainedModel  # without weights
+    own: int  # parameters, without those of a base that it may share
+    base: int = 0  # parameters of the base of its adapter
+
+
+def count(source: AgentSource, loader: TeamLoader) -> Count:
+    """Builds the model of an agent without weights, and its adapter."""
+    name = base_of(source)
+    with torch.device("meta"):
+        config = AutoConfig.from_pretrained(name.name, **name.arguments, **loader.arguments)
+        model = AutoModelForCausalLM.from_config(config)
+        number = model.num_parameters()
+        adapter = loader.peft_config if name == source else LoraConfig.from_pretrained(source.name)
+        if adapter is None:
+            return Count(name, model, number)
+        adapter.inference_mode = False  # as which it was saved
+        return Count(name, model, trainable(get_peft_model(model, adapter)), number)
 
 
 def base_of(source: AgentSource) -> AgentSource:
@@ -178,14 +199,16 @@ def critic_parameters(recipe: Recipe, trained_roles: Sequence[str], config: Any)
     return total
 
 
-def longest_prompt(role: str, source: AgentSource, environment: Environment, items: Sequence[dict]) -> int:
-    """Returns the number of tokens of the longest first prompt of an agent, of the first items; 0 if none is known."""
-    name = base_of(source)
-    tokenizer = AutoTokenizer.from_pretrained(name.name, **name.arguments)
+def longest_prompt(names: Mapping[str, AgentSource], environment: Environment, items: Sequence[dict]) -> int:
+    """Returns the number of tokens of the longest first prompt, of the first items; 0 if none is known. `names`: the model of each role."""
     nodes = root_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
-    texts = [x.prompts[role] for x in nodes if role in x.prompts]
-    texts = [x if isinstance(x, str) else "\n".join(str(message["content"]) for message in x) for x in texts]
-    return max((len(tokenizer(text)["input_ids"]) for text in texts), default=0)
+    longest = 0
+    for name in set(names.values()):
+        tokenizer = AutoTokenizer.from_pretrained(name.name, **name.arguments)
+        prompts = [x.prompts[role] for x in nodes for role in x.prompts if names[role] == name]
+        texts = [x if isinstance(x, str) else "\n".join(str(message["content"]) for message in x) for x in prompts]
+        longest = max([longest, *(len(tokenizer(text)["input_ids"]) for text in texts)])
+    return longest
 
 
 def memory_lines(recipe: Recipe, size: Size, stage: int, processes: int, gpu: str) -> Iterator[str]:
@@ -244,10 +267,17 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "probabilities": 3 * 4.0 * rows * text.vocab_size,
         "weights of an agent": number * size.largest if stage == 3 or copies else 0.0,
     }
-    tokens, layers = args.per_device_train_batch_size * longest, text.num_hidden_layers
+    rows, layers = args.per_device_train_batch_size, text.num_hidden_layers
+    shared = longest - args.max_completion_length  # by the completions of a node
+    prompts = -(-rows // args.completions_per_node) if size.packs else rows
+    tokens = prompts * shared + rows * args.max_completion_length
     of_layer = tokens * number * (16 * text.hidden_size + 4 * text.intermediate_size)
     kept = size.agents * layers * tokens * number * text.hidden_size
     unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0
+    if (
+        copies and size.base_bytes == 4.0
+    ):  # of a base, for the backward pass, and of one layer at a time if that is recomputed
+        copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents)
     live = min(size.trained + size.frozen + size.base, MAX_LIVE)
     update = {
         "gradients": 0.0 if stage == 3 else gradients,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from accelerate import PartialState
+from datasets import Dataset
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.recipe.recipe import Recipe
@@ -24,13 +25,21 @@ def print_plan(lines: Mapping[str, Any], heading: str = HEADING) -> None:
             print(f"  {name:<15}  {text}")
 
 
-def rollout_lines(recipe: Recipe, roles: Sequence[str], environment: Environment | None = None) -> dict[str, Any]:
-    """Returns the plan of a training on rollouts, made without loading a model. The environment may add lines."""
+def rollout_lines(
+    recipe: Recipe,
+    roles: Sequence[str],
+    environment: Environment | None = None,
+    datasets: tuple[Dataset, Dataset | None] | None = None,
+) -> dict[str, Any]:
+    """
+    Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without `datasets`, those of the
+    recipe are loaded.
+    """
     args, dataset = recipe.training_args, recipe.dataset
     num_train = num_eval = None
     items: Sequence[dict] = ()
     try:
-        train_dataset, eval_dataset = recipe.load_datasets()
+        train_dataset, eval_dataset = recipe.load_datasets() if datasets is None else datasets
         num_train, num_eval = len(train_dataset), len(eval_dataset or ())
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:

@@ -22,7 +22,7 @@ from transformers.generation import GenerationMode
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.positions import check_prompts, learned_positions
 from trl_multiagent.rollout.episodes import derive_seed
@@ -166,10 +166,8 @@ class TransformersGenerator:
             [[x for k in nodes for x in seeds[agent][k]] for (agent, *_), nodes in same.items()],
             GenerationConfig(**{**special, **self.arguments}),
             self.token_budget,
-            stops,
+            Agents(ends, stops, group),
             [agent for agent, *_ in same],
-            ends,
-            group,
         )
         completions: dict[str, list[list[list[int]]]] = {role: [[]] * len(level.prompt_ids[role]) for role in roles}
         for (agent, *_), nodes, ids in zip(same, same.values(), groups, strict=True):

@@ -486,8 +486,9 @@ class AgentTeam(SingleModel):
     def sampling(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         """Makes agents on one model ready to sample together within the block. Yields the model and, for several agents, their adapters."""
         group = Stacked(self._adapter_names(roles)) if len(roles) > 1 else None
-        with self._computing(roles[0], None, group):
-            yield self.active_agent, group
+        with self.activate(roles[0]) as model:
+            self._adapters.activate(roles[0], self._computes_as_reference, group)
+            yield model, group
 
     # Forward
 

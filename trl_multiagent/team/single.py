@@ -12,7 +12,6 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
-from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.team.adapters import AgentAdapters, base_of
@@ -32,7 +31,6 @@ class SingleModel(nn.Module):
     _model_names: dict[str, str]
     _adapters: AgentAdapters
     _active_critic: str | None
-    _group: Stacked | None  # the agents that compute together on the active one's base
     _computes_as_reference: bool
 
     # The active agent
@@ -60,20 +58,18 @@ class SingleModel(nn.Module):
             yield self.active_agent
 
     @contextlib.contextmanager
-    def _computing(self, role: str, critic: str | None, group: Stacked | None = None) -> Iterator[None]:
-        """
-        Makes one agent the active one; if a critic computes, on the model of this agent or on its own, also that critic; or a group of agents.
-        """
-        previous = self.active, self._active_critic, self._group
-        self._select(role, critic, group)
+    def _computing(self, role: str, critic: str | None) -> Iterator[None]:
+        """Makes one agent the active one; if a critic computes, on the model of this agent or on its own, also that critic."""
+        previous = self.active, self._active_critic
+        self._select(role, critic)
         try:
             yield
         finally:
             self._select(*previous)
 
-    def _select(self, role: str, critic: str | None = None, group: Stacked | None = None) -> None:
-        self.active, self._active_critic, self._group = role, critic, group
-        self._adapters.activate(role, self._computes_as_reference, group)
+    def _select(self, role: str, critic: str | None = None) -> None:
+        self.active, self._active_critic = role, critic
+        self._adapters.activate(role, self._computes_as_reference)
         if critic is not None:
             cast(Critics, self.critics).activate(critic)
 
@@ -140,11 +136,11 @@ class SingleModel(nn.Module):
     def _checkpointing(self, layer: nn.Module, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """
         Wraps the function that checkpoints a layer. The layer runs in evaluation mode unless the team uses dropout. In the backward pass,
-        it is recomputed with the agents and the critic that were active in the forward.
+        it is recomputed with the agent and the critic that were active in the forward.
         """
 
         def checkpoint_for_agent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            computing = self.active, self._active_critic, self._group
+            computing = self.active, self._active_critic
 
             def run(*inputs: Any) -> Any:
                 training = layer.training
