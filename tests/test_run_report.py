@@ -133,8 +133,13 @@ def test_a_report_that_fails_does_not_end_the_training(tmp_path, monkeypatch, ca
     trainer = tiny_trainer(tmp_path, max_steps=1)
     trainer.train()
     assert trainer.state.global_step == 1 and not (tmp_path / "report.html").exists()
+
+
+def test_a_run_without_a_report(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=1)
     trainer.remove_callback(RunReport)
     trainer.train()
+    assert not {"trees", "run.json", "log.jsonl", "report.html"} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_seeds_have_a_mean_and_a_band():
