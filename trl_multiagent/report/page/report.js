@@ -154,14 +154,14 @@ function estimates(part) {
     return [Math.min(0, ...all), part.columns[k].rate && part.columns[k].whole ? 1 : Math.max(0, ...all)];
   });
   const cell = (estimate, k) => {
-    if (!estimate) return make("td", {}, "–");
-    const column = part.columns[k];
+    const column = part.columns[k], named = {"data-name": column.name};
+    if (!estimate) return make("td", named, "–");
     const range = estimate.low === null || estimate.low === undefined ? "" : ` [${format(estimate.low, column)}, ${format(estimate.high, column)}]`;
     const text = [make("b", {}, format(estimate.mean, column)), make("span", {class: "dim small range"}, range)];
-    return make("td", {}, text, estimate.low === undefined || part.plain ? null : interval(estimate, ...ends[k]));
+    return make("td", named, text, estimate.low === undefined || part.plain ? null : interval(estimate, ...ends[k]));
   };
   const [box, title] = part.plain ? ["details", "summary"] : ["div", "h3"];
-  return make(box, {}, part.title ? make(title, {}, part.title) : null, make("div", {class: "scroll"}, make("table", {},
+  return make(box, {}, part.title ? make(title, {}, part.title) : null, make("div", {class: "scroll"}, make("table", {class: "stacked"},
     make("thead", {}, make("tr", {}, make("th", {}, ""), part.columns.map(column => make("th", {}, column.name)))),
     make("tbody", {}, part.rows.map(row => make("tr", {}, make("td", {}, row.name), row.cells.map(cell)))))),
     part.note ? make("p", {class: "dim small"}, part.note) : null);
@@ -204,7 +204,7 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
   })));
   const confidence = `${100 * settings.confidence}%`;
   return [
-    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episodes each. ${contents.environment || ""}`),
+    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episode${settings.num_episodes === 1 ? "" : "s"} each. ${contents.environment || ""}`),
     estimates(part("", rows, `Lines are ${confidence} intervals over items; those of all teams over items and teams.`)),
     ...Object.keys(differences).filter(key => contents[key]).map(key => estimates(part(differences[key],
       Object.fromEntries(Object.entries(contents[key]).map(([name, numbers]) => [name, numbers.final])), "An interval without 0 shows a difference."))),
