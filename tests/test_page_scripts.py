@@ -111,6 +111,7 @@ def test_charts(call):
         "agents/aux/loss": [curve],
         "time/update": [curve],
         "critics/central/value_loss": [curve],
+        "lr": [curve],
         "reward": [curve],
         "beta": [{"step": [1, 2], "mean": [0.5, 0.5]}],
     }
@@ -121,7 +122,8 @@ def test_charts(call):
         ("Solved", "passed", ["turn 1", "turn 2", "turn 1, evaluation easy"]),
         ("Parts of the reward", "aux used", ["turn 1"]),
         ("Agents", "loss", ["aux"]),
-        ("Training", "critics/central/value loss", ["training"]),
+        ("Agents", "critic: value loss", ["central"]),
+        ("Training", "lr", ["training"]),
         ("Time and tokens", "seconds of a step", ["update"]),
     ]
     assert charts[1]["x"] == [1, 2] and charts[1]["lines"][1]["mean"] == [None, 5]

@@ -41,12 +41,12 @@ function placeOf(name, names) {
     rest = endings[0] || name.slice(5);
     line = [`evaluation ${name.slice(5, name.length - rest.length).replace(/_$/, "")}`.trim()];
   }
-  const match = rest.match(/^(?:turn_(\d+)|agents\/([^/]+)|(time))\/(.+)$/);
+  const match = rest.match(/^(?:turn_(\d+)|(agents|critics)\/([^/]+)|(time))\/(.+)$/);
   if (match) {
-    const [, turn, role, time, end] = match;
+    const [, turn, kind, role, time, end] = match;
     section = turn ? "Parts of the reward" : "Agents";
     line.unshift(turn ? `turn ${turn}` : role || end);
-    rest = time ? "seconds of a step" : end;
+    rest = time ? "seconds of a step" : kind === "critics" ? `critic: ${end}` : end;
     if (role) return {section, title: rest.replaceAll("_", " "), line: line.join(", ")};
   }
   section = Object.keys(SECTIONS).find(title => SECTIONS[title].test(rest)) || section;
