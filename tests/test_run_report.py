@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from trl_multiagent import cli
-from trl_multiagent.report.curves import curves, mean_and_band, series_of, thinned, welch_interval
+from trl_multiagent.report.curves import curves, mean_and_band, seed_table, series_of, thinned, welch_interval
 from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import masked, read_run, without_secrets
 from trl_multiagent.report.trees import MAX_TEXT, tree_page, trees_of
@@ -18,7 +18,7 @@ from trl_multiagent.trainers.base import run_report
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.trace_files import read_file, read_trace, write_rows
 
-from pages import read_page
+from pages import read_page, write_run
 from tiny import SAVED, Workflow, tiny_environment, tiny_trainer
 
 
@@ -90,13 +90,13 @@ def test_the_page_has_the_trees_of_the_trace(run):
 def test_hostile_text_stays_text(run):
     _, folder, page = run
     text = (folder / "report.html").read_text(encoding="utf-8")
-    assert text.count("<script") == 4 == text.count("</script>") and "onerror=" in text and "<img" not in text
+    assert text.count("<script") == 5 == text.count("</script>") and "onerror=" in text and "<img" not in text
     assert any(x.startswith("</script><script>alert(1)") for x in page["trees"]["texts"])
     titled = render({"title": HOSTILE})
-    assert html.escape("<script>alert(1)") in titled and titled.count("<script") == 4
+    assert html.escape("<script>alert(1)") in titled and titled.count("<script") == 5
     # Only the scripts of the page may run
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1]
-    assert policy.count("sha256-") == 3 and "default-src 'none'" in policy and "script-src 'sha256-" in policy
+    assert policy.count("sha256-") == 4 and "default-src 'none'" in policy and "script-src 'sha256-" in policy
 
 
 def test_a_run_without_a_trace_keeps_a_few_trees(tmp_path):
@@ -133,8 +133,13 @@ def test_a_report_that_fails_does_not_end_the_training(tmp_path, monkeypatch, ca
     trainer = tiny_trainer(tmp_path, max_steps=1)
     trainer.train()
     assert trainer.state.global_step == 1 and not (tmp_path / "report.html").exists()
+
+
+def test_a_run_without_a_report(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=1)
     trainer.remove_callback(RunReport)
     trainer.train()
+    assert not {"trees", "run.json", "log.jsonl", "report.html"} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_seeds_have_a_mean_and_a_band():
@@ -163,19 +168,14 @@ def test_differences_of_groups_have_intervals():
     assert math.isnan(welch_interval(one, [1.0])[0])
 
 
-def write_run(folder, seed, rewards, roles=("aux", "main"), **settings):
-    folder.mkdir(parents=True)
-    facts = {"algorithm": "MAGRPO", "seed": seed, "settings": {"seed": seed, **settings}, "environment": "E"}
-    facts |= {"agents": dict.fromkeys(roles, "base"), "dataset": "8 items", "max_steps": 2, "finished": True}
-    facts |= {
-        "started": "2026-01-01T10:00:00+00:00",
-        "command": "train",
-        "machine": "1 process on CPU",
-        "versions": {"python": "3"},
-    }
-    (folder / "run.json").write_text(json.dumps(facts))
-    logs = [{"step": k, "reward": reward} for k, reward in enumerate(rewards, start=1)]
-    (folder / "log.jsonl").write_text("".join(f"{json.dumps(log)}\n" for log in logs) + '{"step": 3, "rew')
+def test_the_table_of_seeds():
+    runs = [{"reward": pd.Series([0.0, x]), "loss": pd.Series([1.0, x])} for x in (1.0, 2.0, 3.0)]
+    head, row = seed_table({f"seed_{k}": run for k, run in enumerate(runs)})
+    assert head == ["last value", "seed_0", "seed_1", "seed_2", "mean", "95 % interval"]
+    # With 2 degrees of freedom, the quantile is 4.303
+    assert row == ["reward", "1.000", "2.000", "3.000", "2.000", "[-0.484, 4.484]"]
+    assert seed_table({"seed_5": runs[1]})[1] == ["reward", "2.000", "2.000", ""]
+    assert seed_table({"seed_5": runs[1], "seed_6": runs[1]})[1][-1] == ""  # equal runs have no spread
 
 
 def test_runs_are_compared(tmp_path, capsys, monkeypatch):
@@ -202,9 +202,17 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch):
         "4.000 (step 2)",
         "4.000",
     ]
-    with pytest.raises(SystemExit):
-        cli.main(["report", str(tmp_path / "nothing")])
-    assert "holds none of run.json" in capsys.readouterr().err
+    (tmp_path / "single" / "log.jsonl").write_text('{"step": 1}\n{"step":\n')
+    (tmp_path / "runs" / "seed_0" / "run.json").write_text("")
+    for folder, message in (
+        ("nothing", "holds none of run.json"),
+        ("single", "single/log.jsonl is damaged: Expecting value"),
+        ("runs", "runs/seed_0/run.json is damaged: Expecting value"),
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(["report", folder])
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_a_group(tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ import trl
 from accelerate.state import AcceleratorState
 from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import GenerationConfig, GenerationMixin, Trainer
-from transformers.integrations import TensorBoardCallback
+from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.integrations.integration_utils import rewrite_logs
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import DPOTrainer, GRPOTrainer, RewardTrainer
 from trl.data_utils import apply_chat_template
@@ -76,6 +77,7 @@ CALLED = {
     add_fused_lm_head: "model temperature cast_lm_head_to_fp32 outputs",
     create_model_from_path: "model_id architecture kwargs",
     get_config_model_id: "config",
+    rewrite_logs: "d",
     pad: "tensors padding_value padding_side pad_to_multiple_of",
 }
 # Attributes that are read or replaced, by the class whose source has them
@@ -91,7 +93,9 @@ NAMES = {
         num_completions_to_print num_generations_eval ref_model shuffle_dataset temperature
     """,
     RewardTrainer: "_signature_columns",
-    TensorBoardCallback: "_SummaryWriter",
+    TensorBoardCallback: "_SummaryWriter rewrite_logs tb_writer",
+    TrackioCallback: "rewrite_logs",
+    WandbCallback: "rewrite_logs",
     Trainer: """
         _globalstep_last_logged _initial_global_step _total_loss_scalar _tr_loss hub_model_id processing_class push_in_progress
     """,

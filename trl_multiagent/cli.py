@@ -267,14 +267,14 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
     if options is None:
         return run_recipe(algorithm, TASKS, argv, prog=prog)
     if options.seeds is not None:
-        from trl_multiagent.recipe.seeds import train_with_seeds
+        from trl_multiagent.recipe.seeds import print_results, train_with_seeds
 
         flags = [(f"--{name}", vars(options)[name]) for name in ("accelerate_config", "num_processes")]
         launch_flags = [str(text) for flag in flags if flag[1] is not None for text in flag]
         status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, options.jobs, launch_flags)
         if status or "--dry_run" in argv:
             sys.exit(status)
-        return print(f"Evaluate them together: trl-multiagent evaluate {shlex.join(map(str, runs))}")
+        return print_results(runs)
     launch(["run", algorithm, *argv], partial(read_settings, algorithm, TASKS, argv, prog), prog, options)
 
 

@@ -85,8 +85,18 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads what [`write_json`] wrote."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Reads what [`write_json`] wrote. A damaged file is a `ValueError` that names it."""
+    with naming_damage(path):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Inside, an error of JSON or of the encoding names the file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
 
 
 @contextlib.contextmanager

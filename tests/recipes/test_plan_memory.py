@@ -174,7 +174,7 @@ def test_command(files, capsys):
     assert "Each of 4 GPUs, ZeRO-2:" in out and "of 80 GB (A100): it fits" in out and "step, at least" in out
     cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "T4", "--max_completion_length", "1000000"])
     out = capsys.readouterr().out
-    assert "does not fit" in out and "lower `" in out
+    assert "\nOn one GPU:\n" in out and "does not fit" in out and "lower `" in out
     for argv, message in (
         (["run.yaml", "--gpu", "B52"], "choose one of T4"),
         (["marlhf_demo"], "not for marlhf"),

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,14 @@ from trl_multiagent import cli
 from trl_multiagent.recipe.reproduce import experiments
 from trl_multiagent.settings.read import RECIPES, config_file
 
+from pages import read_page, write_run
+
 
 # Fails once for seed 1, after a checkpoint; an evaluation succeeds
 SCRIPT = """#!{python}
 import json, os, pathlib, sys
+sys.path.append({helpers!r})
+from pages import write_run
 arguments = sys.argv[3:]
 with open("calls.jsonl", "a") as file:
     file.write(json.dumps(arguments) + "\\n")
@@ -24,13 +29,16 @@ if arguments[0] == "train":
         sys.exit(3)
     if folder.name == "seed_9":
         os.kill(os.getpid(), 9)
+    seed = int(folder.name.removeprefix("seed_"))
+    write_run(folder, seed, [0.0, seed])
 """
+HELPERS = str(Path(__file__).parents[1] / "helpers")
 
 
 @pytest.fixture(autouse=True)
 def script(tmp_path, monkeypatch):
     path = tmp_path / "python"
-    path.write_text(SCRIPT.format(python=sys.executable))
+    path.write_text(SCRIPT.format(python=sys.executable, helpers=HELPERS))
     path.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(path))
     monkeypatch.chdir(tmp_path)
@@ -54,9 +62,7 @@ TRAIN = ("train", "magrpo", "--task", "needed", "--config", "needed_rule")
 def test_seeds_go_on_after_a_failure(capsys):
     status, calls = run(*TRAIN, "--seeds", "0,1,2")
     folders = [f"outputs/needed_rule/needed_rule_seeds/seed_{seed}" for seed in range(3)]
-    flags = [
-        ["--seed", str(k), "--output_dir", x, "--override", "output.save_path=null"] for k, x in enumerate(folders)
-    ]
+    flags = [["--seed", str(k), "--output_dir", x] for k, x in enumerate(folders)]
     same = ["train", "magrpo", "--task", "needed", "--config", "needed_rule"]
     assert status == 3 and calls == [same + flags[0], same + flags[1]]  # no run starts after one has failed
     assert "ended with status 3" in capsys.readouterr().err
@@ -66,7 +72,12 @@ def test_seeds_go_on_after_a_failure(capsys):
     assert status == 0 and len(calls) == 5 and new.keys() == {"1", "2", "3"}
     assert new["1"][2:4] == ["--num_processes", "2"]
     assert new["1"][-2:] == ["--resume_from_checkpoint", "true"] and "--resume_from_checkpoint" not in new["2"]
-    assert f"evaluate {' '.join(folders)}" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert f"evaluate {' '.join(folders)}" in output
+    # The standard error is 0.645, and with 3 degrees of freedom the quantile is 3.182
+    assert re.search(r"reward +0\.000 +1\.000 +2\.000 +3\.000 +1\.500 +\[-0\.554, 3\.554\]\n", output)
+    report = Path(folders[0]).parent / "report.html"
+    assert f"Report           {report}\n" in output and len(read_page(report)["runs"]) == 4
 
     status, calls = run(*TRAIN, "--seeds", "0,1", "--max_steps", "7")
     assert status == 2 and len(calls) == 5
@@ -74,15 +85,20 @@ def test_seeds_go_on_after_a_failure(capsys):
 
 
 def test_complete_runs_are_skipped_and_signals_named(tmp_path, capsys):
-    assert run(*TRAIN, "--output_dir", "runs", "--seeds", "9")[0] == 128 + 9
+    more = ("--override", "output.save_path=team", "seed=4", "--max_steps", "3")
+    assert run(*TRAIN, *more, "--output_dir", "runs", "--seeds", "9")[0] == 128 + 9
     assert "a run ended by SIGKILL" in capsys.readouterr().err
     for seed, finished in enumerate((True, False)):
         folder = tmp_path / "runs" / f"seed_{seed}"
         folder.mkdir(parents=True)
-        (folder / "run.json").write_text(json.dumps({"finished": finished}))
+        write_run(folder, seed, [1.0])
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps({**facts, "finished": finished}))
         (folder / "README.md").write_text("card")
-    status, calls = run(*TRAIN, "--output_dir", "runs", "--seeds", "0,1")
+    status, calls = run(*TRAIN, "--output_dir=runs", *more, "--output_dir", "runs", "--seeds", "0,1")
     assert status == 0 and [call[call.index("--seed") + 1] for call in calls] == ["9", "1"]
+    # The folder is given once, and each team is saved in its own
+    assert calls[1][6:] == [*more, "--override", "output.save_path=null", "--seed", "1", "--output_dir", "runs/seed_1"]
 
 
 @pytest.mark.parametrize(

@@ -593,7 +593,7 @@ def test_the_same_tensorboard_folder_goes_on(tmp_path, monkeypatch):
     tiny_trainer(tmp_path, max_steps=2, report_to="tensorboard").train(resume_from_checkpoint=True)
     assert list((tmp_path / "runs").iterdir()) == [folder]
     (second,) = set(folder.iterdir()) - {first}
-    assert b"agents/main/loss" in first.read_bytes() and b"agents/main/loss" in second.read_bytes()
+    assert b"main/train/loss" in first.read_bytes() and b"main/train/loss" in second.read_bytes()
 
 
 def test_the_first_steps_are_removed_and_not_the_oldest_files(tmp_path):

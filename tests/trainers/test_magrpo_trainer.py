@@ -3,11 +3,14 @@
 import json
 import math
 import sys
+import types
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trl import RichProgressCallback
 
 from trl_multiagent import (
@@ -29,7 +32,18 @@ from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import one_update
-from tiny import EVALUATED, SAVED, byte_tokenizer, count_reward, tiny_environment, tiny_items, tiny_team, tiny_trainer
+from pages import read_page
+from tiny import (
+    EVALUATED,
+    SAVED,
+    Workflow,
+    byte_tokenizer,
+    count_reward,
+    tiny_environment,
+    tiny_items,
+    tiny_team,
+    tiny_trainer,
+)
 
 
 CHAT_TEMPLATE = (
@@ -397,13 +411,38 @@ def test_reference_team_can_follow_the_policy(tmp_path):
     assert not all(torch.equal(x, initial[name]) for name, x in trainer.team.state_dict().items())
 
 
-def test_trl_s_progress_callback_and_trackers(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboardX")
+def test_trackers_get_a_group_per_agent_and_trees(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
-    trainer = tiny_trainer(tmp_path, callbacks=[RichProgressCallback()], report_to="tensorboard")
+    sent = []
+    for name in ("wandb", "trackio"):
+        module = types.ModuleType(name)
+        module.run, module.log, module.Html = None if name == "wandb" else "running", sent.append, Path
+        module.Table = lambda dataframe: dataframe
+        monkeypatch.setitem(sys.modules, name, module)
+    options = {"log_completions": True, "num_completions_to_print": 1, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = tiny_trainer(
+        tmp_path,
+        environment=Workflow(),
+        eval_dataset={"easy": tiny_items(4)},
+        callbacks=[RichProgressCallback()],
+        report_to="tensorboard",
+        num_turns=2,
+        **options,
+    )
+    trainer.args.report_to += ["wandb", "trackio"]
     trainer.train()
-    events = b"".join(path.read_bytes() for path in (tmp_path / "runs").rglob("events*"))
-    assert b"agents/main/grad_norm" in events and b"turn_1/reward_mean" in events
+    found = EventAccumulator(str(tmp_path / "runs")).Reload()
+    tags = set(found.Tags()["scalars"])
+    assert {"main/train/grad_norm", "train/turn_1/reward_mean", "aux/eval/easy_completions/mean_length"} <= tags
+    assert not any("agents/" in tag for tag in tags)
+    assert {tag.split("/")[1] for tag in found.Tags()["tensors"] if "completions" in tag} == {"train", "eval_easy"}
+    # Trackio alone, because no run of Weights & Biases has begun
+    train, evaluation, report = sent
+    table = train["completions"]
+    assert set(table["split"]) == {"train"} and set(evaluation["completions"]["split"]) == {"eval_easy"}
+    is_idle = table["advantage/main"].isna()
+    assert is_idle.any() and set(table[is_idle]["completion/main"]) == {None}
+    assert report == {"report": tmp_path / "report.html"} and read_page(report["report"])["facts"]["finished"]
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

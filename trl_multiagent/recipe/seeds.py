@@ -1,7 +1,9 @@
 """Trains a team with several seeds, each run in a process and a folder of its own."""
 
+import argparse
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +18,11 @@ from accelerate import PartialState
 from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.jobs.stopping import leaving_signals_to_children
+from trl_multiagent.recipe.report import make_report
 from trl_multiagent.recipe.run import end_on_wrong_input, read_settings
+from trl_multiagent.report.curves import seed_table, series_of
+from trl_multiagent.report.run_page import read_run
+from trl_multiagent.report.tables import text_table
 from trl_multiagent.settings.command_line import make_parser
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
@@ -59,7 +65,17 @@ def train_with_seeds(
         settings = read_settings(algorithm, tasks, argv, prog)
         folder = folder_of_runs(settings, make_parser(algorithm).parse_known_args(argv)[0].config)
         runs = {f"seed_{seed}": folder / f"seed_{seed}" for seed in seeds}
-        command = [sys.executable, "-m", "trl_multiagent.cli", "train", algorithm, *launch_flags, *argv]
+        command = [
+            sys.executable,
+            "-m",
+            "trl_multiagent.cli",
+            "train",
+            algorithm,
+            *launch_flags,
+            *without_folder(argv),
+        ]
+        if settings.output.save_path:  # each team is saved in the folder of its run
+            command += ["--override", "output.save_path=null"]
         commands = {
             name: [*command, *own_flags(seed, run)] for seed, (name, run) in zip(seeds, runs.items(), strict=True)
         }
@@ -103,10 +119,25 @@ def settings_of_runs(settings: Settings) -> dict[str, Any]:
     }
 
 
+def without_folder(argv: Sequence[str]) -> list[str]:
+    """Returns a command line without its `--output_dir`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output_dir")
+    return parser.parse_known_args(argv)[1]
+
+
 def own_flags(seed: int, run: Path) -> list[str]:
     """Returns the flags of a run: its seed, its folder and, if there is one, the checkpoint to continue from."""
-    flags = ["--seed", str(seed), "--output_dir", str(run), "--override", "output.save_path=null"]
+    flags = ["--seed", str(seed), "--output_dir", str(run)]
     return [*flags, "--resume_from_checkpoint", "true"] if any(run.glob(CHECKPOINTS)) else flags
+
+
+def print_results(runs: Sequence[Path]) -> None:
+    """Prints the last values of runs that differ in their seeds, and makes their report."""
+    results = {run.name: series_of(read_run(run).logs) for run in runs}
+    print("\n".join(["", *text_table(seed_table(results)), ""]))
+    print(f"Report           {make_report([str(runs[0].parent)])}")
+    print(f"Evaluate them together: trl-multiagent evaluate {shlex.join(map(str, runs))}", flush=True)
 
 
 def is_complete(run: Path) -> bool:

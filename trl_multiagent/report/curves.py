@@ -98,6 +98,18 @@ def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
     return rows
 
 
+def seed_table(runs: Mapping[str, Mapping[str, pd.Series]]) -> list[list[str]]:
+    """Returns the last values of the key metrics of runs that differ in their seeds, and the mean with its 95 % interval."""
+    rows = [["last value", *runs, "mean", "95 % interval"]]
+    for name in key_metrics([[*runs.values()]]):
+        values = [last_value(run[name]) if name in run else math.nan for run in runs.values()]
+        mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        radius = t_quantile(0.975, len(values) - 1) * spread / math.sqrt(len(values)) if spread > 0 else math.nan
+        interval = f"[{mean - radius:.3f}, {mean + radius:.3f}]" if spread > 0 else ""
+        rows.append([name, *(f"{x:.3f}" for x in (*values, mean)), interval])
+    return rows
+
+
 def last_value(series: pd.Series) -> float:
     """Returns the mean of the last tenth of the entries."""
     return float(series.tail(max(1, round(LAST_SHARE * len(series)))).mean())

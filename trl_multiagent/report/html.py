@@ -13,6 +13,7 @@ from trl_multiagent.folders import write_text
 
 
 PAGE = Path(__file__).with_name("page")
+SCRIPTS = ("uPlot.iife.min.js", "logic.js", "trees.js", "report.js")
 REPORT_FILE = "report.html"
 
 
@@ -27,7 +28,7 @@ def render(data: dict[str, Any]) -> str:
     Returns the page of a report. Texts of models are data: the JSON has no `<` that could end its element, the scripts show texts as texts,
     and the policy of the page lets the browser run these scripts alone.
     """
-    scripts = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.iife.min.js", "trees.js", "report.js")]
+    scripts = [(PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS]
     styles = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "report.css")]
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     contents = json.dumps(json_values(data), allow_nan=False, separators=(",", ":"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE, read_json
+from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE, naming_damage, read_json
 from trl_multiagent.report.curves import curves, group_table, run_table, series_of
 from trl_multiagent.report.trees import Row, tree_page
 
@@ -78,8 +78,9 @@ def by_path(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Reads a file with one JSON value per line; a missing file has none. A process that was killed may have left its last line unfinished."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    with naming_damage(path):
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+        return [json.loads(line) for line in lines]
 
 
 def without_secrets(text: str) -> str:

@@ -3,15 +3,6 @@
 // Parts of the data, each optional: facts, runs, table, alarms, groups, metrics, evaluation, trees, differences, configuration.
 
 const SECTIONS_OPEN = 2;  // of the charts
-// Sections of the charts, with those that belong there. The others of a turn are parts of the reward, those of a role belong to the agents
-const SECTIONS = {
-  "Reward": /^(reward|return|reward_mean|expected_return|final_turn\/reward|rewards\/.*)$/,
-  "Solved": /^(passed|passed_hidden|test_pass_rate|tests_passed|.*accurac(y|ies))$/,
-  "Parts of the reward": /(?!)/, "Agents": /(?!)/, "Training": /(?!)/,
-  "Time and tokens": /^(seconds of a step|step_time|env_step|.*tokens)$/,
-  "Scoring and sandbox": /^reward\/.*$/,
-};
-const SMOOTHED_FROM = 20;  // points of a line
 const LIGHT = ["#0072b2", "#d55e00", "#008f64", "#b0419a", "#8a6d00", "#3d9bd1", "#5b5b5b", "#a52a2a"];
 const DARK = ["#4fa8e0", "#ff8a3c", "#2cc295", "#e08bd0", "#d8b64a", "#9ad4f5", "#b8b8b8", "#e87d7d"];
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
@@ -31,79 +22,16 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-function show(value) {
-  if (value === null || value === undefined) return "–";
-  if (typeof value !== "number") return String(value);
-  if (value === 0) return "0";  // also -0
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return Math.abs(value) >= 1000 || Math.abs(value) < 0.001 ? value.toPrecision(3) : String(+value.toPrecision(4));
-}
-
-function table(rows) {
-  const cell = (tag, x) => make(tag, String(x).length > 48 ? {class: "long"} : {}, String(x));
+// Makes a table. On a narrow page, the cells of one with class `stacked` are below each other, each with the heading of its column
+function table(rows, kind = "") {
   const [head, ...body] = rows;
-  return make("div", {class: "scroll"}, make("table", {},
+  const cell = (x, k) => make("td", {"data-name": head[k], class: String(x).length > 48 ? "long" : null}, String(x));
+  return make("div", {class: "scroll"}, make("table", {class: kind},
     make("thead", {}, make("tr", {}, head.map(x => make("th", {}, String(x))))),
-    make("tbody", {}, body.map(row => make("tr", {}, row.map(x => cell("td", x)))))));
+    make("tbody", {}, body.map(row => make("tr", {}, row.map(cell))))));
 }
 
 // Curves
-
-function smoothed(values) {
-  const reach = values.length < SMOOTHED_FROM ? 0 : Math.max(1, Math.round(values.length / 20));
-  if (reach === 0) return null;
-  return values.map((value, k) => {
-    if (value === null) return null;
-    const near = values.slice(Math.max(0, k - reach), k + reach + 1).filter(x => x !== null);
-    return near.reduce((sum, x) => sum + x, 0) / near.length;
-  });
-}
-
-// Returns section, chart and line of a metric: `turn_2/passed` is the line `turn 2` of the chart `passed`
-function placeOf(name, names) {
-  let rest = name, line = [], section = "Training";
-  if (name.startsWith("eval_")) {
-    // The sets of an evaluation have names of their own: the metric is the longest ending that the training has, too
-    const endings = names.filter(x => !x.startsWith("eval_") && name.endsWith(`_${x}`)).sort((a, b) => b.length - a.length);
-    rest = endings[0] || name.slice(5);
-    line = [`evaluation ${name.slice(5, name.length - rest.length).replace(/_$/, "")}`.trim()];
-  }
-  const match = rest.match(/^(?:turn_(\d+)|agents\/([^/]+)|(time))\/(.+)$/);
-  if (match) {
-    const [, turn, role, time, end] = match;
-    section = turn ? "Parts of the reward" : "Agents";
-    line.unshift(turn ? `turn ${turn}` : role || end);
-    rest = time ? "seconds of a step" : end;
-    if (role) return {section, title: rest.replaceAll("_", " "), line: line.join(", ")};
-  }
-  section = Object.keys(SECTIONS).find(title => SECTIONS[title].test(rest)) || section;
-  return {section, title: rest.replaceAll("_", " "), line: line.join(", ") || "training"};
-}
-
-// Returns the charts, all of whose lines have the same steps, and the metrics that never change
-function chartsOf(metrics, groups) {
-  const charts = new Map(), constant = [], names = Object.keys(metrics);
-  for (const [name, curves] of Object.entries(metrics)) {
-    const values = curves.flatMap(curve => curve.mean || []);
-    if (values.length > 1 && values.every(x => x === values[0])) { constant.push([name, show(values[0])]); continue; }
-    const {section, title, line} = placeOf(name, names), key = `${section} ${title}`;
-    if (!charts.has(key)) charts.set(key, {section, title, curves: []});
-    curves.forEach((curve, group) => {
-      const label = groups.length === 1 ? line : line === "training" ? groups[group] : `${groups[group]}: ${line}`;
-      if (curve.step && curve.step.length) charts.get(key).curves.push({label, group, line, curve});
-    });
-  }
-  for (const chart of charts.values()) {
-    chart.x = [...new Set(chart.curves.flatMap(({curve}) => curve.step))].sort((a, b) => a - b);
-    chart.lines = chart.curves.map(({curve, ...line}) => {
-      const places = new Map(curve.step.map((step, k) => [step, k]));
-      const column = name => curve[name] && chart.x.map(step => places.has(step) ? curve[name][places.get(step)] : null);
-      return {...line, mean: column("mean"), low: column("low"), high: column("high")};
-    });
-  }
-  const order = Object.keys(SECTIONS);
-  return [[...charts.values()].sort((a, b) => order.indexOf(a.section) - order.indexOf(b.section)), constant];
-}
 
 // Draws one chart into a box, with a legend below that shows the values at the cursor and switches lines on and off
 function draw(chart, box, isSmooth) {
@@ -226,14 +154,14 @@ function estimates(part) {
     return [Math.min(0, ...all), part.columns[k].rate && part.columns[k].whole ? 1 : Math.max(0, ...all)];
   });
   const cell = (estimate, k) => {
-    if (!estimate) return make("td", {}, "–");
-    const column = part.columns[k];
+    const column = part.columns[k], named = {"data-name": column.name};
+    if (!estimate) return make("td", named, "–");
     const range = estimate.low === null || estimate.low === undefined ? "" : ` [${format(estimate.low, column)}, ${format(estimate.high, column)}]`;
     const text = [make("b", {}, format(estimate.mean, column)), make("span", {class: "dim small range"}, range)];
-    return make("td", {}, text, estimate.low === undefined || part.plain ? null : interval(estimate, ...ends[k]));
+    return make("td", named, text, estimate.low === undefined || part.plain ? null : interval(estimate, ...ends[k]));
   };
   const [box, title] = part.plain ? ["details", "summary"] : ["div", "h3"];
-  return make(box, {}, part.title ? make(title, {}, part.title) : null, make("div", {class: "scroll"}, make("table", {},
+  return make(box, {}, part.title ? make(title, {}, part.title) : null, make("div", {class: "scroll"}, make("table", {class: "stacked"},
     make("thead", {}, make("tr", {}, make("th", {}, ""), part.columns.map(column => make("th", {}, column.name)))),
     make("tbody", {}, part.rows.map(row => make("tr", {}, make("td", {}, row.name), row.cells.map(cell)))))),
     part.note ? make("p", {class: "dim small"}, part.note) : null);
@@ -276,7 +204,7 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
   })));
   const confidence = `${100 * settings.confidence}%`;
   return [
-    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episodes each. ${contents.environment || ""}`),
+    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episode${settings.num_episodes === 1 ? "" : "s"} each. ${contents.environment || ""}`),
     estimates(part("", rows, `Lines are ${confidence} intervals over items; those of all teams over items and teams.`)),
     ...Object.keys(differences).filter(key => contents[key]).map(key => estimates(part(differences[key],
       Object.fromEntries(Object.entries(contents[key]).map(([name, numbers]) => [name, numbers.final])), "An interval without 0 shows a difference."))),
@@ -335,7 +263,7 @@ function page(data) {
   if (data.table) section("Summary",
     make("dl", {class: "facts"}, summaryOf(data).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
     data.alarms.map(alarm => make("div", {class: "alarm"}, `${alarm.run ? `${alarm.run}, s` : "S"}tep ${alarm.step}: ${alarm.message}`)),
-    data.table.length > 1 ? table(data.table) : null, data.runs ? make("p", {class: "dim small"}, note) : null);
+    data.table.length > 1 ? table(data.table, data.runs && "stacked") : null, data.runs ? make("p", {class: "dim small"}, note) : null);
   if (data.evaluation) section("Evaluation", evaluationTables(data.evaluation));
   if (charts.length) section("Curves", curves(charts));
   if (data.trees && data.trees.trees.length) showTrees(data.trees, section("Rollouts"));

@@ -2,31 +2,11 @@
 // Shows rollout trees: a drawing with a square per joint action, and the texts of the chosen node.
 
 const SVG = "http://www.w3.org/2000/svg";
-const PER_ROW = 8;  // squares of a node with which a branch ends
-const PYTHON = new RegExp([
-  /(#[^\n]*)/, /("""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)/,
-  /\b(and|as|assert|async|await|break|class|continue|def|del|elif|else|except|False|finally|for|from|global|if|import|in|is|lambda|None|nonlocal|not|or|pass|raise|return|True|try|while|with|yield)\b/,
-  /\b(\d[\w.]*)\b/, /([A-Za-z_]\w*)(?=\()/,
-].map(part => part.source).join("|"), "g");
-const CLASSES = ["c", "s", "k", "n", "f"];
-const LOOKS_LIKE_CODE = /^\s*(def |class |import |from \w+ import|return |@\w|for .*:|if .*:|assert )/m;
 
-// Colours Python. Only text nodes are made
+// Makes a text with its colours. Only text nodes are made
 function code(text) {
   const pre = document.createElement("pre");
-  if (!LOOKS_LIKE_CODE.test(text)) {
-    pre.textContent = text;
-    return pre;
-  }
-  let end = 0;
-  for (const match of text.matchAll(PYTHON)) {
-    const span = document.createElement("span");
-    span.className = CLASSES[match.slice(1).findIndex(group => group !== undefined)];
-    span.textContent = match[0];
-    pre.append(text.slice(end, match.index), span);
-    end = match.index + match[0].length;
-  }
-  pre.append(text.slice(end));
+  for (const [kind, piece] of coloured(text)) pre.append(kind ? make("span", {class: kind}, piece) : piece);
   return pre;
 }
 
@@ -42,36 +22,9 @@ function tests(text) {
   return pre;
 }
 
-// Makes a tree of the rows of a trace: nodes with their joint actions
-function treeOf(rows, columns) {
-  const tree = {byKey: new Map()}, kinds = new Map();
-  columns.forEach((name, k) => {
-    const [kind, ...rest] = name.split("/");
-    if (rest.length) kinds.set(kind, [...kinds.get(kind) || [], [rest.join("/"), k]]);
-  });
-  for (const cells of rows) {
-    const row = Object.fromEntries(columns.map((name, k) => [name, cells[k]]));
-    const of = kind => Object.fromEntries((kinds.get(kind) || []).map(([name, k]) => [name, cells[k]]));
-    const prefix = row.episode === null || row.episode === undefined ? "" : `e${row.episode}`, key = prefix + row.node;
-    Object.assign(tree, {id: [row.split, row.step, row.process, row.tree].join("-"), step: row.step, split: row.split, item: String(row.item)});
-    if (!tree.byKey.has(key)) tree.byKey.set(key, {key, prefix, path: row.node, parent: row.parent, turn: row.turn, prompts: of("prompt"), actions: []});
-    const node = tree.byKey.get(key);
-    node.actions.push({node, action: row.action, texts: of("completion"), reward: row.reward, return: row.return, rewards: of("reward"), returns: of("return"),
-      advantages: of("advantage"), metrics: of("metrics"), extra: of("extra")});
-  }
-  tree.nodes = [...tree.byKey.values()];
-  tree.actions = tree.nodes.flatMap(node => node.actions);
-  const mean = actions => actions.reduce((sum, action) => sum + action.return, 0) / actions.length;
-  tree.low = tree.actions.reduce((a, action) => Math.min(a, action.reward), Infinity);
-  tree.high = tree.actions.reduce((a, action) => Math.max(a, action.reward), -Infinity);
-  tree.value = mean(tree.actions.filter(action => action.node.parent === ""));
-  return tree;
-}
-
 function showTrees(data, section) {
   const {texts, columns} = data, trees = data.trees.map(rows => treeOf(rows, columns));
   const text = number => number === null || number === undefined ? null : texts[number];
-  const isSuspicious = action => Boolean(action.extra.suspicious) || action.metrics.suspicious > 0;
   const input = (type, attributes = {}) => make("input", {type, ...attributes});
   const low = input("number", {step: "any"}), high = input("number", {step: "any"}), item = input("search", {placeholder: "item"});
   const turn = make("select", {style: "flex: none"}, make("option", {value: ""}, "all"), [...new Set(trees.flatMap(tree => tree.nodes.map(node => node.turn)))].map(k => make("option", {value: k}, k)));
@@ -79,40 +32,11 @@ function showTrees(data, section) {
   const list = make("select", {"aria-label": "tree"}), drawing = make("div", {class: "drawing", tabindex: 0, "aria-label": "the tree"}), detail = make("div");
   let tree = null, node = null, action = null;
 
-  const child = action => tree.byKey.get(`${action.node.prefix}${action.node.path.replace(/\/$/, "")}/${action.action}`);
-  const parent = node => node.parent === "" ? null : tree.byKey.get(node.prefix + node.parent);
-  const actionBefore = node => parent(node)?.actions.find(action => child(action) === node);
-  const matches = (tree, action) =>
-    (low.value === "" || action.reward >= +low.value) && (high.value === "" || action.reward <= +high.value) &&
-    (turn.value === "" || action.node.turn === +turn.value) && (!suspicious.checked || isSuspicious(action)) &&
-    tree.item.toLowerCase().includes(item.value.toLowerCase());
+  const matches = action => fits(action, {low: low.value, high: high.value, turn: turn.value, item: item.value, suspicious: suspicious.checked});
   const roles = node => Object.keys(node.prompts).filter(role => node.prompts[role] !== null && node.prompts[role] !== undefined);
 
-  // The drawing: a column per turn, the nodes of a branch side by side
+  // The drawing
 
-  function place() {
-    const size = tree.nodes.length > 60 ? 11 : 28, gap = size + 3;
-    // Joint actions that go on stand above each other, so that their lines do not cross others
-    const perRow = node => node.actions.some(child) ? 1 : PER_ROW;
-    const width = node => Math.min(perRow(node), node.actions.length) * gap, height = node => Math.ceil(node.actions.length / perRow(node)) * gap;
-    const columns = [];
-    tree.nodes.forEach(node => { columns[node.turn] = Math.max(columns[node.turn] || 0, width(node)); });
-    const left = [];
-    let x = 8;
-    columns.forEach((wide, turn) => { left[turn] = x; x += wide + 70; });
-    let y = 26;
-    const put = node => {
-      const children = node.actions.map(child).filter(Boolean), top = y;
-      node.x = left[node.turn];
-      children.forEach(put);
-      y = Math.max(y, top + height(node) + 6);
-      node.y = children.length ? Math.max(top, (children[0].y + children.at(-1).y + height(children.at(-1)) - height(node)) / 2) : top;
-      node.actions.forEach((action, k) => { action.x = node.x + k % perRow(node) * gap; action.y = node.y + Math.floor(k / perRow(node)) * gap; });
-      y = Math.max(y, node.y + height(node) + 6);
-    };
-    tree.nodes.filter(node => node.parent === "").forEach(put);
-    return {size, left, width: x - 50, height: y + 4};
-  }
   function element(tag, attributes, content = "") {
     const made = document.createElementNS(SVG, tag);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -125,7 +49,7 @@ function showTrees(data, section) {
     return `color-mix(in srgb, var(${end}) ${Math.round(100 * part)}%, var(--middle))`;
   }
   function drawTree() {
-    const {size, left, width, height} = place();
+    const {size, left, width, height} = place(tree);
     const svg = element("svg", {width, height, role: "img"});
     left.forEach((x, turn) => svg.append(element("text", {x, y: 14}, `turn ${turn}`)));
     for (const node of tree.nodes) for (const action of node.actions) {
@@ -149,9 +73,9 @@ function showTrees(data, section) {
   }
   function paint() {
     const way = new Set();
-    for (let at = node; at; at = parent(at)) { const before = actionBefore(at); if (before) way.add(before); }
+    for (let at = node; at; at = parentOf(at)) { const before = actionBefore(at); if (before) way.add(before); }
     for (const one of tree.actions) {
-      one.rect.setAttribute("class", `${one === action ? "chosen" : ""} ${matches(tree, one) ? "" : "faded"}`);
+      one.rect.setAttribute("class", `${one === action ? "chosen" : ""} ${matches(one) ? "" : "faded"}`);
       one.edge?.setAttribute("class", way.has(one) ? "way" : "");
     }
   }
@@ -164,7 +88,7 @@ function showTrees(data, section) {
   function card(one, acting) {
     const parts = Object.entries(one.metrics).map(([name, value]) => number(name, value));
     const others = Object.entries(one.extra).filter(([name, value]) => name !== "tests" && name !== "suspicious" && value !== null);
-    return make("div", {class: `card ${one === action ? "chosen" : ""} ${matches(tree, one) ? "" : "faded"}`, onclick: () => one !== action && choose(one, false)},
+    return make("div", {class: `card ${one === action ? "chosen" : ""} ${matches(one) ? "" : "faded"}`, onclick: () => one !== action && choose(one, false)},
       make("h4", {}, `Joint action ${one.action}`, isSuspicious(one) ? make("span", {class: "failed"}, `  suspicious: ${one.extra.suspicious || ""}`) : null),
       make("div", {class: "numbers"}, number("reward", one.reward), number("return", one.return),
         child(one) ? make("button", {type: "button", onclick: event => { event.stopPropagation(); choose(child(one).actions[0]); }}, "next turn") : null),
@@ -177,7 +101,7 @@ function showTrees(data, section) {
   }
   function showNode() {
     const acting = roles(node), way = [];
-    for (let at = node; at; at = parent(at)) way.unshift(at);
+    for (let at = node; at; at = parentOf(at)) way.unshift(at);
     detail.replaceChildren(
       make("h3", {}, `Item ${tree.item}, ${node.prefix ? `episode ${node.prefix.slice(1)}, ` : ""}node ${node.path}, turn ${node.turn}`),
       make("div", {class: "bar small"}, "Way: ", way.map(at => make("button", {type: "button", onclick: () => choose(at.actions[0])}, at.key)),
@@ -210,7 +134,7 @@ function showTrees(data, section) {
     return isNew;
   }
   function fillList() {
-    const shown = trees.map((one, k) => [one, k]).filter(([one]) => one.actions.some(action => matches(one, action)));
+    const shown = trees.map((one, k) => [one, k]).filter(([one]) => one.actions.some(action => matches(action)));
     list.replaceChildren(...shown.map(([one, k]) => make("option", {value: k}, `step ${one.step}, ${one.split}, ${one.item}: mean return ${show(one.value)}`)));
     const left = data.left_out ? `, ${data.left_out} more in the files of the run` : "";
     count.textContent = `${shown.length} of ${trees.length} trees${left}`;
@@ -221,16 +145,16 @@ function showTrees(data, section) {
     if (!shown.length) return detail.replaceChildren(make("p", {}, "No joint action fits the filter."));
     if (!shown.includes(tree)) open(shown[0]);
     list.value = String(trees.indexOf(tree));
-    choose(action && tree.actions.includes(action) && matches(tree, action) ? action : tree.actions.find(one => matches(tree, one)));
+    choose(action && tree.actions.includes(action) && matches(action) ? action : tree.actions.find(one => matches(one)));
   }
   function step(direction) {  // to another tree
     const options = [...list.options].map(option => +option.value), at = options.indexOf(trees.indexOf(tree)) + direction;
     if (at < 0 || at >= options.length) return;
     open(trees[options[at]]);
-    choose(tree.actions.find(one => matches(tree, one)));
+    choose(tree.actions.find(one => matches(one)));
   }
   function match(direction) {  // to another joint action that fits the filter, in this tree or the next one
-    const found = tree.actions.filter(one => matches(tree, one) || one === action), next = found[found.indexOf(action) + direction];
+    const found = tree.actions.filter(one => matches(one) || one === action), next = found[found.indexOf(action) + direction];
     if (next) choose(next); else step(direction);
   }
   function move(direction) {  // up or down in a turn
@@ -259,7 +183,7 @@ function showTrees(data, section) {
     make("p", {class: "small dim"}, "A square is a joint action, its colour the reward: ", legend, ". Lines lead to the turn that follows it. Keys: arrows move, [ and ] change the tree, n and p go to the next and the previous joint action that fits the filter."),
     drawing, detail);
   for (const control of [low, high, item, turn, suspicious]) control.addEventListener("input", filter);
-  list.addEventListener("change", () => { open(trees[+list.value]); choose(tree.actions.find(one => matches(tree, one))); });
+  list.addEventListener("change", () => { open(trees[+list.value]); choose(tree.actions.find(one => matches(one))); });
   drawing.addEventListener("click", event => event.target.action && choose(event.target.action));
   document.addEventListener("keydown", event => {
     const isTyping = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);

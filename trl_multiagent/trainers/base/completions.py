@@ -1,22 +1,17 @@
-"""Shows completions: some trees in the terminal, and the rows of a batch in the tables of trackers."""
+"""Shows completions: some trees in the terminal."""
 
 import difflib
-import importlib
 import random
 import textwrap
 from collections import defaultdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from trl import GRPOConfig
 
-from trl_multiagent.folders import naming
 from trl_multiagent.report.trees import trees_of
 from trl_multiagent.rollout.trace import TraceRow, roles_of
 from trl_multiagent.terminal import printable
-from trl_multiagent.trainers.base.trace_files import as_frame
 
 
 NUM_TREES = 3
@@ -24,27 +19,6 @@ PROMPT_LINES = 6
 LATER_PROMPT_LINES = 2
 COMPLETION_LINES = 10
 LABEL_WIDTH = 20
-
-
-def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
-    """
-    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of Trackio if they are
-    used, as GRPOTrainer does. With `unique_prompts`, the trackers get one row per prompt only.
-    """
-    frame = as_frame(rows)
-    step, split = rows[0]["step"], rows[0]["split"]
-    folder = Path(args.output_dir) / "completions"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"completions_{step:05d}{'' if split == 'train' else '_' + split}.parquet"
-    with naming(path):
-        frame.to_parquet(path, index=False)
-    if unique_prompts:
-        frame = frame.drop_duplicates([f"prompt/{role}" for role in roles_of(rows)])
-    for name in ("wandb", "trackio"):
-        if name in args.report_to:
-            tracker = importlib.import_module(name)
-            if name == "trackio" or tracker.run is not None:
-                tracker.log({"completions": tracker.Table(dataframe=frame)})
 
 
 def print_trees(rows: list[TraceRow], num_trees: int | None = None, console: Console | None = None) -> None:

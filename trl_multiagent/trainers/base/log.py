@@ -1,6 +1,7 @@
 """Reports what a trainer does: metrics, the trace, completions in the terminal and in the tables of trackers, and the cost."""
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from trl_multiagent.jobs.processes import fail_together
 from trl_multiagent.report.trees import trees_of
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.trainers.base.completions import choose_trees, log_completion_tables, print_trees
+from trl_multiagent.trainers.base.completions import choose_trees, print_trees
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, rollout_totals, sum_totals
-from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, harmless
+from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
+from trl_multiagent.trainers.base.trackers import log_completion_tables, log_trees_as_text
 from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError
 
 
@@ -41,7 +43,7 @@ class Observer:
         # Of this process's latest batch, if completions are logged; None if the latest batch was shown
         self.shown_rows: list[TraceRow] | None = None
         self.trace: TraceFiles | None = None
-        self.next_kept = 0  # the step from which on trees are kept for the report again
+        self.next_kept = 0.0  # the step from which on trees are kept for the report again
         folder, options = Path(args.output_dir), (args.trace_format, args.trace_max_files)
         if args.trace_steps is not None:
             self.trace = TraceFiles(folder / TRACE_FOLDER, args.process_index, args.trace_steps, *options)
@@ -147,7 +149,8 @@ class Observer:
     def begin(self) -> None:
         """Removes what an earlier run has written after the step from which this one goes on."""
         trainer = self.trainer
-        self.next_kept = 0
+        has_report = any(isinstance(callback, RunReport) for callback in trainer.callback_handler.callbacks)
+        self.next_kept = 0 if has_report else math.inf
         if not trainer.args.should_save:
             return
         remove_after(self.trees.folder, trainer.state.global_step)
@@ -169,6 +172,7 @@ class Observer:
         if rows and trainer.accelerator.is_main_process:
             print_trees(rows, trainer.num_completions_to_print)
             log_completion_tables(rows, trainer.args, trainer.log_unique_prompts)
+            log_trees_as_text(rows, trainer.num_completions_to_print, trainer.callback_handler.callbacks)
 
     def flush(self) -> None:
         """Writes the rows of the trace that are not written yet."""

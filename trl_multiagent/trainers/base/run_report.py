@@ -26,6 +26,7 @@ from trl_multiagent.report.run_page import masked, read_run, run_page, without_s
 from trl_multiagent.report.trees import Row, trees_of
 from trl_multiagent.trainers.base.completions import choose_trees
 from trl_multiagent.trainers.base.trace_files import read_file, trace_files
+from trl_multiagent.trainers.base.trackers import log_report
 
 
 logger = logging.get_logger(__name__)
@@ -79,18 +80,18 @@ class RunReport(TrainerCallback):
             write_text(folder / LOG_FILE, "".join(f"{json.dumps(log)}\n" for log in state.log_history))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if self.is_running:
-            with harmless(Path(args.output_dir)), (Path(args.output_dir) / LOG_FILE).open("a") as file:
-                file.write(f"{json.dumps(state.log_history[-1])}\n")
-            self.refresh(args, state)
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if self.is_running:
-            path = Path(args.output_dir) / RUN_FILE
-            with harmless(path.parent):
-                write_json(path, {**read_json(path), "finished": True})
+        if not self.is_running:
+            return
+        folder, log = Path(args.output_dir), state.log_history[-1]
+        with harmless(folder), (folder / LOG_FILE).open("a") as file:
+            file.write(f"{json.dumps(log)}\n")
+        if "train_runtime" not in log:
+            return self.refresh(args, state)
+        self.is_running = False  # the last log, after which trackers close
+        with harmless(folder):
+            write_json(folder / RUN_FILE, {**read_json(folder / RUN_FILE), "finished": True})
             self.refresh(args, state, now=True)
-            self.is_running = False
+            log_report(folder / REPORT_FILE, args)
 
     def refresh(self, args: TrainingArguments, state: TrainerState, now: bool = False) -> None:
         """Writes the page, unless that was done a short time ago."""

@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from transformers import TrainingArguments
+from transformers.integrations import integration_utils
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 from transformers.utils import logging
 from trl.models import prepare_deepspeed
@@ -34,6 +35,7 @@ from trl_multiagent.trainers.base.hub import TeamHubMixin
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
+from trl_multiagent.trainers.base.trackers import tracker_names
 
 
 logger = logging.get_logger(__name__)
@@ -198,7 +200,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             name = self._eval_prefix.removeprefix("eval_")
             named = {f"{name}_{key}": values for key, values in self._metrics["eval"].items()}
             self._metrics["eval"] = defaultdict(list, named)
-        super().log(logs, start_time)
+        with temporarily_set(integration_utils, rewrite_logs=tracker_names):
+            super().log(logs, start_time)
 
     # Optimizer
 

@@ -1,0 +1,168 @@
+"""What the scripts of a report compute, in V8 without a browser: charts, trees, filters, drawings, colours."""
+
+import json
+import time
+
+import pytest
+from py_mini_racer import MiniRacer
+
+from trl_multiagent.report.html import PAGE, json_values
+from trl_multiagent.report.trees import tree_page
+
+
+@pytest.fixture(scope="module")
+def call():
+    """Calls a function of `logic.js` with plain values, as JSON."""
+    context = MiniRacer()
+    context.eval((PAGE / "logic.js").read_text(encoding="utf-8"))
+    return lambda script, *values: json.loads(
+        context.eval(f"JSON.stringify(({script})(...{json.dumps(json_values(values))}))")
+    )
+
+
+def row(node="/", action=0, reward=0.0, **more):
+    turn = 1 + len(node.strip("/").split("/")) * (node != "/")
+    parent = "" if node == "/" else node.rpartition("/")[0] or "/"
+    own = {"step": 1, "split": "train", "process": 0, "tree": 0, "item": "Item 7", "node": node, "parent": parent}
+    own |= {"turn": turn, "action": action, "reward": reward, "return": 2 * reward, "prompt/aux": f"p{node}"}
+    return {**own, "completion/aux": f"{node}{action}", "metrics/tests/passed": reward, **more}
+
+
+TREE = [
+    row(action=0, reward=1.0),
+    row(action=1, reward=3.0),
+    row("/1", 0, 4.0),
+    row("/1", 1, 0.0, **{"extra/suspicious": "x"}),
+]
+
+
+def test_trees(call):
+    page = tree_page([[{**TREE[3], **x} for x in TREE]])
+    tree = call(
+        "page => { const tree = treeOf(page.trees[0], page.columns); return {low: tree.low, high: tree.high, value: tree.value, "
+        "id: tree.id, nodes: tree.nodes.map(node => [node.key, node.turn, page.texts[node.prompts.aux], node.actions.length]), "
+        "next: tree.actions.map(action => child(action)?.key ?? null), before: actionBefore(tree.nodes[1]).action, "
+        "passed: tree.actions.map(action => action.metrics['tests/passed'])} }",
+        page,
+    )
+    assert tree == {
+        "low": 0,
+        "high": 4,
+        "value": 4,  # the mean return of the first turn
+        "id": "train-1-0-0",
+        "nodes": [["/", 1, "p/", 2], ["/1", 2, "p/1", 2]],
+        "next": [None, "/1", None, None],
+        "before": 1,
+        "passed": [1, 3, 4, 0],
+    }
+
+
+def test_episodes_are_trees_of_their_own(call):
+    rows = [row(node, episode=k) for k in range(2) for node in ("/", "/0")]
+    page = tree_page([rows])
+    script = "page => treeOf(page.trees[0], page.columns).nodes.map(node => [node.key, parentOf(node)?.key ?? null])"
+    assert call(script, page) == [["e0/", None], ["e0/0", "e0/"], ["e1/", None], ["e1/0", "e1/"]]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"low": "1", "high": "3"}, [0, 1]),
+        ({"low": "0"}, [0, 1, 2, 3]),
+        ({"turn": "2"}, [2, 3]),
+        ({"suspicious": True}, [3]),
+        ({"item": "ITEM"}, [0, 1, 2, 3]),
+        ({"item": "8"}, []),
+    ],
+)
+def test_filters(call, wanted, expected):
+    page = tree_page([[{"extra/suspicious": None, **x} for x in TREE]])
+    script = "(page, wanted) => treeOf(page.trees[0], page.columns).actions.flatMap((action, k) => fits(action, wanted) ? [k] : [])"
+    assert (
+        call(script, page, {"low": "", "high": "", "turn": "", "item": "", "suspicious": False, **wanted}) == expected
+    )
+
+
+@pytest.mark.parametrize("siblings", [4, 9])
+def test_no_two_squares_of_a_drawing_overlap(call, siblings):
+    nodes = ["/", *(f"/{k}" for k in range(siblings)), *(f"/1/{k}" for k in range(siblings))]
+    page = tree_page([[row(node, action) for node in nodes for action in range(siblings)]])
+    drawing, squares = call(
+        "page => { const tree = treeOf(page.trees[0], page.columns); return [place(tree), tree.actions.map(({x, y, node}) => [x, y, node.turn])] }",
+        page,
+    )
+    for k, (x, y, turn) in enumerate(squares):
+        assert (
+            0 <= x and x + drawing["size"] <= drawing["width"] and 0 <= y and y + drawing["size"] <= drawing["height"]
+        )
+        assert drawing["left"][turn] <= x
+        for other_x, other_y, _ in squares[:k]:
+            assert max(abs(x - other_x), abs(y - other_y)) >= drawing["size"]
+
+
+def test_charts(call):
+    curve = {"step": [1, 2], "mean": [0.0, 1.0]}
+    metrics = {
+        "turn_1/passed": [curve],
+        "turn_2/passed": [{"step": [2], "mean": [5.0]}],
+        "eval_easy_turn_1/passed": [{"step": [2], "mean": [3.0]}],
+        "turn_1/aux_used": [curve],
+        "agents/aux/loss": [curve],
+        "time/update": [curve],
+        "critics/central/value_loss": [curve],
+        "lr": [curve],
+        "reward": [curve],
+        "beta": [{"step": [1, 2], "mean": [0.5, 0.5]}],
+    }
+    charts, constant = call("chartsOf", metrics, [""])
+    found = [(chart["section"], chart["title"], [line["label"] for line in chart["lines"]]) for chart in charts]
+    assert found == [
+        ("Reward", "reward", ["training"]),
+        ("Solved", "passed", ["turn 1", "turn 2", "turn 1, evaluation easy"]),
+        ("Parts of the reward", "aux used", ["turn 1"]),
+        ("Agents", "loss", ["aux"]),
+        ("Agents", "critic: value loss", ["central"]),
+        ("Training", "lr", ["training"]),
+        ("Time and tokens", "seconds of a step", ["update"]),
+    ]
+    assert charts[1]["x"] == [1, 2] and charts[1]["lines"][1]["mean"] == [None, 5]
+    assert constant == [["beta", "0.5"]]
+    two, _ = call("chartsOf", {"reward": [curve, {"step": [2, 4], "mean": [7.0, 8.0]}]}, ["team", "single"])
+    assert [(line["label"], line["mean"]) for line in two[0]["lines"]] == [
+        ("team", [0, 1, None]),
+        ("single", [None, 7, 8]),
+    ]
+
+
+def test_smoothing_and_numbers(call):
+    assert call("smoothed", [1.0] * 19) is None
+    values = [0.0, 3.0, None, *[1.0] * 17]
+    assert call("smoothed", values)[:4] == [1.5, 1.5, None, 1]
+    shown = [call("show", x) for x in (None, 0.0, 1234567, 0.123456, 12345.678, 0.00012345, "text")]
+    assert shown == ["–", "0", "1,234,567", "0.1235", "1.23e+4", "0.000123", "text"]
+
+
+def test_python_has_colours(call):
+    text = "@cache\ndef aux(x2):\n    return print(x2, 3.5e1, \"a # b\", '''c\n\"d''')  # in f(1)\nif_x = None"
+    pieces = call("coloured", text)
+    assert "".join(piece for _, piece in pieces) == text
+    assert [(kind, piece) for kind, piece in pieces if kind] == [
+        ("k", "def"),
+        ("f", "aux"),
+        ("k", "return"),
+        ("f", "print"),
+        ("n", "3.5e1"),
+        ("s", '"a # b"'),
+        ("s", "'''c\n\"d'''"),
+        ("c", "# in f(1)"),
+        ("k", "None"),
+    ]
+    assert call("coloured", "Write a sentence (in English).") == [["", "Write a sentence (in English)."]]
+
+
+@pytest.mark.parametrize("piece", ["x", "\n", " ", '"', "'''", "\\", "(", "# ", "for ", "1", "x("])
+def test_colours_of_long_texts_are_quick(call, piece):
+    start = time.perf_counter()
+    call("coloured", "def f():\n" + piece * 200_000)  # 0.1 s; minutes if the time grew with the square of the length
+    assert time.perf_counter() - start < 5

@@ -1,0 +1,164 @@
+"use strict";
+// What the page of a report computes without a browser: where metrics are drawn, rollout trees, the colours of Python.
+
+// Sections of the charts, with those that belong there. The others of a turn are parts of the reward, those of a role belong to the agents
+const SECTIONS = {
+  "Reward": /^(reward|return|reward_mean|expected_return|final_turn\/reward|rewards\/.*)$/,
+  "Solved": /^(passed|passed_hidden|test_pass_rate|tests_passed|.*accurac(y|ies))$/,
+  "Parts of the reward": /(?!)/, "Agents": /(?!)/, "Training": /(?!)/,
+  "Time and tokens": /^(seconds of a step|step_time|env_step|.*tokens)$/,
+  "Scoring and sandbox": /^reward\/.*$/,
+};
+const SMOOTHED_FROM = 20;  // points of a line
+const PER_ROW = 8;  // squares of a node with which a branch ends
+
+function show(value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
+  if (value === 0) return "0";  // also -0
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return Math.abs(value) >= 1000 || Math.abs(value) < 0.001 ? value.toPrecision(3) : String(+value.toPrecision(4));
+}
+
+// Curves
+
+function smoothed(values) {
+  const reach = values.length < SMOOTHED_FROM ? 0 : Math.max(1, Math.round(values.length / 20));
+  if (reach === 0) return null;
+  return values.map((value, k) => {
+    if (value === null) return null;
+    const near = values.slice(Math.max(0, k - reach), k + reach + 1).filter(x => x !== null);
+    return near.reduce((sum, x) => sum + x, 0) / near.length;
+  });
+}
+
+// Returns section, chart and line of a metric: `turn_2/passed` is the line `turn 2` of the chart `passed`
+function placeOf(name, names) {
+  let rest = name, line = [], section = "Training";
+  if (name.startsWith("eval_")) {
+    // The sets of an evaluation have names of their own: the metric is the longest ending that the training has, too
+    const endings = names.filter(x => !x.startsWith("eval_") && name.endsWith(`_${x}`)).sort((a, b) => b.length - a.length);
+    rest = endings[0] || name.slice(5);
+    line = [`evaluation ${name.slice(5, name.length - rest.length).replace(/_$/, "")}`.trim()];
+  }
+  const match = rest.match(/^(?:turn_(\d+)|(agents|critics)\/([^/]+)|(time))\/(.+)$/);
+  if (match) {
+    const [, turn, kind, role, time, end] = match;
+    section = turn ? "Parts of the reward" : "Agents";
+    line.unshift(turn ? `turn ${turn}` : role || end);
+    rest = time ? "seconds of a step" : kind === "critics" ? `critic: ${end}` : end;
+    if (role) return {section, title: rest.replaceAll("_", " "), line: line.join(", ")};
+  }
+  section = Object.keys(SECTIONS).find(title => SECTIONS[title].test(rest)) || section;
+  return {section, title: rest.replaceAll("_", " "), line: line.join(", ") || "training"};
+}
+
+// Returns the charts, all of whose lines have the same steps, and the metrics that never change
+function chartsOf(metrics, groups) {
+  const charts = new Map(), constant = [], names = Object.keys(metrics);
+  for (const [name, curves] of Object.entries(metrics)) {
+    const values = curves.flatMap(curve => curve.mean || []);
+    if (values.length > 1 && values.every(x => x === values[0])) { constant.push([name, show(values[0])]); continue; }
+    const {section, title, line} = placeOf(name, names), key = `${section} ${title}`;
+    if (!charts.has(key)) charts.set(key, {section, title, curves: []});
+    curves.forEach((curve, group) => {
+      const label = groups.length === 1 ? line : line === "training" ? groups[group] : `${groups[group]}: ${line}`;
+      if (curve.step && curve.step.length) charts.get(key).curves.push({label, group, line, curve});
+    });
+  }
+  for (const chart of charts.values()) {
+    chart.x = [...new Set(chart.curves.flatMap(({curve}) => curve.step))].sort((a, b) => a - b);
+    chart.lines = chart.curves.map(({curve, ...line}) => {
+      const places = new Map(curve.step.map((step, k) => [step, k]));
+      const column = name => curve[name] && chart.x.map(step => places.has(step) ? curve[name][places.get(step)] : null);
+      return {...line, mean: column("mean"), low: column("low"), high: column("high")};
+    });
+  }
+  const order = Object.keys(SECTIONS);
+  return [[...charts.values()].sort((a, b) => order.indexOf(a.section) - order.indexOf(b.section)), constant];
+}
+
+// Python
+
+const KEYWORDS = new Set(("and as assert async await break class continue def del elif else except False finally for from global if import in is lambda " +
+  "None nonlocal not or pass raise return True try while with yield").split(" "));
+const LOOKS_LIKE_CODE = /^[ \t]*(def |class |import |from \w+ import|return |@\w|for .*:|if .*:|assert )/m;
+// Comments, strings, numbers and names. Each is read once and whole, so that a long text takes no more than its length
+const TOKEN = new RegExp([
+  /(#[^\n]*)/, /("""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)/, /(\d[\w.]*)/, /[A-Za-z_]\w*/,
+].map(part => part.source).join("|"), "g");
+
+// Returns the pieces of a text, each with its class, which is empty where nothing is coloured
+function coloured(text) {
+  const pieces = [];
+  let end = 0;
+  for (const {0: token, 1: comment, 2: string, 3: number, index} of LOOKS_LIKE_CODE.test(text) ? text.matchAll(TOKEN) : []) {
+    const after = index + token.length, name = KEYWORDS.has(token) ? "k" : text[after] === "(" ? "f" : "";
+    const kind = comment ? "c" : string ? "s" : number ? "n" : name;
+    if (kind) { pieces.push(["", text.slice(end, index)], [kind, token]); end = after; }
+  }
+  return [...pieces, ["", text.slice(end)]].filter(([, piece]) => piece);
+}
+
+// Rollout trees
+
+// Makes a tree of the rows of a trace: nodes with their joint actions
+function treeOf(rows, columns) {
+  const tree = {byKey: new Map()}, kinds = new Map();
+  columns.forEach((name, k) => {
+    const [kind, ...rest] = name.split("/");
+    if (rest.length) kinds.set(kind, [...kinds.get(kind) || [], [rest.join("/"), k]]);
+  });
+  for (const cells of rows) {
+    const row = Object.fromEntries(columns.map((name, k) => [name, cells[k]]));
+    const of = kind => Object.fromEntries((kinds.get(kind) || []).map(([name, k]) => [name, cells[k]]));
+    const prefix = row.episode === null || row.episode === undefined ? "" : `e${row.episode}`, key = prefix + row.node;
+    Object.assign(tree, {id: [row.split, row.step, row.process, row.tree].join("-"), step: row.step, split: row.split, item: String(row.item)});
+    if (!tree.byKey.has(key)) tree.byKey.set(key, {tree, key, prefix, path: row.node, parent: row.parent, turn: row.turn, prompts: of("prompt"), actions: []});
+    const node = tree.byKey.get(key);
+    node.actions.push({node, action: row.action, texts: of("completion"), reward: row.reward, return: row.return, rewards: of("reward"), returns: of("return"),
+      advantages: of("advantage"), metrics: of("metrics"), extra: of("extra")});
+  }
+  tree.nodes = [...tree.byKey.values()];
+  tree.actions = tree.nodes.flatMap(node => node.actions);
+  const mean = actions => actions.reduce((sum, action) => sum + action.return, 0) / actions.length;
+  tree.low = tree.actions.reduce((a, action) => Math.min(a, action.reward), Infinity);
+  tree.high = tree.actions.reduce((a, action) => Math.max(a, action.reward), -Infinity);
+  tree.value = mean(tree.actions.filter(action => action.node.parent === ""));
+  return tree;
+}
+
+const child = ({node, action}) => node.tree.byKey.get(`${node.prefix}${node.path.replace(/\/$/, "")}/${action}`);
+const parentOf = node => node.parent === "" ? null : node.tree.byKey.get(node.prefix + node.parent);
+const actionBefore = node => parentOf(node)?.actions.find(action => child(action) === node);
+const isSuspicious = action => Boolean(action.extra.suspicious) || action.metrics.suspicious > 0;
+
+// Returns whether a joint action fits a filter, whose values are texts as typed and `suspicious`
+const fits = ({reward, node, ...action}, {low, high, turn, item, suspicious}) =>
+  (low === "" || reward >= +low) && (high === "" || reward <= +high) && (turn === "" || node.turn === +turn) &&
+  (!suspicious || isSuspicious(action)) && node.tree.item.toLowerCase().includes(item.toLowerCase());
+
+// Gives nodes and joint actions their places in a drawing: a column per turn, the nodes of a branch side by side
+function place(tree) {
+  const size = tree.nodes.length > 60 ? 11 : 28, gap = size + 3;
+  // Joint actions that go on stand above each other, so that their lines do not cross others
+  const perRow = node => node.actions.some(child) ? 1 : PER_ROW;
+  const width = node => Math.min(perRow(node), node.actions.length) * gap, height = node => Math.ceil(node.actions.length / perRow(node)) * gap;
+  const columns = [];
+  tree.nodes.forEach(node => { columns[node.turn] = Math.max(columns[node.turn] || 0, width(node)); });
+  const left = [];
+  let x = 8;
+  columns.forEach((wide, turn) => { left[turn] = x; x += wide + 70; });
+  let y = 26;
+  const put = node => {
+    const children = node.actions.map(child).filter(Boolean), top = y;
+    node.x = left[node.turn];
+    children.forEach(put);
+    y = Math.max(y, top + height(node) + 6);
+    node.y = children.length ? Math.max(top, (children[0].y + children.at(-1).y + height(children.at(-1)) - height(node)) / 2) : top;
+    node.actions.forEach((action, k) => { action.x = node.x + k % perRow(node) * gap; action.y = node.y + Math.floor(k / perRow(node)) * gap; });
+    y = Math.max(y, node.y + height(node) + 6);
+  };
+  tree.nodes.filter(node => node.parent === "").forEach(put);
+  return {size, left, width: x - 50, height: y + 4};
+}

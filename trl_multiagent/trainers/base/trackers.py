@@ -1,0 +1,76 @@
+"""Sends to trackers what they do not get from transformers: a group of metrics per agent, trees, and the report of a run."""
+
+import importlib
+import io
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import TrainerCallback, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+from transformers.integrations.integration_utils import rewrite_logs
+from trl import GRPOConfig
+
+from trl_multiagent.folders import naming
+from trl_multiagent.rollout.trace import TraceRow, roles_of
+from trl_multiagent.trainers.base.completions import print_trees
+from trl_multiagent.trainers.base.trace_files import as_frame
+
+
+TEXT_WIDTH = 100  # of trees as text
+OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
+
+
+def tracker_names(logs: dict[str, Any]) -> dict[str, Any]:
+    """
+    Returns logs by the names that trackers get. Trackers group metrics by the first part of their names, which transformers makes `train`,
+    `eval` or `test`. Here it is the role for the metrics of an agent: `agents/aux/loss` becomes `aux/train/loss`.
+    """
+    return {OF_AGENT.sub(r"\2/\1", name): value for name, value in rewrite_logs(logs).items()}
+
+
+def trackers_with_tables(args: TrainingArguments) -> list[Any]:
+    """Returns the modules of Weights & Biases and of Trackio, as far as they are used."""
+    modules = [importlib.import_module(name) for name in ("wandb", "trackio") if name in args.report_to]
+    return [module for module in modules if module.__name__ == "trackio" or module.run is not None]
+
+
+def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
+    """
+    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of Trackio if they are
+    used, as GRPOTrainer does.
+
+    With `unique_prompts`, the trackers get one row per prompt only.
+    """
+    frame = as_frame(rows)
+    step, split = rows[0]["step"], rows[0]["split"]
+    folder = Path(args.output_dir) / "completions"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"completions_{step:05d}{'' if split == 'train' else '_' + split}.parquet"
+    with naming(path):
+        frame.to_parquet(path, index=False)
+    if unique_prompts:
+        frame = frame.drop_duplicates([f"prompt/{role}" for role in roles_of(rows)])
+    frame = frame.astype(object).where(frame.notna(), None)  # a text that is missing is no number
+    for tracker in trackers_with_tables(args):
+        tracker.log({"completions": tracker.Table(dataframe=frame)})
+
+
+def log_trees_as_text(rows: list[TraceRow], number: int | None, callbacks: Iterable[TrainerCallback]) -> None:
+    """Writes the trees that a terminal shows to TensorBoard if it is used, which has texts and no tables."""
+    for callback in callbacks:
+        if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
+            console = Console(file=io.StringIO(), width=TEXT_WIDTH)
+            print_trees(rows, number, console)
+            text = textwrap.indent(console.file.getvalue(), "    ")  # a block of code in Markdown
+            callback.tb_writer.add_text(f"completions/{rows[0]['split']}", text, rows[0]["step"])
+
+
+def log_report(path: Path, args: TrainingArguments) -> None:
+    """Writes the page of a run to Weights & Biases and to Trackio if they are used and get completions, which the page has, too."""
+    if vars(args).get("log_completions"):  # which not every trainer has
+        for tracker in trackers_with_tables(args):
+            tracker.log({"report": tracker.Html(str(path))})
