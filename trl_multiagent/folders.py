@@ -85,8 +85,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads what [`write_json`] wrote."""
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Reads what [`write_json`] wrote. A damaged file is a `ValueError` that names it."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}.") from None
 
 
 @contextlib.contextmanager
