@@ -1,7 +1,5 @@
 """The tree itself, with agents and rewards that are written down here."""
 
-import random
-
 import pytest
 
 from trl_multiagent.environments import Outcome
@@ -139,8 +137,13 @@ def test_best_handoff_is_a_chain_of_first_maxima():
 
 
 def test_random_handoff_draws_every_sibling():
-    random.seed(0)
-    levels = grow(Letters(), [{"id": k} for k in range(300)], num_generations=3, num_turns=2, handoff="random")
-    drawn = [next(iter(node.children)) for node in levels[0]]
-    assert len(levels[1]) == 300
-    assert all(70 < drawn.count(g) < 130 for g in range(3))
+    def draw(numbers, seed="0/step 1"):
+        settings = {"num_generations": 3, "num_turns": 3, "handoff": "random", "seed": seed}
+        levels = grow(Letters(), [{"id": k} for k in numbers], numbers=numbers, **settings)
+        return [[next(iter(node.children)) for node in nodes] for nodes in levels[:2]]
+
+    drawn = draw(range(300))
+    assert all(70 < of_turn.count(g) < 130 for of_turn in drawn for g in range(3))
+    assert drawn[0] != drawn[1] and drawn != draw(range(300), "0/step 2")
+    # As two processes draw, each for half of the items
+    assert drawn == [a + b for a, b in zip(draw(range(150)), draw(range(150, 300)), strict=True)]

@@ -162,6 +162,7 @@ def grow_trees(
     with_unvisited: bool = False,
     num_episodes: int | None = None,
     numbers: Sequence[int] | None = None,
+    seed: int | str = 0,
 ) -> list[list[Node]]:
     """
     Grows a rollout tree for each item; with `handoff`, a chain; with `num_episodes`, a group of episodes.
@@ -181,6 +182,7 @@ def grow_trees(
         num_episodes (`int`, *optional*): Plays so many independent episodes of each item. Episode e of item i is entry
             `i * num_episodes + e` of the first turn. `num_generations` is 1 then.
         numbers (`Sequence[int]`, *optional*): The `tree` of each item's nodes, on which draws depend. By default, its position.
+        seed (`int` or `str`, *optional*, defaults to `0`): Seed of the joint actions that the handoff `"random"` draws.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
@@ -201,7 +203,7 @@ def grow_trees(
         for node, outcomes in zip(nodes, score(nodes), strict=True):
             _add_outcomes(node, outcomes, environment.roles, process_reward)
         if turn + 1 < num_turns:
-            nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited)
+            nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited, seed)
     _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
 
@@ -280,11 +282,12 @@ def _grow_children(
     handoff: str | None,
     threshold: float | None,
     with_unvisited: bool,
+    seed: int | str,
 ) -> list[Node]:
     """Adds the child nodes to the nodes of a turn, and returns those to visit."""
     asked = []  # node, joint action, whether it is continued
     for node in nodes:
-        continued = _continued_actions(node, handoff, threshold)
+        continued = _continued_actions(node, handoff, threshold, seed)
         listed = range(len(node.indices)) if with_unvisited and not node.ended_early else continued
         asked += [(node, action, action in continued) for action in listed]
     if not asked:
@@ -308,7 +311,7 @@ def _grow_children(
     return children
 
 
-def _continued_actions(node: Node, handoff: str | None, threshold: float | None) -> Sequence[int]:
+def _continued_actions(node: Node, handoff: str | None, threshold: float | None, seed: int | str) -> Sequence[int]:
     """Returns the indices of the joint actions that are continued in the next turn."""
     if threshold is not None and sum(node.rewards) / len(node.rewards) > threshold:
         node.ended_early = True
@@ -317,7 +320,8 @@ def _continued_actions(node: Node, handoff: str | None, threshold: float | None)
         return range(len(node.indices))
     if handoff == "best":
         return [max(range(len(node.rewards)), key=node.rewards.__getitem__)]  # the first one if several are equal
-    return [random.randrange(len(node.indices))]
+    # What is drawn depends on the item and the turn, so it is the same for any number of processes
+    return [random.Random(f"{seed}/{node.tree}/{len(node.history)}").randrange(len(node.indices))]
 
 
 def _add_returns(levels: list[list[Node]], roles: Sequence[str], discount: float) -> None:

@@ -232,6 +232,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 with_unvisited=self.team.critics is not None,
                 num_episodes=args.num_episodes,
                 numbers=range(first, first + len(items)),
+                seed=f"{args.seed}/{stream}",
             )
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
