@@ -201,8 +201,29 @@ def test_rounds(run, capsys):
     run("madpo_iter", "copied", *argv)
     run("madpo_iter", "killed", *argv)
     assert "is complete" in capsys.readouterr().out and scored == []
-    run("madpo_iter", "killed", *["3" if x == "2" else x for x in argv])  # one more round
+    longer = ["3" if x == "2" else x for x in argv]  # one more round
+    run("madpo_iter", "killed", *longer)
     assert Path("killed/_rounds/teams/round_3/team.json").is_file()
+    Path("killed/_rounds/round_2/results.json").unlink()
+    (arrow,) = Path("killed/_rounds/round_0/preferences").glob("data-*.arrow")
+    broken = {  # what the last round reads of earlier ones
+        arrow: (
+            arrow.read_bytes().replace(b"Help with", b"Hemp with"),
+            "round_0/preferences is damaged: its rows are not",
+        ),
+        Path("killed/_rounds/teams/round_1/agents/aux/config.json"): (
+            b"{}",
+            "teams/round_1 is damaged: agents/aux/config",
+        ),
+        Path("killed/_rounds/round_1/results.json"): (b'{"round"', "round_1/results.json is damaged: Expecting"),
+    }
+    for path, (content, message) in broken.items():
+        whole = path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(SystemExit) as refused:
+            run("madpo_iter", "killed", *longer)
+        assert refused.value.code == 2 and message in capsys.readouterr().err
+        path.write_bytes(whole)
     with pytest.raises(SystemExit):
         run("madpo_iter", "killed", *argv, "seed=3")
     assert "holds another run: seed was not set, is 3." in capsys.readouterr().err

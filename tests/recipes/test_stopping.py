@@ -230,6 +230,26 @@ def test_a_launcher_waits_for_what_it_has_launched(number):
     assert done.returncode == 0, done.stderr
 
 
+# Runs its arguments as programs, one after the other
+SEEDS = """
+import sys
+from pathlib import Path
+from trl_multiagent.recipe.seeds import run_all
+
+commands = {f"seed_{k}": [sys.executable, "-c", program] for k, program in enumerate(sys.argv[1:])}
+print(run_all(commands, 1, print, Path(".")))
+"""
+
+
+def test_no_other_seed_starts_after_a_signal():
+    """Also if the run of the first seed was in its last step and is complete."""
+    first = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), 15)\ntime.sleep(1)"
+    done = subprocess.run([sys.executable, "-c", SEEDS, first, "print('other')"], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["seed_0: complete", "seed_0", "-15"], done.stderr
+    done = subprocess.run([sys.executable, "-c", SEEDS, first], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["seed_0: complete", "seed_0", "0"], done.stderr
+
+
 def test_the_mechanism_of_transformers_is_refused(tmp_path):
     for config in (MAGRPOConfig, MADPOConfig):
         with pytest.raises(ValueError, match=r"`enable_jit_checkpoint`.*a recipe saves a checkpoint at SIGTERM"):

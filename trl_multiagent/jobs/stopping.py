@@ -99,18 +99,24 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -
 
 
 @contextlib.contextmanager
-def leaving_signals_to_children() -> Iterator[None]:
-    """Makes a launcher wait until the program that it has started ends at Ctrl-C, which a terminal sends to both, and SIGTERM."""
+def leaving_signals_to_children() -> Iterator[list[int]]:
+    """
+    Makes a launcher wait until the program that it has started ends at Ctrl-C, which a terminal sends to both, and SIGTERM. Yields the list
+    of the signals that it got.
+    """
     import psutil  # a requirement of accelerate
 
+    received: list[int] = []
+
     def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         for process in psutil.Process().children():
             # SIGTERM also for a SIGINT that only the launcher got: after a Ctrl-C, it has no effect, but a second SIGINT would end at once
             process.send_signal(signal.SIGTERM)
 
     before = {number: signal.signal(number, forward) for number in NAMES}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -49,10 +49,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
             is_unfinished = (path / CANDIDATES_FOLDER).is_dir()
             what = "an unfinished collection; start it again to finish it" if is_unfinished else "no dataset"
             raise ValueError(f"{path} holds {what}.")
-        whole = load_from_disk(path)
-        rows = read_json(path / PREFERENCES_FILE).get("rows") if is_collection(path) else None
-        if rows not in (None, digest_of_rows(whole)):
-            raise ValueError(f"{path} is damaged: its rows are not those that were collected. Collect them again.")
+        whole = load_collection(path) if is_collection(path) else load_from_disk(path)
         preferences = select_rows(whole, split, name)
     elif path.is_file():
         raise ValueError(f"{path} is no {LOCAL_FILE}, from which preferences are read.")
@@ -63,6 +60,14 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)
     return preferences
+
+
+def load_collection(folder: Path) -> Dataset:
+    """Loads the preferences of a collection. Raises `ValueError` if they are not those that were collected."""
+    collected, rows = load_from_disk(folder), read_json(folder / PREFERENCES_FILE).get("rows")
+    if rows not in (None, digest_of_rows(collected)):
+        raise ValueError(f"{folder} is damaged: its rows are not those that were collected. Collect them again.")
+    return collected
 
 
 def push_preferences(

@@ -26,7 +26,7 @@ from trl_multiagent.preferences.collection import collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
-from trl_multiagent.preferences.sources import load_preferences
+from trl_multiagent.preferences.sources import load_collection, load_preferences
 from trl_multiagent.recipe.collection import check_comparator, cost, make_config
 from trl_multiagent.recipe.folders import NO_FOLDER, check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count, print_plan
@@ -140,8 +140,11 @@ class PreferenceRun:
                     self.given = load_preferences(self.preference_dataset, self.roles)
                 if recipe.dry_run:
                     return self.print_plan()
-                is_begun = any(self.stage.has(self.results_file(number)) for number in range(self.num_rounds))
-                if is_begun and recipe.training_args.resume_changes != "allow":
+                files = map(self.results_file, range(self.num_rounds))
+                complete = [
+                    self.stage.result(file) for file in files if self.stage.has(file)
+                ]  # a damaged one is an error
+                if complete and recipe.training_args.resume_changes != "allow":
                     self.stage.check()
                 for number in range(self.num_rounds):
                     self.check_checkpoint(number)
@@ -188,8 +191,11 @@ class PreferenceRun:
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
         recipe, source = self.recipe, self.team_before(number)
-        if source and results:
-            check_team_files(source, results[-1].get("team", {}))  # none in runs of earlier releases
+        is_compared = self.preferences.comparator_policy == "history"
+        for k in {number, number - self.preferences.comparator_history_k * is_compared}:
+            if k > 0:
+                folder = self.teams_folder / ROUND_FOLDER.format(k)
+                check_team_files(str(folder), results[k - 1].get("team", {}))  # none in runs of earlier releases
         preferences, collection = self.collect(number, source)
         chosen = self.replayed(number, preferences) if self.in_rounds else preferences
         if len(chosen) == 0:
@@ -243,7 +249,8 @@ class PreferenceRun:
     def replayed(self, number: int, preferences: Dataset) -> Dataset:
         """Returns the preferences that a round trains on."""
         folders = [self.preferences_folder(k) for k in range(number)]
-        rounds = [*(Dataset.load_from_disk(str(folder)) for folder in folders), preferences]
+        with end_on_wrong_input(self.recipe.prog):
+            rounds = [*map(load_collection, folders), preferences]
         drawn = replay([len(one) for one in rounds], self.replay, self.preferences.seed)
         if not drawn:
             return preferences.select([])

@@ -150,12 +150,14 @@ def is_complete(run: Path) -> bool:
 def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
     """
     Runs commands, `num_jobs` at a time, and calls `done` with the name of each that succeeds. Several at a time write to `<name>.log` in
-    `folder`. After a failure no other command starts. Returns the exit status of the first that failed, or 0.
+    `folder`. After a failure or a signal no other command starts. Returns the exit status of the first that failed, or 0.
     """
     waiting, slots, status = dict(commands), [*range(num_jobs)], 0
     running: dict[str, tuple[subprocess.Popen, int]] = {}
-    with leaving_signals_to_children(), contextlib.ExitStack() as stack:
+    with leaving_signals_to_children() as received, contextlib.ExitStack() as stack:
         while running or (waiting and not status):
+            if received and waiting:  # a run that was in its last step is complete, but no other may start
+                status = status or -received[0]
             while waiting and slots and not status:
                 name, slot = next(iter(waiting)), slots.pop()
                 output = None
