@@ -55,15 +55,9 @@ def rollout_lines(
         length = f"{args.num_train_epochs:g} epochs of the training items"
         steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
     when = {"steps": f"every {args.eval_steps} steps", "epoch": "after every epoch"}.get(args.eval_strategy.value)
-    if isinstance(args, ActorCriticConfig):
-        models = [args.critic_models] if isinstance(args.critic_models, str) else args.critic_models or []
-        sources = f" from {', '.join(models)}" * bool(models)
-        baseline = f"critic_type {args.critic_type}, critic_form {args.critic_form}{sources}"
-    else:
-        baseline = f"advantage_mode {cast(MAGRPOConfig, args).advantage_mode}"
     batches = None if steps is None else -(-steps // args.num_iterations)
     lines: dict[str, Any] = {
-        "algorithm": f"{recipe.algorithm}, {baseline}",
+        "algorithm": f"{recipe.algorithm}, {baseline(args)}",
         **collaboration(recipe),
         "agents": f"{agents(recipe.model_names, roles, args.frozen_agents or ())} ({recipe.form_in_words})",
         "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
@@ -86,6 +80,15 @@ def rollout_lines(
             asked += num_evaluations(args, steps) * num_eval * (args.num_turns - 1)
         lines |= environment.plan(items, asked, args.max_completion_length)
     return lines
+
+
+def baseline(args: RolloutConfig) -> str:
+    """Describes what a completion is compared with."""
+    if not isinstance(args, ActorCriticConfig):
+        return f"advantage_mode {cast(MAGRPOConfig, args).advantage_mode}"
+    models = [args.critic_models] if isinstance(args.critic_models, str) else args.critic_models or []
+    sources = f" from {', '.join(models)}" * bool(models)
+    return f"critic_type {args.critic_type}, critic_form {args.critic_form}{sources}"
 
 
 def rollouts(args: RolloutConfig) -> str:

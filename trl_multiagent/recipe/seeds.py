@@ -91,10 +91,7 @@ def train_with_seeds(
             }
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
     if status:
-        print(
-            f"{prog}: a run ended {ending(status)}. The same command goes on with what is missing.",
-            file=sys.stderr,
-        )
+        print(f"{prog}: a run ended {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
     return (128 - status if status < 0 else status), [*runs.values()]
 
 
