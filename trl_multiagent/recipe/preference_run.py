@@ -141,9 +141,8 @@ class PreferenceRun:
                 if recipe.dry_run:
                     return self.print_plan()
                 files = map(self.results_file, range(self.num_rounds))
-                complete = [
-                    self.stage.result(file) for file in files if self.stage.has(file)
-                ]  # a damaged one is an error
+                # A damaged one is an error
+                complete = [self.stage.result(file) for file in files if self.stage.has(file)]
                 if complete and recipe.training_args.resume_changes != "allow":
                     self.stage.check()
                 for number in range(self.num_rounds):
