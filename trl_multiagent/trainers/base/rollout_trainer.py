@@ -523,7 +523,9 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
     """Checks that the team fits the environment."""
     if not isinstance(environment, Environment):
         kind = type(environment).__name__
-        raise TypeError(f"`environment` must be an `Environment`, got `{kind}`: make a `FunctionEnvironment`, or a subclass.")
+        raise TypeError(
+            f"`environment` must be an `Environment`, got `{kind}`: make a `FunctionEnvironment`, or a subclass."
+        )
     check_roles(environment.roles)
     if tuple(team.roles) != tuple(environment.roles):
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
