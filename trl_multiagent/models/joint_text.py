@@ -106,8 +106,8 @@ class JointText:
 
 
 def plain(text: Text) -> str:
-    """Returns a text, or the contents of chat messages, one below the other."""
-    return text if isinstance(text, str) else "\n\n".join(message["content"] for message in text)
+    """Returns a text, or the contents of chat messages, one below the other. A tool call has none."""
+    return text if isinstance(text, str) else "\n\n".join(message["content"] or "" for message in text)
 
 
 def write(template: str, role: str, text: str) -> str:

@@ -34,7 +34,8 @@ def test_columns_of_humaneval_and_mbpp(row, prompt, chat):
     prompts, completions = [prompt] * 3, ANSWERS
     if chat:
         prompts = [[{"role": "system", "content": "Write Python."}, {"role": "user", "content": prompt}]] * 3
-        completions = [[{"role": "assistant", "content": f"```python\n{answer}```"}] for answer in ANSWERS]
+        completions = [[{"role": "assistant", "content": f"```python\n{answer}```"}] for answer in ANSWERS[:2]]
+        completions.append([{"role": "assistant", "content": None}])  # as of a tool call
         row = {"problem": prompt, **row}
     rewards = CodeRewardFunction(kind="paper")(prompts=prompts, completions=completions, **columns(row))
     assert rewards == pytest.approx([2.1, 1.6, 0.0])
