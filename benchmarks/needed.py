@@ -32,8 +32,8 @@ from trl_multiagent.recipe.training import parse_recipe
 
 
 CONFIGS = Path(__file__).resolve().parent.parent / "recipes" / "workflows" / "configs"
-# 20 answers to an item of a step, as many as the team's messages and answers
-ALONE = ["magrpo.num_agents=1", "magrpo.num_generations=20"]
+# 42 answers to an item of a step, as many as the team's messages and answers
+ALONE = ["magrpo.num_agents=1", "magrpo.num_generations=42"]
 # Name of each run -> its configuration and changes
 RUNS = {
     "rule": ("needed_rule", []),

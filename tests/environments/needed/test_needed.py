@@ -302,8 +302,8 @@ def run_needed(folder, config, *changes):
 
 def test_a_team_trains_and_plays_without_its_messages(small_base, tmp_path, capsys):
     cost = run_needed(tmp_path / "run", "needed_rule.yaml")
-    # Per item 4 messages, and 4 answers to each. A message is at most two tokens, and so is an answer
-    assert cost["env_steps"] == 2 * 4 * (4 + 16) and cost["generated_tokens"] <= 2 * cost["env_steps"]
+    # Per item 6 messages, and 6 answers to each. A message is at most two tokens, and so is an answer
+    assert cost["env_steps"] == 2 * 4 * (6 + 36) and cost["generated_tokens"] <= 2 * cost["env_steps"]
     flags = ["--ablate", "messages", "--control", "single_agent", "--num_episodes", "2", "--disable_tqdm"]
     run_evaluation(TASK, [str(tmp_path / "run"), *flags, "--output_dir", str(tmp_path / "evaluation")], "evaluate")
     report = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
@@ -333,4 +333,4 @@ def test_three_agents_and_one_train(small_base, tmp_path):
     cost = run_needed(tmp_path / "three", "needed_walk.yaml", "magrpo.num_agents=3", "needed.board=2")
     assert cost["env_steps"] == 2 * 4 * (4 + 16)
     cost = run_needed(tmp_path / "one", "needed_rule.yaml", "magrpo.num_agents=1", "needed.facts=isolated")
-    assert cost["env_steps"] == 2 * 4 * 4  # the second turn has no prompt, so episodes end after the first
+    assert cost["env_steps"] == 2 * 4 * 6  # the second turn has no prompt, so episodes end after the first
