@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trl_multiagent.report.curves import t_quantile
+from trl_multiagent.report.curves import t_interval
 
 
 class Estimate(NamedTuple):
@@ -109,17 +109,6 @@ def bounded_intervals(
     tail = (1 - confidence) / 2
     low, high = np.concatenate(drawn, axis=1)
     return np.stack([np.quantile(low, tail, axis=0), np.quantile(high, 1 - tail, axis=0)])
-
-
-def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Computes Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that their spread is not known."""
-    values = values[~np.isnan(values)]
-    mean = float(nan_mean(values, axis=0))
-    spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    if spread <= 1e-12 * abs(mean):
-        return math.nan, math.nan
-    radius = t_quantile(0.5 + confidence / 2, len(values) - 1) * spread / math.sqrt(len(values))
-    return mean - radius, mean + radius
 
 
 def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:

@@ -27,9 +27,8 @@ class Agents:
     """The agents that sample in one call, in the order of their numbers. They compute on one model."""
 
     end_tokens: Sequence[Sequence[int]]  # the tokens that end a completion of each
-    stops: Sequence[
-        tuple[Tokenizer, Sequence[str]]
-    ] = ()  # the tokenizer of each, and strings that end its completions, too
+    # The tokenizer of each, and strings that end its completions, too
+    stops: Sequence[tuple[Tokenizer, Sequence[str]]] = ()
     group: Stacked | None = None  # their adapters, if these are several
 
 

@@ -274,9 +274,8 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     of_layer = tokens * number * (16 * text.hidden_size + 4 * text.intermediate_size)
     kept = size.agents * layers * tokens * number * text.hidden_size
     unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0
-    if (
-        copies and size.base_bytes == 4.0
-    ):  # of a base, for the backward pass, and of one layer at a time if that is recomputed
+    if copies and size.base_bytes == 4.0:
+        # Of a base, for the backward pass, and of one layer at a time if that is recomputed
         copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents)
     live = min(size.trained + size.frozen + size.base, MAX_LIVE)
     update = {

@@ -102,11 +102,10 @@ def seed_table(runs: Mapping[str, Mapping[str, pd.Series]]) -> list[list[str]]:
     """Returns the last values of the key metrics of runs that differ in their seeds, and the mean with its 95 % interval."""
     rows = [["last value", *runs, "mean", "95 % interval"]]
     for name in key_metrics([[*runs.values()]]):
-        values = [last_value(run[name]) if name in run else math.nan for run in runs.values()]
-        mean, spread = float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-        radius = t_quantile(0.975, len(values) - 1) * spread / math.sqrt(len(values)) if spread > 0 else math.nan
-        interval = f"[{mean - radius:.3f}, {mean + radius:.3f}]" if spread > 0 else ""
-        rows.append([name, *(f"{x:.3f}" for x in (*values, mean)), interval])
+        values = np.array([last_value(run[name]) if name in run else math.nan for run in runs.values()])
+        low, high = t_interval(values, 0.95)
+        interval = "" if np.isnan([*values, low]).any() else f"[{low:.3f}, {high:.3f}]"
+        rows.append([name, *(f"{x:.3f}" for x in (*values, values.mean())), interval])
     return rows
 
 
@@ -140,6 +139,18 @@ def welch_interval(one: Sequence[float], other: Sequence[float], confidence: flo
     radius = t_quantile(0.5 + confidence / 2, degrees) * math.sqrt(variance)
     difference = float(np.mean(one) - np.mean(other))
     return difference - radius, difference + radius
+
+
+def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
+    """Computes Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that their spread is not known."""
+    values = values[~np.isnan(values)]
+    if len(values) < 2:
+        return math.nan, math.nan
+    mean, spread = float(values.mean()), float(values.std(ddof=1))
+    if spread <= 1e-12 * abs(mean):
+        return math.nan, math.nan
+    radius = t_quantile(0.5 + confidence / 2, len(values) - 1) * spread / math.sqrt(len(values))
+    return mean - radius, mean + radius
 
 
 @functools.cache
