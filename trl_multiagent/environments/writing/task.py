@@ -1,22 +1,15 @@
 """Writing as a task: its sections, its environment, its datasets, and the base model of its demo."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
 from trl_multiagent.environments.functions import Rows
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.writing.data import DEMO, KINDS, infer_kind, load_writing_dataset
 from trl_multiagent.environments.writing.demo import demo_model
 from trl_multiagent.environments.writing.environment import WritingEnvironment
 from trl_multiagent.environments.writing.reward import REWARDS
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 @dataclass
@@ -52,7 +45,7 @@ def make_environment(settings: TaskSettings) -> WritingEnvironment:
     return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, reward.rouge, brief=dataset.name == DEMO)
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+def load_datasets(settings: TaskSettings) -> Datasets:
     """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_writing_dataset`]."""
     dataset: WritingDataset = settings.sections["dataset"]
     load = partial(load_writing_dataset, str(dataset.name), type=dataset.type, config=dataset.config)
