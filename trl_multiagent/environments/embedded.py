@@ -71,14 +71,15 @@ def read_split(split: str | None, sizes: dict[str, int], source: str, default: s
     return rows
 
 
-def imitation_model(name: str, demonstrate: Callable, steps: int, *sources: str | Path) -> str:
+def imitation_model(name: str, demonstrate: Callable, steps: int, module: str, *data: str) -> str:
     """
-    Returns the folder of the base model of a demo. The first call builds it, see [`~trl_multiagent.models.imitation.ImitationModel.path`].
-    `sources` are the files on which its demonstrations depend.
+    Returns the folder of the base model of a demo. The first call builds it, see [`~trl_multiagent.models.imitation.ImitationModel.path`]. Its
+    demonstrations depend on the folder of the file `module`, and on files of the folder `data`.
     """
     from trl_multiagent.models.imitation import ImitationModel  # `--help` need not wait for transformers
 
-    return ImitationModel(name, demonstrate, steps, [Path(source) for source in sources]).path()
+    sources = [*sorted(Path(module).parent.glob("*.py")), *(DATA / file for file in data)]
+    return ImitationModel(name, demonstrate, steps, sources).path()
 
 
 def read_data(file: str) -> str:

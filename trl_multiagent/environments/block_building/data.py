@@ -50,8 +50,7 @@ def load_block_dataset(
         `Dataset`: Columns `task_id`; `layers`, from the ground up, each a list of rows from front to back, of symbols from left to right;
         `origin`, the smallest x, y and z; and `inventory`, pairs of a symbol and its block. `.` is air, `#` any block.
 
-    Raises:
-        ValueError: a row or the split is malformed.
+    Raises `ValueError` if a row or the split is malformed.
     """
     if name == DEMO:
         return make_dataset(generated_rows(demo_items, DEMO_SIZES, split), name)

@@ -3,10 +3,10 @@
 import random
 from functools import partial
 
-from trl_multiagent.environments.block_building import data, prompts
+from trl_multiagent.environments.block_building import data
 from trl_multiagent.environments.block_building.environment import BlockBuildingEnvironment
 from trl_multiagent.environments.block_building.world import read_target
-from trl_multiagent.environments.embedded import DATA, imitation_model
+from trl_multiagent.environments.embedded import imitation_model
 
 
 PALETTES = {"builder_1": ("planks", "stone"), "builder_2": ("glass", "obsidian")}
@@ -43,13 +43,4 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-demo_model = partial(
-    imitation_model,
-    "blocks-demo",
-    make_demonstrations,
-    500,
-    __file__,
-    data.__file__,
-    prompts.__file__,
-    DATA / "blocks.json",
-)
+demo_model = partial(imitation_model, "blocks-demo", make_demonstrations, 500, __file__, "blocks.json")

@@ -49,11 +49,10 @@ class BlockBuildingEnvironment(Environment):
             `"score_feedback"` for houses.
         limit (`int`, *optional*): Lines of a list of mistakes, all by default.
         explain (`bool`, *optional*, defaults to `True`): Whether prompts tell the rules.
-        max_commands, provide_graph, limited_resource, player, spider, count_air (*optional*): The settings of the section `block_building`, see
-            [`~task.BlockSettings`].
+        max_commands, provide_graph, limited_resource, player, spider, count_air (*optional*): The settings `block_building` of YAML files, which
+            `recipes/block_building/README.md` describes.
 
-    Raises:
-        ValueError: the palettes do not fit the number of agents, or the mode is unknown.
+    Raises `ValueError` if the palettes do not fit the number of agents, or the mode is unknown.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"iou": "hardly a block stands where it should"}
@@ -112,20 +111,16 @@ class BlockBuildingEnvironment(Environment):
         }
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
-        target = read_target(item)
-        prompts: dict[str, Prompt] = {}
+        target, prompts = read_target(item), dict[str, Prompt]()
         for role in self.roles:
             if history:
                 outcome, best = history[-1].outcome, self.metric_ranges["total_reward"][1]
                 earned = f"{outcome.metrics['total_reward']:.2f} of {best:g}"
                 prompts[role] = later_prompt(self.mode, role, self.palettes, target, outcome.info, earned, self.limit)
             else:
-                rules = (
-                    write_rules(self.kind == WALLS, self.num_commands(role), self.spiders["num"])
-                    if self.explain
-                    else ""
-                )
-                prompts[role] = first_prompt(role, self.palettes, target, self.draw, rules, self.stock(target))
+                rules = write_rules(self.kind == WALLS, self.num_commands(role), self.spiders["num"])
+                stock, shown = self.stock(target), rules if self.explain else ""
+                prompts[role] = first_prompt(role, self.palettes, target, self.draw, shown, stock)
         return prompts
 
     def num_commands(self, role: str) -> int:

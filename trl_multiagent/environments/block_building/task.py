@@ -22,9 +22,7 @@ class BlockDataset(DatasetSource):
     def __post_init__(self) -> None:
         kind = {WALLS: WALLS, HOUSES: HOUSES, DEMO: WALLS}.get(self.name or WALLS)
         if self.type is not None and kind not in (None, self.type):
-            raise ValueError(
-                f"`dataset.type` is {self.type!r}, but `dataset.name` is {self.name!r}, which is {kind!r}."
-            )
+            raise ValueError(f"`dataset.type` is {self.type!r}, but `dataset.name` {self.name!r}, which is {kind!r}.")
 
     @property
     def kind(self) -> str:
@@ -48,20 +46,12 @@ class BlockSettings:
     """The section `block_building`."""
 
     palettes: dict[str, list[str]] | None = setting("The blocks of each role, such as {builder_1: [stone, glass]}.")
-    max_commands: int | None = setting(
-        "Commands of all agents; 300 by default, 600 for houses. The first agent gets the remainder.", ge=1, le=10000
-    )
+    max_commands: int | None = setting("Commands of all agents; 300 by default, 600 for houses.", ge=1, le=10000)
     provide_graph: bool = setting("Whether a wall is shown as a drawing, instead of as a list of places.", True)
-    limited_resource: bool = setting(
-        "Whether each of N agents has ceil(n / N) + floor(n / 2N) blocks of a kind that the target has n times.", False
-    )
-    player: dict[str, int] | None = setting(
-        "`hp`, the damage of all spiders at which the player is hurt most; 5 by default.", keys=("hp",), ge=1
-    )
+    limited_resource: bool = setting("Whether agents have a limited number of each kind of block.", False)
+    player: dict[str, int] | None = setting("`hp`, the health of the player; 5 by default.", keys=("hp",), ge=1)
     spider: dict[str, int] | None = setting(
-        "Spiders of a house, `num`, and the least and the largest damage of each, `atk_low` and `atk_high`; 0, 1 and 3.",
-        keys=("num", "atk_low", "atk_high"),
-        ge=0,
+        "Spiders of a house: `num`, `atk_low`, `atk_high`; 0, 1 and 3.", keys=("num", "atk_low", "atk_high"), ge=0
     )
     count_air: bool = setting("Whether empty places that are right count in the reward of a house.", True)
 

@@ -51,8 +51,8 @@ def load_bug_dataset(
         `Dataset`: Columns `task_id`, `entry_point`, `test`, `reference`, `faulty`, all text; `mutants`, a list of texts; `faulty_passes`,
         the number of asserts of `test` that the faulty program passes.
 
-    Raises:
-        ValueError: the dataset is malformed, has no reference solutions, or gives no item.
+    Raises `ValueError` if the dataset is malformed, has no reference solutions, or gives no item, and `ConnectionError` if it is on the Hub, which
+    cannot be reached.
     """
     functions = read_functions(name, split, type)
     new = [function for function in functions if function.results is None]
@@ -62,9 +62,8 @@ def load_bug_dataset(
         function.results = found
     rows = [row for function in functions if (row := function.item(seed, num_mutants))]
     if not rows:
-        raise ValueError(
-            f"{name}, split {split or 'test'}: no reference solution passes its tests and has a mutant that fails them."
-        )
+        where = f"{name}, split {split or 'test'}"
+        raise ValueError(f"{where}: no reference solution passes its tests and has a mutant that fails them.")
     return make_dataset(rows, name)
 
 
@@ -127,18 +126,15 @@ def read_functions(name: str, split: str | None, type: str | None = None) -> lis
         return [Function(**row) for row in read_embedded(QUIXBUGS, split)]
     rows = load_code_dataset(name, split, type, num_agents=1)
     if "canonical_solution" not in rows.column_names:
-        raise ValueError(
-            f"{name} has no reference solutions (`canonical_solution`), from which faulty programs are made."
-        )
+        raise ValueError(f"{name} has no reference solutions (`canonical_solution`), which faulty programs need.")
     functions = []
     for row in rows:
         source = row["prompt"] + row["canonical_solution"]
         try:
             ast.parse(source)
         except PARSE_ERRORS as error:
-            raise ValueError(
-                f"{name}, {row['task_id']}: `prompt` and `canonical_solution` together are not Python source: {error}."
-            ) from None
+            problem = f"`prompt` and `canonical_solution` together are not Python source: {error}"
+            raise ValueError(f"{name}, {row['task_id']}: {problem}.") from None
         functions.append(Function(row["task_id"], row["entry_point"], row["test"], source))
     return functions
 

@@ -9,7 +9,7 @@ import random
 from functools import cache, partial
 from typing import NamedTuple
 
-from trl_multiagent.environments.bug_fixing import mutants, prompts
+from trl_multiagent.environments.bug_fixing import prompts
 from trl_multiagent.environments.bug_fixing.mutants import Mutants
 from trl_multiagent.environments.embedded import generated_rows, imitation_model
 
@@ -115,6 +115,4 @@ def write_fix(function: Function, item: dict, rng: random.Random) -> str:
     return f"def f(x):\n    {body}\n"
 
 
-demo_model = partial(
-    imitation_model, "bug-fixing-demo", demonstrate, 600, __file__, prompts.__file__, mutants.__file__
-)
+demo_model = partial(imitation_model, "bug-fixing-demo", demonstrate, 600, __file__)

@@ -36,10 +36,7 @@ def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:
-    """
-    Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a split is malformed, and
-    `ConnectionError` if the dataset is on the Hub, which cannot be reached.
-    """
+    """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_bug_dataset`]."""
     dataset: BugDataset = settings.sections["dataset"]
     name = str(dataset.name)
     with settings.sections["sandbox"].make_sandbox() as sandbox:

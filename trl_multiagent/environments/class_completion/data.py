@@ -43,9 +43,7 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
         to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes;
         `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds.
 
-    Raises:
-        ValueError: a row is malformed, or no row gives an item.
-        ConnectionError: the Hub cannot be reached, and the package has no copy.
+    Raises `ValueError` if a row is malformed, or no row gives an item, and `ConnectionError` if the Hub cannot be reached.
     """
     items = [make_item(row, f"{name}, row {k}") for k, row in enumerate(load_rows(name, None, split), 1)]
     new = [item for item in items if key_of(item) not in known_tests()]

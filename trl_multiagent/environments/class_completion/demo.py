@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from trl_multiagent.environments.class_completion.division import DIVISIONS, divide
-from trl_multiagent.environments.embedded import DATA, generated_rows, imitation_model, read_data
+from trl_multiagent.environments.embedded import generated_rows, imitation_model, read_data
 
 
 class Kind(NamedTuple):
@@ -90,4 +90,4 @@ def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
     return pairs
 
 
-demo_model = partial(imitation_model, "demo-classes", demonstrate, 700, __file__, DATA / FILE)
+demo_model = partial(imitation_model, "demo-classes", demonstrate, 700, __file__, FILE)

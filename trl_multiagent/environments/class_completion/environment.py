@@ -38,8 +38,7 @@ class ClassCompletionEnvironment(Environment):
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
         keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default they are not stored.
 
-    Raises:
-        ValueError: an argument is none of its choices.
+    Raises `ValueError` if an argument is none of its choices.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {

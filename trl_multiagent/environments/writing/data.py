@@ -36,9 +36,7 @@ def load_writing_dataset(
     Returns:
         `Dataset`: Columns `item_id`; `source`; `reference`, a summary that a person wrote, or `""`; `key_words`, see [`words.key_words`].
 
-    Raises:
-        ValueError: the dataset is malformed.
-        ConnectionError: the dataset is on the Hub, which cannot be reached.
+    Raises `ValueError` if the dataset is malformed, and `ConnectionError` if the Hub cannot be reached.
     """
     kind = type or infer_kind(name)
     rows = generated_rows(make_posts, SIZES, split) if name == DEMO else Rows(name=name, config=config).load(split)

@@ -4,8 +4,7 @@ import json
 import random
 from functools import partial
 
-from trl_multiagent.environments.embedded import DATA, imitation_model, read_data
-from trl_multiagent.environments.writing import prompts
+from trl_multiagent.environments.embedded import imitation_model, read_data
 from trl_multiagent.environments.writing.prompts import DETAIL, ROLES, SPLIT, SUMMARY, WRITER, first_prompts
 
 
@@ -60,6 +59,4 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-demo_model = partial(
-    imitation_model, "demo-writing", make_demonstrations, 800, __file__, prompts.__file__, DATA / FILE
-)
+demo_model = partial(imitation_model, "demo-writing", make_demonstrations, 800, __file__, FILE)

@@ -29,9 +29,7 @@ class WritingEnvironment(Environment):
         rouge (`bool`, *optional*, defaults to `False`): Whether to measure ROUGE of the first text for items with a reference summary.
         brief (`bool`, *optional*, defaults to `False`): Whether prompts are the source and the role alone, as the demo's model knows them.
 
-    Raises:
-        ValueError: an argument has another value.
-        UnavailableError: `rouge` is set, and the package rouge-score is not installed.
+    Raises `ValueError` if an argument has another value, and [`UnavailableError`] if `rouge` is set without the package rouge-score.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"source": "no pair says what its source says"}
