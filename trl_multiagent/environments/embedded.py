@@ -35,9 +35,9 @@ def is_short_name(name: str) -> bool:
 def read_embedded(name: str, split: str | None) -> list[dict]:
     """Reads the rows of an embedded benchmark, a key of `EMBEDDED`, that a split selects, see [`read_split`]."""
     file, only_split = EMBEDDED[name]
-    splits = {only_split: [json.loads(line) for line in read_data(f"{file}.jsonl.gz").splitlines()]}
+    rows = [json.loads(line) for line in read_data(f"{file}.jsonl.gz").splitlines()]
+    splits = {only_split: rows}
     if only_split == "by id":
-        rows = splits.popitem()[1]
         splits = {key: [row for row in rows if row["task_id"] in ids] for key, ids in MBPP_SPLITS.items()}
     chosen = read_split(split, {key: len(rows) for key, rows in splits.items()}, name)
     return [splits[key][position] for key, position in chosen]

@@ -53,7 +53,7 @@ class Rows(DatasetSource):
 
     @property
     def may_be_hub_id(self) -> bool:
-        return not self.is_file
+        return super().may_be_hub_id and not self.is_file
 
     def load(self, split: str | None) -> Dataset:
         """

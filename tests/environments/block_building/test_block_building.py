@@ -375,7 +375,9 @@ def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, cap
     environment = recipe.make_environment()
     assert environment.kind == name and environment.max_commands == 7 and recipe.training_args.use_chat_template
     assert environment.palettes["builder_2"][:2] == ("white_concrete", "obsidian")
-    assert environment.draw == (name != "str_build") and environment.spiders["num"] == (3 if name == "house_build" else 0)
+    assert environment.draw == (name != "str_build") and environment.spiders["num"] == (
+        3 if name == "house_build" else 0
+    )
 
 
 def test_the_mapping_of_another_task_is_refused(tmp_path, capsys):

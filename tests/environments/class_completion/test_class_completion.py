@@ -325,7 +325,9 @@ def test_one_agent_or_three(item, sandbox):
 
 
 def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
-    assert [*write_class_demo.demo_items()] == demo_items("test+train")  # if not, run `tests/helpers/write_class_demo.py`
+    assert [*write_class_demo.demo_items()] == demo_items(
+        "test+train"
+    )  # if not, run `tests/helpers/write_class_demo.py`
     items = demo_items("test[:12]")
     assert not {item["task_id"] for item in items} & {item["task_id"] for item in demo_items(None)}
     environment = ClassCompletionEnvironment(sandbox=sandbox, make_prompt=demo_prompt)

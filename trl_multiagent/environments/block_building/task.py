@@ -14,6 +14,7 @@ from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, 
 class BlockDataset(DatasetSource):
     """The section `dataset`."""
 
+    generated = (WALLS, HOUSES, DEMO)
     name: str | None = setting(f"'{WALLS}', '{HOUSES}' or '{DEMO}', or the path of a {LOCAL_FILE}.", WALLS)
     type: str | None = setting("What a file holds: walls or houses.", choices=(WALLS, HOUSES))
     spacing: int = setting("Columns between the letters of a wall.", 2, ge=0, le=20)
@@ -27,10 +28,6 @@ class BlockDataset(DatasetSource):
     @property
     def kind(self) -> str:
         return HOUSES if HOUSES in (self.name, self.type) else WALLS
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return False
 
 
 @dataclass

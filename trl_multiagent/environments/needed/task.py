@@ -19,12 +19,9 @@ SIZES = {"train": 4096, "test": 512}
 class NeededDataset(DatasetSource):
     """The section `dataset`."""
 
+    generated = (*GAMES,)
     name: str | None = setting("The game, 'rule' or 'walk'.", "rule", choices=(*GAMES,))
     seed: int = setting("Seed of the items and of the base model.", 1, ge=0)
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return False
 
 
 @dataclass

@@ -16,16 +16,13 @@ from trl_multiagent.environments.writing.reward import REWARDS
 class WritingDataset(Rows):
     """The section `dataset`."""
 
+    generated = (DEMO,)
     name: str | None = setting(f"Hub id; path of a {LOCAL_FILE}; or '{DEMO}' for generated posts.")
     type: str | None = setting("'tldr' or 'arxiv'; by default inferred from the name.", choices=KINDS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.type = self.type or infer_kind(str(self.name))
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return self.name != DEMO and super().may_be_hub_id
 
 
 @dataclass
