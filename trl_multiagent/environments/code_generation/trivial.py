@@ -5,6 +5,7 @@ the processor time of its reference solution. One program in the sandbox determi
 
 import ast
 import doctest
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -122,7 +123,8 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
     entry_point = item["entry_point"]
     asserts = read_asserts(item["test"])
     total = len(asserts.sources)
-    examples = dict(prompt_examples(item["prompt"], entry_point)) if tries_trivial else {}
+    shown = (prompt_examples(item["prompt"], entry_point), _shown_tests(item["prompt"], item["test"]))
+    examples = dict(itertools.chain(*shown)) if tries_trivial else {}
     own = [] if not tries_trivial else [*dict.fromkeys([*examples.values(), *_test_constants(item["test"])])]
     own = [constant for constant in own if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
     lines = [f"    assert trivial >= {count}" for count in range(1, total + 1)]
@@ -182,6 +184,27 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
             arguments = tuple(_literal(argument) for argument in call.args)
             if NO_LITERAL not in arguments and not call.keywords:
                 yield repr(arguments), value
+
+
+def _shown_tests(prompt: str, test: str) -> Iterator[tuple[str, str]]:
+    """
+    Finds the tests whose arguments the prompt shows in any form, followed by the result, such as "For N = 150 the output should be 6". Yields
+    the same as `prompt_examples`.
+    """
+    shown = f" {_words(prompt)} "
+    for node in ast.walk(ast.parse(test)):
+        match node:
+            case ast.Compare(ast.Call(ast.Name("candidate"), arguments, []), [ast.Eq() | ast.Is()], [result]):
+                values = tuple(map(_literal, (*arguments, result)))
+                if arguments and NO_LITERAL not in values:
+                    *places, end = (f"(?<= ){re.escape(_words(repr(value)))}(?= )" for value in values)
+                    if re.search(".{0,40}?".join(places) + ".{0,120}?" + end, shown):
+                        yield repr(values[:-1]), repr(values[-1])
+
+
+def _words(text: str) -> str:
+    """Returns the words, numbers and signs of a text, with a space between them."""
+    return " ".join(re.findall(r"-?\d+(?:\.\d+)?|\w+|[^\w\s]", re.sub("\"\"\"|'''", " ", text).replace('"', "'")))
 
 
 def _parsed(source: str) -> ast.expr | None:
