@@ -1,5 +1,6 @@
 """The reward kind `earned`: what trivial answers pass, who does what, and how long a check may take."""
 
+import ast
 import logging
 import re
 from pathlib import Path
@@ -7,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment, load_code_dataset
-from trl_multiagent.environments.code_generation.trivial import ItemFacts, facts_program, prompt_examples, read_facts
+from trl_multiagent.environments.code_generation.trivial import (
+    ItemFacts,
+    facts_program,
+    prompt_examples,
+    read_facts,
+    shown_tests,
+)
 from trl_multiagent.sandbox import Sandbox
 
 from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, PAIRS, SUM_OF_SQUARES, table
@@ -163,17 +170,28 @@ def test_a_long_text_after_the_function_costs(sandbox):
     ("prompt", "expected"),
     [
         ('def f(x):\n    """Doubles.\n    >>> f(2)\n    4\n    >>> f(3)\n    6\n    """\n', {"(2,)": "4", "(3,)": "6"}),
-        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> False"""\n', {"([1, 2], 'a')": "True"}),
-        ('def f(s):\n    """For example f("(a)b") should return "b)" and so on"""\n', {"('(a)b',)": "'b)'"}),
-        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = n"""\n', {"(1,)": "2", "(2,)": "[4, 5]", "(3,)": "-1"}),
-        ('def f(x):\n    """Nothing. f(x) returns x; g(1) == 2"""\n', {}),
-        ('def f(x):\n    """>>> f(broken\n    >>>f(1)\n    1"""\n', {}),
+        ('def f(x):\n    """>>> f(2)\n    4\n    >>> f(broken\n    >>>f(1)\n    1"""\n', {}),
     ],
 )  # fmt: skip
-def test_examples_are_read_from_prompts(prompt, expected):
-    found = dict(prompt_examples(prompt, "f"))
-    assert {arguments: found.get(arguments) for arguments in expected} == expected
-    assert expected or not found
+def test_examples_are_read_from_doctests(prompt, expected):
+    assert dict(prompt_examples(prompt, "f")) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown", "others"),
+    [
+        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> False"""\n', {"[1, 2], 'a'": "True", "[], 'b'": "False"}, {"[1], 'a'": "True"}),
+        ('def f(s):\n    """For example f("(a)b") should return "b)" and so on"""\n', {"'(a)b'": "'b)'"}, {"'a'": "'b'"}),
+        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = n"""\n', {"1": "2", "2": "[4, 5]", "3": "-1"}, {"-1": "1"}),
+        ('def f(x, y):\n    """For x = 15 and\n    y = 2.5 the output should be "a"."""\n', {"15, 2.5": "'a'"}, {"5, 2.5": "'a'", "15, 2": "'a'"}),
+        ('def f(x):\n    """Nothing. f(x) returns x; g(1) is near 2' + ", and so on" * 40 + ' to 3"""\n', {}, {"1": "3", "'x'": "'y'"}),
+    ],
+)  # fmt: skip
+def test_tests_that_a_prompt_shows_in_any_form_are_found(prompt, shown, others):
+    test = "def check(candidate):\n    for x in (1,):\n        assert candidate(x) == 2\n"
+    test += "".join(f"    assert candidate({key}) == {value}\n" for key, value in (shown | others).items())
+    found = dict(shown_tests(prompt, test))
+    assert found == {repr((*ast.literal_eval(f"[{key}]"),)): value for key, value in shown.items()}
 
 
 @pytest.mark.parametrize(
