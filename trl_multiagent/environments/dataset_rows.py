@@ -7,14 +7,18 @@ import logging
 import re
 from bisect import bisect_left
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded, read_split
 
 
 if TYPE_CHECKING:
     import datasets
+    from datasets import Dataset
+else:
+    Dataset = Any  # `datasets` takes a second to import
 
+Datasets = tuple[Dataset, Dataset | None]  # to train on, and to evaluate on
 logger = logging.getLogger(__name__)
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")

@@ -1,13 +1,15 @@
-"""Reads the benchmarks that come with the package, so that recipes run without a network. `data/README.md` has their sources and licences."""
+"""Reads the data that comes with the package, so that recipes run without a network. `data/README.md` has its sources and licences."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from importlib.resources import files
+from pathlib import Path
 
 
-Splits = dict[str, list[dict]]
+DATA = Path(str(files("trl_multiagent"))) / "data"
 
 # For each name, the file, and how its rows are split: one split, or the splits of MBPP by task id
 EMBEDDED = {
@@ -32,19 +34,33 @@ def is_short_name(name: str) -> bool:
 
 def read_embedded(name: str, split: str | None) -> list[dict]:
     """Reads the rows of an embedded benchmark, a key of `EMBEDDED`, that a split selects, see [`read_split`]."""
-    splits = embedded_splits(name)
+    file, only_split = EMBEDDED[name]
+    rows = [json.loads(line) for line in read_data(f"{file}.jsonl.gz").splitlines()]
+    splits = {only_split: rows}
+    if only_split == "by id":
+        splits = {key: [row for row in rows if row["task_id"] in ids] for key, ids in MBPP_SPLITS.items()}
     chosen = read_split(split, {key: len(rows) for key, rows in splits.items()}, name)
     return [splits[key][position] for key, position in chosen]
 
 
-def read_split(split: str | None, sizes: dict[str, int], source: str) -> list[tuple[str, int]]:
+def generated_rows(make: Callable[[str], list[dict]], sizes: dict[str, int], split: str | None) -> list[dict]:
+    """
+    Returns the generated rows that a split selects, by default all of `train`. `make` makes the rows of a split, of which there are as many as `sizes`
+    says. Raises `ValueError` as [`read_split`].
+    """
+    chosen = read_split(split, sizes, "the generated data", default="train")
+    made = {name: make(name) for name in {name for name, _ in chosen}}
+    return [made[name][position] for name, position in chosen]
+
+
+def read_split(split: str | None, sizes: dict[str, int], source: str, default: str = "test") -> list[tuple[str, int]]:
     """
     Returns the rows that a split such as `"train[:8]"` selects, each as the name of its split and its position there. `sizes`: the numbers
-    of rows. Without a name, the split is `test`. Raises `ValueError` if it does not exist, is malformed, or selects no rows of `source`.
+    of rows. Without a name, the split is `default`. Raises `ValueError` if it does not exist, is malformed, or selects no rows of `source`.
     """
     import datasets  # takes a second to import
 
-    spec = f"test{split or ''}" if not split or split.startswith("[") else split
+    spec = f"{default}{split or ''}" if not split or split.startswith("[") else split
     try:
         parts = datasets.ReadInstruction.from_spec(spec).to_absolute(sizes)
     except (ValueError, AssertionError) as error:
@@ -55,15 +71,18 @@ def read_split(split: str | None, sizes: dict[str, int], source: str) -> list[tu
     return rows
 
 
+def imitation_model(name: str, demonstrate: Callable, steps: int, module: str, *data: str) -> str:
+    """
+    Returns the folder of the base model of a demo. The first call builds it, see [`~trl_multiagent.models.imitation.ImitationModel.path`]. Its
+    demonstrations depend on the folder of the file `module`, and on files of the folder `data`.
+    """
+    from trl_multiagent.models.imitation import ImitationModel  # `--help` need not wait for transformers
+
+    sources = [*sorted(Path(module).parent.glob("*.py")), *(DATA / file for file in data)]
+    return ImitationModel(name, demonstrate, steps, sources).path()
+
+
 def read_data(file: str) -> str:
-    """Reads a compressed file of the folder `data`."""
-    return gzip.decompress((files("trl_multiagent") / "data" / file).read_bytes()).decode()
-
-
-def embedded_splits(name: str) -> Splits:
-    """Reads all splits of an embedded benchmark."""
-    file, split = EMBEDDED[name]
-    rows = [json.loads(line) for line in read_data(f"{file}.jsonl.gz").splitlines()]
-    if split == "by id":
-        return {key: [row for row in rows if row["task_id"] in ids] for key, ids in MBPP_SPLITS.items()}
-    return {split: rows}
+    """Reads a file of the folder `data`, compressed if its name ends in `.gz`."""
+    content = (DATA / file).read_bytes()
+    return (gzip.decompress(content) if file.endswith(".gz") else content).decode()

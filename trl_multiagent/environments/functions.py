@@ -9,20 +9,19 @@ The task `functions`: prompt templates and reward functions that a YAML file nam
       name: topics.jsonl
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.base import Prompt, ask_one, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
+    Dataset,
+    Datasets,
     check_columns,
     load_from_hub,
     make_dataset,
@@ -33,10 +32,6 @@ from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 from trl_multiagent.environments.task_errors import TaskError
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 @dataclass
@@ -58,7 +53,7 @@ class Rows(DatasetSource):
 
     @property
     def may_be_hub_id(self) -> bool:
-        return not self.is_file
+        return super().may_be_hub_id and not self.is_file
 
     def load(self, split: str | None) -> Dataset:
         """
@@ -135,7 +130,7 @@ def make_environment(settings: TaskSettings) -> FunctionEnvironment:
     return settings.sections["functions"].make_environment()
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+def load_datasets(settings: TaskSettings) -> Datasets:
     """
     Loads the training set and, with `dataset.eval_split`, the evaluation set, see [`Rows.load`]. Raises `ValueError` if a template needs a
     column that the rows do not have.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class DatasetSource:
-    """The section `dataset`. A family with more settings for its data defines a subclass."""
+    """The section `dataset`. A family with more settings for its data defines a subclass. `generated`: names of data that the family makes itself."""
 
+    generated: ClassVar[tuple[str, ...]] = ()
     name: str | None = setting("Source of the data, such as a Hub id or the path of a file.")
     train_split: str | None = setting("Rows to train on, such as 'test[33:163]'.")
     eval_split: str | None = setting("Rows to evaluate on; without it there is no evaluation.")
@@ -36,7 +37,7 @@ class DatasetSource:
     @property
     def may_be_hub_id(self) -> bool:
         """Whether `name` may be an id on the Hub. If so, the model card links to it."""
-        return True
+        return self.name not in self.generated
 
 
 @dataclass(frozen=True)

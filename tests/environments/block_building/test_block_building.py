@@ -13,11 +13,16 @@ from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.block_building import BlockBuildingEnvironment, draw_build, load_block_dataset
 from trl_multiagent.environments.block_building.data import FONT, demo_items, text_item, wall_item
 from trl_multiagent.environments.block_building.demo import PALETTES, demonstrate, make_demonstrations
-from trl_multiagent.environments.block_building.plan import commands_of, house_plan, wall_plan
 from trl_multiagent.environments.block_building.prompts import MODES
 from trl_multiagent.environments.block_building.reward import house_metrics, wall_metrics
 from trl_multiagent.environments.block_building.task import BlockDataset
-from trl_multiagent.environments.block_building.world import Target, build, read_orders, read_target
+from trl_multiagent.environments.block_building.world import (
+    Target,
+    build,
+    commands_of,
+    read_orders,
+    read_target,
+)
 from trl_multiagent.recipe.training import parse_recipe
 
 
@@ -39,8 +44,8 @@ def read(answer, **settings):
 
 
 def planned(environment, item):
-    plan = (wall_plan if environment.kind == "str_build" else house_plan)(read_target(item), environment.palettes)
-    return {role: "\n".join(map(str, commands_of(plan, role))) for role in environment.roles}
+    target, palettes = read_target(item), environment.palettes
+    return {role: "\n".join(map(str, commands_of(target, palettes, role))) for role in environment.roles}
 
 
 @pytest.mark.parametrize(
@@ -130,14 +135,16 @@ def test_rewards_of_houses_by_hand(changes, count_air, reward, iou):
 
 
 def test_spiders_hurt_unless_somebody_drives_them_away():
-    environment = BlockBuildingEnvironment("house_build", spiders=(3, 2, 2), health=10)
+    environment = BlockBuildingEnvironment(
+        "house_build", spider={"num": 3, "atk_low": 2, "atk_high": 2}, player={"hp": 10}
+    )
     silence = dict.fromkeys(environment.roles, "")
     quiet, driven = (
         environment.score([load_block_dataset("house_build")[0]], [action], [()])[0]
         for action in (silence, {**silence, "builder_2": "/kill"})
     )
     assert driven.reward - quiet.reward == pytest.approx(0.06)
-    assert BlockBuildingEnvironment("house_build", spiders=(9, 2, 2)).damage(HOUSE) == 1.0
+    assert BlockBuildingEnvironment("house_build", spider={"num": 9, "atk_low": 2, "atk_high": 2}).damage(HOUSE) == 1.0
     assert "/kill" in environment.prompts(HOUSE, ())["builder_1"]
 
 
@@ -163,7 +170,7 @@ def test_the_first_prompt_shows_the_target_and_the_agents_own_blocks():
     prompt = BlockBuildingEnvironment().prompts(item, ())["builder_2"]
     assert "y=4 #....\n" in prompt and "y=0 ####.\n" in prompt and "Your blocks: white_concrete, obsidian\n" in prompt
     assert "At most 150 commands" in prompt and "oak" not in prompt
-    listed = BlockBuildingEnvironment(draw=False, num_agents=1).prompts(item, ())["builder"]
+    listed = BlockBuildingEnvironment(provide_graph=False, num_agents=1).prompts(item, ())["builder"]
     assert "0 4 0\n0 3 0\n" in listed and "####" not in listed and "oak_planks, stone, white" in listed
     house = BlockBuildingEnvironment("house_build", {"a": ["stone"], "b": ["glass"]}, limited_resource=True)
     prompts = house.prompts(HOUSE, ())
@@ -242,7 +249,7 @@ def test_files_are_read_and_checked(tmp_path):
     for layers in ([["SS"], ["S"]], [["S?"]], [["."]], 5, [["S" * 5000]]):
         with pytest.raises(ValueError, match="row 1: `layers` must be lists"):
             load({**HOUSE, "layers": layers}, "house_build")
-    with pytest.raises(ValueError, match="train and test"):
+    with pytest.raises(ValueError, match="one of \\['train', 'test'\\]"):
         load_block_dataset("demo", "validation")
 
 
@@ -368,7 +375,9 @@ def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, cap
     environment = recipe.make_environment()
     assert environment.kind == name and environment.max_commands == 7 and recipe.training_args.use_chat_template
     assert environment.palettes["builder_2"][:2] == ("white_concrete", "obsidian")
-    assert environment.draw == (name != "str_build") and environment.spiders[0] == (3 if name == "house_build" else 0)
+    assert environment.draw == (name != "str_build") and environment.spiders["num"] == (
+        3 if name == "house_build" else 0
+    )
 
 
 def test_the_mapping_of_another_task_is_refused(tmp_path, capsys):

@@ -23,20 +23,20 @@ def all_cases(function) -> str:
 
 
 def test_a_team_that_tests_all_cases_and_repairs_the_function_earns_everything():
-    items = demo_items("test", num_mutants=3, seed=0).to_list()
-    functions = draw_functions("test")
+    items = demo_items("test", num_mutants=3, seed=0)
+    functions = draw_functions()["test"]
     actions = [{"tester": all_cases(x), "fixer": x.source} for x in functions]
     outcomes = BugFixingEnvironment().score(items, actions, [()] * len(items))
     assert {outcome.reward for outcome in outcomes} == {4.0}
-    assert not {*draw_functions("train")} & {*functions} and len(items) == 64
+    assert not {*draw_functions()["train"]} & {*functions} and len(items) == 64
     kept = [{"fixer": item["faulty"]} for item in items]
     assert {x.reward for x in BugFixingEnvironment(1).score(items, kept, [()] * len(items))} == {0.0}
 
 
 def test_demonstrations_are_mediocre():
     rng = random.Random(0)
-    items = demo_items("train", num_mutants=1, seed=0).to_list()[:100]
-    functions = draw_functions("train")
+    items = demo_items("train[:100]", num_mutants=1, seed=0)
+    functions = draw_functions()["train"]
     actions = [
         {"tester": write_tests(function, rng), "fixer": write_fix(function, item, rng)}
         for function, item in zip(functions, items, strict=False)
@@ -54,10 +54,12 @@ def test_demonstrations_answer_the_prompts_of_all_roles():
     assert beginnings == {prompt.partition("def f")[0] for prompt in (*team.values(), *alone.values())}
 
 
-@pytest.mark.parametrize("split", ["validation", "train[:4]"])
-def test_other_splits_are_refused(split):
-    with pytest.raises(ValueError, match="splits 'train' and 'test'"):
-        demo_items(split, 1, 0)
+def test_splits_select_items_and_others_are_refused():
+    assert [item["task_id"] for item in demo_items("test[:2]+train[5:6]", 1, 0)] == ["test/0", "test/1", "train/5"]
+    assert len(demo_items(None, 1, 0)) == 512
+    for split in ("validation", "train[900:]"):
+        with pytest.raises(ValueError, match="of the generated data"):
+            demo_items(split, 1, 0)
 
 
 @pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "iac", "maac"])

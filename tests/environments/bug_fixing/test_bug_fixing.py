@@ -94,7 +94,7 @@ def test_known_results_are_those_of_a_run(name, split, environment):
     """If this fails, `tests/helpers/write_faults.py` has to be run."""
     functions = read_functions(name, split)
     found = find_results(functions, [[*range(len(function.mutants))] for function in functions], environment.sandbox)
-    assert found == [function.known_results() for function in functions]
+    assert found == [function.results for function in functions]
 
 
 def test_known_faults_need_no_sandbox():

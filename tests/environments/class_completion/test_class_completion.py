@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
+import write_class_demo
 import yaml
 from scripts import RECIPES, algorithm_of, run_script
 
@@ -23,7 +24,7 @@ from trl_multiagent.environments.class_completion.data import (
 )
 from trl_multiagent.environments.class_completion.demo import (
     WAYS,
-    demo_dataset,
+    demo_items,
     demo_prompt,
     demonstrate,
     write_method,
@@ -166,7 +167,7 @@ def test_a_program_does_not_keep_what_another_test_class_asked(sandbox, item):
     )
     answer = {"agent_0": "def keep(store=[]):\n    return store\n" + methods.replace("KEPT", "keep()")}
     (outcome,) = environment.score([item], [answer], [()])
-    told = {check.source.split(".")[0]: check.error for check in outcome.info.verdict.checks}
+    told = {check.source.split(".")[0]: check.error for check in outcome.info[0].checks}
     assert told["TestHalf"].endswith("half") and told["TestPush"].endswith("push")
 
 
@@ -324,8 +325,11 @@ def test_one_agent_or_three(item, sandbox):
 
 
 def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
-    items = demo_dataset("test").to_list()[:12]
-    assert not {item["task_id"] for item in items} & {*demo_dataset("train")["task_id"]}
+    assert [*write_class_demo.demo_items()] == demo_items(
+        "test+train"
+    )  # if not, run `tests/helpers/write_class_demo.py`
+    items = demo_items("test[:12]")
+    assert not {item["task_id"] for item in items} & {item["task_id"] for item in demo_items(None)}
     environment = ClassCompletionEnvironment(sandbox=sandbox, make_prompt=demo_prompt)
     for ways in ((a, b) for a in WAYS for b in WAYS):
         actions = []

@@ -93,6 +93,12 @@ ARRANGED |= {
     "yields the argument of a context": (
         "from contextlib import contextmanager\n@contextmanager\ndef aux(x):\n    yield x\n",
         alone("with aux(xs) as ys:", "    xs = ys")),
+    "converts the argument, which is a list of one number at times":
+        ("from collections import deque\ndef aux(xs):\n    return deque(xs)\n", alone("xs = list(aux(xs))")),
+    "converts the first one of any number of arguments":
+        ("def aux(*args):\n    return [str(x) for x in args[0]]\n", alone("xs = [int(x) for x in aux(xs)]")),
+    "converts the argument by a function of another name":
+        ("def g(xs):\n    return [str(x) for x in xs]\naux = g\n", alone("xs = [int(x) for x in aux(xs)]")),
     "takes the argument out of a list": ("def aux(x):\n    return x[0]\n", alone("xs = aux([xs])")),
 }  # fmt: skip
 BOXED = {

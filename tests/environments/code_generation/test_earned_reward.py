@@ -1,5 +1,6 @@
 """The reward kind `earned`: what trivial answers pass, who does what, and how long a check may take."""
 
+import ast
 import logging
 import re
 from pathlib import Path
@@ -7,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment, load_code_dataset
-from trl_multiagent.environments.code_generation.trivial import ItemFacts, facts_program, prompt_examples, read_facts
+from trl_multiagent.environments.code_generation.trivial import (
+    ItemFacts,
+    facts_program,
+    prompt_examples,
+    read_facts,
+    shown_tests,
+)
 from trl_multiagent.sandbox import Sandbox
 
 from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, PAIRS, SUM_OF_SQUARES, table
@@ -163,17 +170,28 @@ def test_a_long_text_after_the_function_costs(sandbox):
     ("prompt", "expected"),
     [
         ('def f(x):\n    """Doubles.\n    >>> f(2)\n    4\n    >>> f(3)\n    6\n    """\n', {"(2,)": "4", "(3,)": "6"}),
-        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> False"""\n', {"([1, 2], 'a')": "True"}),
-        ('def f(s):\n    """For example f("(a)b") should return "b)" and so on"""\n', {"('(a)b',)": "'b)'"}),
-        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = n"""\n', {"(1,)": "2", "(2,)": "[4, 5]", "(3,)": "-1"}),
-        ('def f(x):\n    """Nothing. f(x) returns x; g(1) == 2"""\n', {}),
-        ('def f(x):\n    """>>> f(broken\n    >>>f(1)\n    1"""\n', {}),
+        ('def f(x):\n    """>>> f(2)\n    4\n    >>> f(broken\n    >>>f(1)\n    1"""\n', {}),
     ],
 )  # fmt: skip
-def test_examples_are_read_from_prompts(prompt, expected):
-    found = dict(prompt_examples(prompt, "f"))
-    assert {arguments: found.get(arguments) for arguments in expected} == expected
-    assert expected or not found
+def test_examples_are_read_from_doctests(prompt, expected):
+    assert dict(prompt_examples(prompt, "f")) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown", "others"),
+    [
+        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> False"""\n', {"[1, 2], 'a'": "True", "[], 'b'": "False"}, {"[1], 'a'": "True"}),
+        ('def f(s):\n    """For example f("(a)b") should return "b)" and so on"""\n', {"'(a)b'": "'b)'"}, {"'a'": "'b'"}),
+        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = n"""\n', {"1": "2", "2": "[4, 5]", "3": "-1"}, {"-1": "1"}),
+        ('def f(x, y):\n    """For x = 15 and\n    y = 2.5 the output should be "a"."""\n', {"15, 2.5": "'a'"}, {"5, 2.5": "'a'", "15, 2": "'a'"}),
+        ('def f(x):\n    """Nothing. f(x) returns x; g(1) is near 2' + ", and so on" * 40 + ' to 3"""\n', {}, {"1": "3", "'x'": "'y'"}),
+    ],
+)  # fmt: skip
+def test_tests_that_a_prompt_shows_in_any_form_are_found(prompt, shown, others):
+    test = "def check(candidate):\n    for x in (1,):\n        assert candidate(x) == 2\n"
+    test += "".join(f"    assert candidate({key}) == {value}\n" for key, value in (shown | others).items())
+    found = dict(shown_tests(prompt, test))
+    assert found == {repr((*ast.literal_eval(f"[{key}]"),)): value for key, value in shown.items()}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +206,8 @@ def test_examples_are_read_from_prompts(prompt, expected):
         ("def f(x):\n", "assert candidate(x=[4]) == [4]\nassert candidate(x=[]) == [9]", "    return x or [9]\n", 1),
         # the examples, looked up, with the best of these for the rest
         ('def f(x):\n    """\n    >>> f(1)\n    5\n    """\n', "assert candidate(1) == 5\nassert candidate(2) == 6\nassert candidate(3) == 6", "    return 5 if x == 1 else 6\n", 3),
+        # examples in any form; a number is not a part of another one
+        ('def f(x):\n    """For x = 15 the output\n    should be "a". f(-1) ==> "d\'" """\n', "assert candidate(1) == 'b'\nassert candidate(5) == 'c'\nassert candidate(7) == 'e'\nassert candidate(15) == 'a'\nassert candidate(-1) == \"d'\"", "    return {1: 'b', 5: 'c', 7: 'e', 15: 'a', -1: \"d'\"}[x]\n", 4),
         # values in tolerances and variables
         ("def f(x):\n", "assert abs(candidate(1) - 10.0) < 1e-6\nwanted = 12\nassert candidate(2) == wanted", "    return 8.0 + 2 * x\n", 1),
         # loops, tolerances and exceptions are run, not read
@@ -251,6 +271,25 @@ def test_junk_earns_nothing_for_tests_on_a_benchmark(sandbox, shared_data):
         outcomes = score(sandbox, *((aux, main) for main in junk + single), item=item)
         assert all(outcome.metrics["execution_reward"] == 0 for outcome in outcomes[:-2]), item["task_id"]
         assert all(outcome.reward <= 2.1 + 1e-9 for outcome in outcomes), item["task_id"]
+
+
+def test_looking_the_examples_of_a_prompt_up_earns_nothing_for_tests(sandbox, shared_data):
+    items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "humaneval.jsonl")).to_list()}
+    tables = {
+        77: "{'1': True, '2': False, '-1': True, '64': True, '0': True, '180': False}",
+        78: "{'AB': 1, '1077E': 2, 'ABED1A33': 4, '123456789ABCDEF0': 6, '2020': 2}",
+        84: "{'1000': '1', '150': '110', '147': '1100'}",
+        105: "{'[2, 1, 1, 4, 5, 8, 2, 3]': ['Eight', 'Five', 'Four', 'Three', 'Two', 'Two', 'One', 'One'], '[1, -1, 55]': ['One']}",
+    }  # fmt: skip
+    for number, shown in tables.items():
+        item = items[f"HumanEval/{number}"]
+        aux = f"def aux(x):\n    return {shown}.get(str(x), 'no')\n"
+        mains = [
+            f"def {item['entry_point']}(x):\n    v = aux(x)\n    return {otherwise} if v == 'no' else v\n"
+            for otherwise in ("True", "False", "0", "[]", "x")
+        ]
+        rewards = [outcome.reward for outcome in score(sandbox, *((aux, main) for main in mains), item=item)]
+        assert rewards == pytest.approx([1.1] * 5), number
 
 
 # Deadlines

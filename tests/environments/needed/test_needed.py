@@ -160,7 +160,7 @@ def test_no_list_of_the_test_is_in_the_training_or_in_a_demonstration():
     shown = {demonstrate(Rule(), "private", 0.5, rng)[0].partition(" said")[0] for _ in range(3000)}
     assert not shown & {Rule().view(item) for item in test}
     assert draw_items(Rule(), "test", seed=2)["digits"][:300] != test["digits"]
-    with pytest.raises(ValueError, match="splits 'train' and 'test'"):
+    with pytest.raises(ValueError, match="one of \\['train', 'test'\\]"):
         draw_items(Rule(), "validation")
 
 

@@ -1,11 +1,12 @@
 """The base model of the demo: it has seen careless demonstrations of builders who do not agree on how to share a wall."""
 
 import random
-from pathlib import Path
+from functools import partial
 
-from trl_multiagent.environments.block_building import data, prompts
+from trl_multiagent.environments.block_building import data
 from trl_multiagent.environments.block_building.environment import BlockBuildingEnvironment
 from trl_multiagent.environments.block_building.world import read_target
+from trl_multiagent.environments.embedded import imitation_model
 
 
 PALETTES = {"builder_1": ("planks", "stone"), "builder_2": ("glass", "obsidian")}
@@ -42,9 +43,4 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-def demo_model() -> str:
-    """Returns the folder of the demo's base model. The first call builds it, see [`~trl_multiagent.models.imitation.ImitationModel.path`]."""
-    from trl_multiagent.models.imitation import ImitationModel
-
-    sources = [Path(str(file)) for file in (__file__, data.__file__, prompts.__file__)]
-    return ImitationModel("blocks-demo", make_demonstrations, 500, sources).path()
+demo_model = partial(imitation_model, "blocks-demo", make_demonstrations, 500, __file__, "blocks.json")

@@ -4,15 +4,22 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, check_roles
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn, check_roles
 from trl_multiagent.environments.block_building import reward
-from trl_multiagent.environments.block_building.data import HOUSES, INVENTORY, WALLS, house_item, text_item
-from trl_multiagent.environments.block_building.plan import Palettes
+from trl_multiagent.environments.block_building.data import BLOCKS, HOUSES, INVENTORY, WALLS, text_item
 from trl_multiagent.environments.block_building.prompts import MODES, UNSEEN, first_prompt, later_prompt, write_rules
-from trl_multiagent.environments.block_building.world import AIR, Target, block_id, build, read_orders, read_target
+from trl_multiagent.environments.block_building.world import (
+    AIR,
+    Palettes,
+    Target,
+    block_id,
+    build,
+    read_orders,
+    read_target,
+)
 
 
 SOLO = "builder"
@@ -23,6 +30,7 @@ PALETTES: dict[str, Palettes] = {
 }
 FEEDBACK = {WALLS: "position_feedback", HOUSES: "score_feedback"}
 MAX_COMMANDS = {WALLS: 300, HOUSES: 600}
+SPIDER = {"num": 0, "atk_low": 1, "atk_high": 3, "hp": 5}
 
 
 class BlockBuildingEnvironment(Environment):
@@ -40,18 +48,11 @@ class BlockBuildingEnvironment(Environment):
         mode (`str`, *optional*): What later turns show, one of [`~prompts.MODES`]; by default `"position_feedback"` for walls and
             `"score_feedback"` for houses.
         limit (`int`, *optional*): Lines of a list of mistakes, all by default.
-        max_commands (`int`, *optional*): Commands of all agents together, 300 by default and 600 for houses. The first agent gets the remainder.
-        draw (`bool`, *optional*, defaults to `True`): Whether prompts show a wall as a drawing instead of a list of places.
         explain (`bool`, *optional*, defaults to `True`): Whether prompts tell the rules.
-        limited_resource (`bool`, *optional*, defaults to `False`): Whether each of N agents has ceil(n / N) + floor(n / 2N) blocks of a kind that
-            occurs n times in the target.
-        spiders (`tuple[int, int, int]`, *optional*, defaults to `(0, 1, 3)`): Number of spiders, and their smallest and largest damage. The damage
-            of each is drawn once per item.
-        health (`int`, *optional*, defaults to `5`): The damage, of all spiders, at which the player is hurt most.
-        count_air (`bool`, *optional*, defaults to `True`): Whether empty places that are right count in a house's reward.
+        max_commands, provide_graph, limited_resource, player, spider, count_air (*optional*): The settings `block_building` of YAML files, which
+            `recipes/block_building/README.md` describes.
 
-    Raises:
-        ValueError: the palettes do not fit the number of agents, or the mode is unknown.
+    Raises `ValueError` if the palettes do not fit the number of agents, or the mode is unknown.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"iou": "hardly a block stands where it should"}
@@ -64,12 +65,12 @@ class BlockBuildingEnvironment(Environment):
         num_agents: int = 2,
         mode: str | None = None,
         limit: int | None = None,
-        max_commands: int | None = None,
-        draw: bool = True,
         explain: bool = True,
+        max_commands: int | None = None,
+        provide_graph: bool = True,
         limited_resource: bool = False,
-        spiders: tuple[int, int, int] = (0, 1, 3),
-        health: int = 5,
+        player: Mapping[str, int] | None = None,
+        spider: Mapping[str, int] | None = None,
         count_air: bool = True,
     ):
         given = {role: map(block_id, own) for role, own in (palettes or PALETTES[kind]).items()}
@@ -79,25 +80,25 @@ class BlockBuildingEnvironment(Environment):
         if len(self.palettes) != num_agents or not all(self.palettes.values()):
             raise ValueError(f"`palettes` must have blocks for each of the {num_agents} agents, not {self.palettes}.")
         self.roles = check_roles(list(self.palettes))
-        self.kind, self.draw, self.explain, self.count_air = kind, draw, explain, count_air
+        self.kind, self.draw, self.explain, self.count_air = kind, provide_graph, explain, count_air
         self.mode, self.limit = mode or FEEDBACK[kind], limit
         if self.mode not in MODES:
             raise ValueError(f"`mode` is {mode!r}, it must be one of {', '.join(MODES)}.")
         self.max_commands, self.limited_resource = max_commands or MAX_COMMANDS[kind], limited_resource
-        self.spiders, self.health = spiders, health
+        self.spiders = {**SPIDER, **(spider or {}), **(player or {})}
         if kind == WALLS:
             shares = ("passed", "iou", "covered", "extra", "adjacent")
             rewards = reward.EXTRA + reward.ADJACENT + num_agents * reward.MISSING, reward.COVERED
         else:
             shares = ("passed", "iou", "match", "match_of_blocks", "hurt")
-            rewards = reward.SPIDERS if spiders[0] else 0.0, 1.0
+            rewards = reward.SPIDERS if self.spiders["num"] else 0.0, 1.0
         self.metric_ranges = {"reward": rewards, "total_reward": rewards, **dict.fromkeys(shares, (0.0, 1.0))}
 
     def __repr__(self) -> str:
         return f"BlockBuildingEnvironment({self.kind!r}, palettes={self.palettes}, reward_version={reward.REWARD_VERSION})"
 
     def resume_settings(self) -> dict[str, Any]:
-        item = text_item("A") if self.kind == WALLS else house_item(0)
+        item = text_item("A") if self.kind == WALLS else BLOCKS[HOUSES][0]
         silence = dict.fromkeys(self.roles, "")
         first = self.prompts(item, ())
         later = self.prompts(item, [Turn(first, silence, self.score([item], [silence], [()])[0])])
@@ -105,23 +106,21 @@ class BlockBuildingEnvironment(Environment):
             "reward_version": reward.REWARD_VERSION,
             "prompts": hashlib.sha256(json.dumps([first, later]).encode()).hexdigest()[:12],
             "max_commands": self.max_commands,
-            "spiders": [*self.spiders, self.health],
+            "spiders": [*self.spiders.values()],
             "count_air": self.count_air,
         }
 
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
-        target = read_target(item)
-        prompts: dict[str, Prompt] = {}
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+        target, prompts = read_target(item), dict[str, Prompt]()
         for role in self.roles:
             if history:
                 outcome, best = history[-1].outcome, self.metric_ranges["total_reward"][1]
                 earned = f"{outcome.metrics['total_reward']:.2f} of {best:g}"
                 prompts[role] = later_prompt(self.mode, role, self.palettes, target, outcome.info, earned, self.limit)
             else:
-                rules = (
-                    write_rules(self.kind == WALLS, self.num_commands(role), self.spiders[0]) if self.explain else ""
-                )
-                prompts[role] = first_prompt(role, self.palettes, target, self.draw, rules, self.stock(target))
+                rules = write_rules(self.kind == WALLS, self.num_commands(role), self.spiders["num"])
+                stock, shown = self.stock(target), rules if self.explain else ""
+                prompts[role] = first_prompt(role, self.palettes, target, self.draw, shown, stock)
         return prompts
 
     def num_commands(self, role: str) -> int:
@@ -136,9 +135,7 @@ class BlockBuildingEnvironment(Environment):
         n, counts = len(self.roles), Counter(target.blocks.values())
         return {block: -(-count // n) + count // (2 * n) for block, count in counts.items()}
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return [self._outcome(item, action) for item, action in zip(items, joint_actions, strict=True)]
 
     def _outcome(self, item: dict, joint_action: JointAction) -> Outcome:
@@ -161,5 +158,5 @@ class BlockBuildingEnvironment(Environment):
 
     def damage(self, item: dict) -> float:
         """Returns what the spiders do as a share of the player's health, 0 to 1. It depends on the item alone."""
-        rng, (number, low, high) = random.Random(f"spiders {item['task_id']}"), self.spiders
-        return min(1.0, sum(rng.randint(low, max(low, high)) for _ in range(number)) / self.health)
+        rng, (number, low, high, health) = random.Random(f"spiders {item['task_id']}"), self.spiders.values()
+        return min(1.0, sum(rng.randint(low, max(low, high)) for _ in range(number)) / health)

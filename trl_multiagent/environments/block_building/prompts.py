@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from trl_multiagent.environments.block_building.plan import Palettes, commands_of, house_plan, wall_plan
-from trl_multiagent.environments.block_building.world import AIR, ANY, Built, Place, Target, rectangles
+from trl_multiagent.environments.block_building.world import AIR, ANY, Built, Palettes, Target, commands_of, rectangles
 
 
 UNSEEN = "You cannot see each other's answers."
@@ -72,8 +71,7 @@ def later_prompt(
         if len(palettes) > 1:
             text += "\nEach of you builds a part of it. Of a wall, take places that do not touch."
     elif mode == "perfect_feedback":
-        make_plan = wall_plan if ANY in target.blocks.values() else house_plan
-        text = "\n".join(["This is your part:", *map(str, commands_of(make_plan(target, palettes), role))])
+        text = "\n".join(["This is your part:", *map(str, commands_of(target, palettes, role))])
     else:
         text = list_mistakes(target, built, mode == "rect_modification", limit)
     return f"{text}\n\nThe box is empty again. Write all of your commands, better ones.\n\nYour commands:\n"
@@ -81,7 +79,7 @@ def later_prompt(
 
 def list_mistakes(target: Target, built: Built, as_rectangles: bool, limit: int | None) -> str:
     """Returns the places that are wrong in the last build, each with the block that belongs there, and a line that says so."""
-    wrong: dict[Place, str] = {}
+    wrong = {}
     for place in target.places():
         wanted, found = target.blocks.get(place, AIR), built.get(place, (AIR, ""))[0]
         if wanted != found and not (wanted == ANY and found != AIR):
@@ -96,7 +94,7 @@ def list_mistakes(target: Target, built: Built, as_rectangles: bool, limit: int 
     return "\n".join([head, *lines[:limit]])
 
 
-def _list_rectangles(blocks: Mapping[Place, str]) -> list[str]:
+def _list_rectangles(blocks: Mapping[tuple[int, int, int], str]) -> list[str]:
     return [f"{_numbers(*part.low, *part.high)} {part.block}" for part in rectangles(blocks)]
 
 

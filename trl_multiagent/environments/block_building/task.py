@@ -1,26 +1,20 @@
 """Block building as a task: its sections, its environment and its datasets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.block_building.data import DEMO, HOUSES, WALLS, load_block_dataset
 from trl_multiagent.environments.block_building.demo import PALETTES, demo_model
 from trl_multiagent.environments.block_building.environment import BlockBuildingEnvironment
 from trl_multiagent.environments.block_building.prompts import MODES
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 @dataclass
 class BlockDataset(DatasetSource):
     """The section `dataset`."""
 
+    generated = (WALLS, HOUSES, DEMO)
     name: str | None = setting(f"'{WALLS}', '{HOUSES}' or '{DEMO}', or the path of a {LOCAL_FILE}.", WALLS)
     type: str | None = setting("What a file holds: walls or houses.", choices=(WALLS, HOUSES))
     spacing: int = setting("Columns between the letters of a wall.", 2, ge=0, le=20)
@@ -29,17 +23,11 @@ class BlockDataset(DatasetSource):
     def __post_init__(self) -> None:
         kind = {WALLS: WALLS, HOUSES: HOUSES, DEMO: WALLS}.get(self.name or WALLS)
         if self.type is not None and kind not in (None, self.type):
-            raise ValueError(
-                f"`dataset.type` is {self.type!r}, but `dataset.name` is {self.name!r}, which is {kind!r}."
-            )
+            raise ValueError(f"`dataset.type` is {self.type!r}, but `dataset.name` {self.name!r}, which is {kind!r}.")
 
     @property
     def kind(self) -> str:
         return HOUSES if HOUSES in (self.name, self.type) else WALLS
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return False
 
 
 @dataclass
@@ -57,7 +45,7 @@ class BlockSettings:
     palettes: dict[str, list[str]] | None = setting("The blocks of each role, such as {builder_1: [stone, glass]}.")
     max_commands: int | None = setting("Commands of all agents; 300 by default, 600 for houses.", ge=1, le=10000)
     provide_graph: bool = setting("Whether a wall is shown as a drawing, instead of as a list of places.", True)
-    limited_resource: bool = setting("Whether the blocks for a house are limited.", False)
+    limited_resource: bool = setting("Whether agents have a limited number of each kind of block.", False)
     player: dict[str, int] | None = setting("`hp`, the health of the player; 5 by default.", keys=("hp",), ge=1)
     spider: dict[str, int] | None = setting(
         "Spiders of a house: `num`, `atk_low`, `atk_high`; 0, 1 and 3.", keys=("num", "atk_low", "atk_high"), ge=0
@@ -70,24 +58,13 @@ def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
     dataset: BlockDataset = settings.sections["dataset"]
     own: BlockSettings = settings.sections["block_building"]
     feedback: Feedback = settings.sections["external"]
-    spider: dict[str, int] = own.spider or {}
-    return BlockBuildingEnvironment(
-        dataset.kind,
-        own.palettes or (PALETTES if dataset.name == DEMO else None),
-        settings.num_agents,
-        mode=feedback.mode,
-        limit=feedback.lim,
-        max_commands=own.max_commands,
-        draw=own.provide_graph,
-        explain=dataset.name != DEMO,
-        limited_resource=own.limited_resource,
-        spiders=(spider.get("num", 0), spider.get("atk_low", 1), spider.get("atk_high", 3)),
-        health=(own.player or {}).get("hp", 5),
-        count_air=own.count_air,
-    )
+    more = {"mode": feedback.mode, "limit": feedback.lim, "explain": dataset.name != DEMO, **vars(own)}
+    if dataset.name == DEMO:
+        more["palettes"] = own.palettes or PALETTES
+    return BlockBuildingEnvironment(dataset.kind, num_agents=settings.num_agents, **more)
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+def load_datasets(settings: TaskSettings) -> Datasets:
     """Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a split is malformed."""
     dataset: BlockDataset = settings.sections["dataset"]
 

@@ -1,13 +1,15 @@
-"""A box of blocks: what is to be built in it, the commands that agents write, and what they build."""
+"""A box of blocks: what is to be built in it, the commands that agents write, what they build, and how to share the work."""
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
 Place = tuple[int, int, int]  # x to the right, y up, z to the back
 Built = dict[Place, tuple[str, str]]  # the block of each place that is not empty, and the role that put it there
+Palettes = Mapping[str, Sequence[str]]  # the blocks of each role
 AIR = "air"
 ANY = "#"  # in a target, any block
 MAX_CELLS = 4096  # places of a box
@@ -161,3 +163,40 @@ def rectangles(blocks: Mapping[Place, str]) -> list[Command]:
         for place in found[-1].places():
             del left[place]
     return found
+
+
+def wall_plan(target: Target, palettes: Palettes) -> Built:
+    """
+    Divides a wall. As far as the work is even, it is a chessboard: of N agents, the one with the number (x + y) mod N builds a place. No block
+    looks like the one to its left or below.
+    """
+    roles = [*palettes]
+    choices = [(block, role) for role in roles for block in palettes[role]]
+    work, used, plan = Counter[str](), Counter[str](), Built()
+    for x, y, z in filter(target.blocks.__contains__, target.places()):
+        owner = roles[(x + y) % len(roles)]
+        near = {texture(plan[place][0]) for place in ((x - 1, y, z), (x, y - 1, z)) if place in plan}
+        free = [choice for choice in choices if texture(choice[0]) not in near] or choices
+        least = min(work[role] for role in roles)
+        block, role = min(free, key=lambda x: (work[x[1]] > least + 1, x[1] != owner, used[x[0]]))
+        work[role] += 1
+        used[block] += 1
+        plan[x, y, z] = block, role
+    return plan
+
+
+def house_plan(target: Target, palettes: Palettes) -> Built:
+    """Divides the places of each block equally among the agents that have it, from the ground up. Nobody builds what nobody has."""
+    plan = Built()
+    for block in set(target.blocks.values()):
+        able = [role for role, palette in palettes.items() if block in palette]
+        places = [place for place in target.places() if target.blocks.get(place) == block]
+        if able:
+            plan |= {place: (block, able[k * len(able) // len(places)]) for k, place in enumerate(places)}
+    return plan
+
+
+def commands_of(target: Target, palettes: Palettes, role: str) -> list[Command]:
+    """Returns the commands with which an agent builds its part of a wall or a house if all goes well."""
+    plan = (wall_plan if ANY in target.blocks.values() else house_plan)(target, palettes)
+    return rectangles({place: block for place, (block, owner) in plan.items() if owner == role})

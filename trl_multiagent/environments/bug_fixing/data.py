@@ -1,37 +1,24 @@
 """Functions with a fault: mutants of HumanEval and MBPP, and QuixBugs."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.bug_fixing.calls import without_examples
 from trl_multiagent.environments.bug_fixing.mutants import Mutants
 from trl_multiagent.environments.code_generation.data import load_code_dataset
+from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
 from trl_multiagent.environments.embedded import read_data, read_embedded
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 QUIXBUGS = "quixbugs"
 CHECK_TIMEOUT = 1.0  # seconds for each test
-# JSON has no tuples, and some functions yield their result
-PLAIN = """def plain(value):
-    return [plain(part) for part in value] if isinstance(value, (list, tuple)) or hasattr(value, "__next__") else value
-"""
-# Tests of QuixBugs for which the reference needs more than a second, or the sandbox's memory
-HEAVY = {"knapsack": (9,), "levenshtein": (2, 3)}
-TOLERANCE = {"sqrt"}  # functions of QuixBugs whose last argument is the tolerance of their result
-
 # The number of tests that each faulty mutant of a function passes. The last number is that of its own fault, if it has one
 Results = dict[int, int]
 
@@ -64,29 +51,20 @@ def load_bug_dataset(
         `Dataset`: Columns `task_id`, `entry_point`, `test`, `reference`, `faulty`, all text; `mutants`, a list of texts; `faulty_passes`,
         the number of asserts of `test` that the faulty program passes.
 
-    Raises:
-        ValueError: the dataset is malformed, has no reference solutions, or gives no item.
+    Raises `ValueError` if the dataset is malformed, has no reference solutions, or gives no item, and `ConnectionError` if it is on the Hub, which
+    cannot be reached.
     """
-    import datasets
-
     functions = read_functions(name, split, type)
-    orders = [function.mutants.shuffled(f"{seed} {function.task_id}") for function in functions]
-    results = [function.known_results() for function in functions]
-    missing = [k for k, known in enumerate(results) if known is None]
+    new = [function for function in functions if function.results is None]
     number = 2 * (num_mutants + 1)  # some mutants pass the tests or do not end
-    tried = [orders[k][:number] for k in missing]
-    found = find_results([functions[k] for k in missing], tried, sandbox or Sandbox())
-    for k, of_function in zip(missing, found, strict=True):
-        results[k] = of_function
-    rows = [
-        function.item(order, of_function or {}, num_mutants)
-        for function, order, of_function in zip(functions, orders, results, strict=True)
-    ]
-    if not any(rows):
-        raise ValueError(
-            f"{name}, split {split or 'test'}: no reference solution passes its tests and has a mutant that fails them."
-        )
-    return datasets.Dataset.from_list([row for row in rows if row])
+    tried = [function.order(seed)[:number] for function in new]
+    for function, found in zip(new, find_results(new, tried, sandbox or Sandbox()), strict=True):
+        function.results = found
+    rows = [row for function in functions if (row := function.item(seed, num_mutants))]
+    if not rows:
+        where = f"{name}, split {split or 'test'}"
+        raise ValueError(f"{where}: no reference solution passes its tests and has a mutant that fails them.")
+    return make_dataset(rows, name)
 
 
 @dataclass
@@ -100,30 +78,32 @@ class Function:
     own_fault: str | None = None  # the faulty program, if the data has one
     key: str = field(init=False)
     mutants: Mutants = field(init=False)
+    results: Results | None = None  # of its mutants, if they come with the package
 
     def __post_init__(self) -> None:
         # Of the data itself, because the texts below depend on the version of Python
         self.key = hashlib.sha256(f"{self.source}\n{self.test}".encode()).hexdigest()[:12]
         self.mutants = Mutants(self.source, self.entry_point)
         self.test = without_examples(self.test, self.own_fault or self.source, self.entry_point)
-
-    def known_results(self) -> Results | None:
-        """Returns the results of all mutants, if they come with the package."""
-        results = result_table().get(self.key, ())
-        fits = len(results) == len(self.mutants) + (self.own_fault is not None)
-        return {k: passed for k, passed in enumerate(results) if passed is not None} if fits else None
+        known = result_table().get(self.key, ())
+        if len(known) == len(self.mutants) + (self.own_fault is not None):
+            self.results = {k: passed for k, passed in enumerate(known) if passed is not None}
 
     def programs(self, order: list[int]) -> list[Program]:
         """Returns the reference, some mutants and the function's own fault as programs that run the hidden tests."""
         sources = [self.source, *(self.mutants[k] for k in order), *filter(None, [self.own_fault])]
         return [Program(source, self.entry_point, self.test, check_timeout=CHECK_TIMEOUT) for source in sources]
 
-    def item(self, order: list[int], results: Results, num_mutants: int) -> dict | None:
-        """Returns the dataset row with the first faulty mutants in an order, or `None` if there is no fault."""
-        faults: dict[str, int] = {}
+    def order(self, seed: int) -> list[int]:
+        """Returns the indices of all mutants in a random order."""
+        return self.mutants.shuffled(f"{seed} {self.task_id}")
+
+    def item(self, seed: int, num_mutants: int) -> dict | None:
+        """Returns the dataset row with the first faulty mutants in the order of a seed, or `None` if there is no fault."""
+        results, faults = self.results or {}, dict[str, int]()
         if self.own_fault is not None and len(self.mutants) in results:
             faults[self.own_fault] = results[len(self.mutants)]
-        for k in order:
+        for k in self.order(seed):
             if k in results and len(faults) <= num_mutants:
                 faults.setdefault(self.mutants[k], results[k])
         if not faults or self.own_fault not in (None, *faults):
@@ -143,41 +123,20 @@ class Function:
 def read_functions(name: str, split: str | None, type: str | None = None) -> list[Function]:
     """Reads the functions of a dataset, see [`load_bug_dataset`]."""
     if name == QUIXBUGS:
-        return [_quixbugs_function(row) for row in read_embedded(QUIXBUGS, split)]
+        return [Function(**row) for row in read_embedded(QUIXBUGS, split)]
     rows = load_code_dataset(name, split, type, num_agents=1)
     if "canonical_solution" not in rows.column_names:
-        raise ValueError(
-            f"{name} has no reference solutions (`canonical_solution`), from which faulty programs are made."
-        )
+        raise ValueError(f"{name} has no reference solutions (`canonical_solution`), which faulty programs need.")
     functions = []
     for row in rows:
         source = row["prompt"] + row["canonical_solution"]
         try:
             ast.parse(source)
         except PARSE_ERRORS as error:
-            raise ValueError(
-                f"{name}, {row['task_id']}: `prompt` and `canonical_solution` together are not Python source: {error}."
-            ) from None
+            problem = f"`prompt` and `canonical_solution` together are not Python source: {error}"
+            raise ValueError(f"{name}, {row['task_id']}: {problem}.") from None
         functions.append(Function(row["task_id"], row["entry_point"], row["test"], source))
     return functions
-
-
-def _quixbugs_function(row: dict) -> Function:
-    name = row["entry_point"]
-    checks = []
-    for number, (arguments, expected) in enumerate(row["testcases"]):
-        call = f"plain(candidate({', '.join(map(repr, arguments))}))"
-        close = f"abs({call} - {expected!r}) <= {arguments[-1]!r}"
-        if number not in HEAVY.get(name, ()):
-            checks.append(f"    assert {close if name in TOLERANCE else f'{call} == {expected!r}'}\n")
-    test = f"{PLAIN}\n\ndef check(candidate):\n{''.join(checks)}"
-    # The text after the faulty function, which explains it, becomes its docstring
-    tree = ast.parse(row["buggy_program"])
-    texts = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
-    tree.body = [node for node in tree.body if node not in texts]
-    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
-    function.body[:0] = texts[:1]
-    return Function(row["task_id"], name, test, row["correct_program"], ast.unparse(tree))
 
 
 @functools.cache

@@ -5,21 +5,14 @@ Each function has three results, of which the description says when they are due
 a condition is turned round. A team earns most if the tester tries all three cases, and the fixer trusts the description.
 """
 
-from __future__ import annotations
-
 import random
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache, partial
+from typing import NamedTuple
 
 from trl_multiagent.environments.bug_fixing import prompts
 from trl_multiagent.environments.bug_fixing.mutants import Mutants
+from trl_multiagent.environments.embedded import generated_rows, imitation_model
 
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from trl_multiagent.models.imitation import Demonstration
 
 DEMO = "demo"
 SEED = 20
@@ -66,29 +59,28 @@ class Function(NamedTuple):
 
 
 @cache
-def draw_functions(split: str) -> list[Function]:
-    """Returns the functions of the split `"train"` or `"test"`. No function is in both."""
-    if split not in ROWS:
-        raise ValueError(f"The demo's data has the splits 'train' and 'test', not {split!r}.")
+def draw_functions() -> dict[str, list[Function]]:
+    """Returns the functions of the splits `"train"` and `"test"`. No function is in both."""
     rng = random.Random(SEED)
     drawn: dict[Function, None] = {}
     while len(drawn) < sum(ROWS.values()):
         drawn[Function(tuple(rng.sample(LETTERS, 2)), tuple(rng.sample(range(10), 3)))] = None
     functions = [*drawn]
-    return functions[: ROWS["train"]] if split == "train" else functions[ROWS["train"] :]
+    return {"train": functions[: ROWS["train"]], "test": functions[ROWS["train"] :]}
 
 
-def demo_items(split: str, num_mutants: int, seed: int) -> Dataset:
+def demo_items(split: str | None, num_mutants: int, seed: int) -> list[dict]:
     """Returns the demo's items, in the columns of [`load_bug_dataset`]."""
-    import datasets
 
-    functions = draw_functions(split)
-    return datasets.Dataset.from_list([x.item(f"{split}/{k}", num_mutants, seed) for k, x in enumerate(functions)])
+    def make(name: str) -> list[dict]:
+        return [x.item(f"{name}/{k}", num_mutants, seed) for k, x in enumerate(draw_functions()[name])]
+
+    return generated_rows(make, ROWS, split)
 
 
-def demonstrate(number: int, rng: random.Random) -> list[Demonstration]:
+def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
     """Draws pairs of a prompt and one agent's answer: a tester's, a fixer's in a team, and a fixer's that works alone."""
-    items = [(function, function.item("", 1, seed)) for function in draw_functions("train") for seed in (1, 2)]
+    items = [(function, function.item("", 1, seed)) for function in draw_functions()["train"] for seed in (1, 2)]
     pairs = []
     for _ in range(number):
         function, item = rng.choice(items)
@@ -123,9 +115,4 @@ def write_fix(function: Function, item: dict, rng: random.Random) -> str:
     return f"def f(x):\n    {body}\n"
 
 
-def demo_model() -> str:
-    """Returns the folder of the demo's base model. The first call builds it, see [`~trl_multiagent.models.imitation.ImitationModel.path`]."""
-    from trl_multiagent.models.imitation import ImitationModel
-
-    sources = [Path(__file__), Path(prompts.__file__), Path(__file__).with_name("mutants.py")]
-    return ImitationModel("bug-fixing-demo", demonstrate, 600, sources).path()
+demo_model = partial(imitation_model, "bug-fixing-demo", demonstrate, 600, __file__)

@@ -2,11 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.bug_fixing import prompts, reward
 from trl_multiagent.environments.bug_fixing.data import run_groups
 from trl_multiagent.environments.bug_fixing.prompts import FIXER, TESTER
@@ -58,10 +57,10 @@ class BugFixingEnvironment(Environment):
             "memory_mb": self.sandbox.memory_mb,
         }
 
-    def prompts(self, item: dict, history: Sequence[Turn]) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         return self.next_prompts([item], [history])[0]
 
-    def next_prompts(self, items: list[dict], histories: list[Sequence[Turn]]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """Makes the prompts of a whole turn. The tester's tests run on all repairs at the same time."""
         alone = TESTER not in self.roles
         last = [history[-1].outcome.info if history else None for history in histories]
@@ -80,9 +79,7 @@ class BugFixingEnvironment(Environment):
             made.append({role: texts[role] for role in self.roles})
         return made
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return reward.score_answers(self.runner, items, joint_actions)
 
     def metrics(self) -> dict[str, float]:

@@ -1,21 +1,14 @@
 """Bug fixing as a task: its sections, its environment and its datasets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.bug_fixing.data import QUIXBUGS, load_bug_dataset
 from trl_multiagent.environments.bug_fixing.demo import DEMO, demo_items, demo_model
 from trl_multiagent.environments.bug_fixing.environment import BugFixingEnvironment
 from trl_multiagent.environments.code_generation.task import CodeDataset
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets, make_dataset
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import Task, TaskSettings, setting
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 @dataclass
@@ -42,18 +35,15 @@ def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
     return BugFixingEnvironment(settings.num_agents, sandbox, settings.run_folder / "suspicious_programs")
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
-    """
-    Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a split is malformed, and
-    `ConnectionError` if the dataset is on the Hub, which cannot be reached.
-    """
+def load_datasets(settings: TaskSettings) -> Datasets:
+    """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_bug_dataset`]."""
     dataset: BugDataset = settings.sections["dataset"]
     name = str(dataset.name)
     with settings.sections["sandbox"].make_sandbox() as sandbox:
 
         def load(source: str, split: str | None) -> Dataset:
             if source == DEMO:
-                return demo_items(split or "train", dataset.mutants, dataset.mutants_seed)
+                return make_dataset(demo_items(split, dataset.mutants, dataset.mutants_seed), DEMO)
             type = dataset.type if source == name else None
             return load_bug_dataset(source, split, dataset.mutants, dataset.mutants_seed, sandbox, type)
 

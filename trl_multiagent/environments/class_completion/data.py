@@ -1,24 +1,18 @@
 """Classes with methods to write: ClassEval, and files in its format."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.class_completion import merging
-from trl_multiagent.environments.dataset_rows import check_fields, load_rows
+from trl_multiagent.environments.dataset_rows import Dataset, check_fields, load_rows, make_dataset
 from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 CLASSEVAL = "classeval"
 FIELDS: dict[str, type] = {
@@ -49,12 +43,8 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
         to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes;
         `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds.
 
-    Raises:
-        ValueError: a row is malformed, or no row gives an item.
-        ConnectionError: the Hub cannot be reached, and the package has no copy.
+    Raises `ValueError` if a row is malformed, or no row gives an item, and `ConnectionError` if the Hub cannot be reached.
     """
-    import datasets
-
     items = [make_item(row, f"{name}, row {k}") for k, row in enumerate(load_rows(name, None, split), 1)]
     new = [item for item in items if key_of(item) not in known_tests()]
     found = find_tests(new, sandbox or Sandbox()) if new else []
@@ -63,7 +53,7 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     if not kept:
         where = f"{name}, split {split or 'test'}"
         raise ValueError(f"{where}: no class has tests that its reference passes and a constant does not.")
-    return datasets.Dataset.from_list(kept)
+    return make_dataset(kept, name)
 
 
 def make_item(row: dict, where: str) -> dict:

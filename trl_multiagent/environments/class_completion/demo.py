@@ -8,95 +8,44 @@ A class keeps a log. Two of its methods put values in, two give its sum, product
 - `"results"`: the log has the results so far, and the other methods take the last one.
 """
 
-from __future__ import annotations
-
-import itertools
+import json
 import random
-import textwrap
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
-from trl_multiagent.environments.class_completion.data import make_item
 from trl_multiagent.environments.class_completion.division import DIVISIONS, divide
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from trl_multiagent.environments.embedded import generated_rows, imitation_model, read_data
 
 
 class Kind(NamedTuple):
-    """A kind of class: its log at the start, the result of a log, a result after one more value, operations, and values to put in."""
+    """A kind of class: the result of a log, the result after one more value, and the operations of its methods."""
 
-    start: str
     of_log: str
     after: str
     operations: dict[str, str]
-    values: Sequence
 
 
 DEMO = "demo"
-SEED = 31
+FILE = "class_demo.jsonl.gz"  # which `tests/helpers/write_class_demo.py` writes
 SIZES = {"test": 64, "train": 320}
 NUMBERS = {"": "{}", "_double": "{} * 2", "_next": "{} + 1", "_square": "{} ** 2"}
 TEXTS = {"": "{}", "_double": "{} * 2", "_dash": "{} + '-'", "_upper": "{}.upper()"}
 KINDS = {
-    "Sum": Kind("0", "sum(self.log)", "self.log[-1] + {}", NUMBERS, range(2, 10)),
-    "Product": Kind("1", "prod(self.log)", "self.log[-1] * ({})", NUMBERS, range(2, 6)),
-    "Text": Kind("''", "''.join(self.log)", "self.log[-1] + {}", TEXTS, ("a", "bc", "d", "ef")),
+    "Sum": Kind("sum(self.log)", "self.log[-1] + {}", NUMBERS),
+    "Product": Kind("prod(self.log)", "self.log[-1] * ({})", NUMBERS),
+    "Text": Kind("''.join(self.log)", "self.log[-1] + {}", TEXTS),
 }
 WAYS = ("values", "results")
 CARELESS = 0.25  # share of the demonstrated methods with a mistake
 MISTAKES = ("operation", "effect", "name", "syntax")
 
 
-def demo_dataset(split: str) -> Dataset:
+def demo_items(split: str | None) -> list[dict]:
     """Returns generated classes, as rows of [`load_class_dataset`]. No class is in both splits, `"train"` (320) and `"test"` (64)."""
-    import datasets
-
-    if split not in SIZES:
-        raise ValueError(f"The demo's data has the splits {' and '.join(map(repr, SIZES))}, not {split!r}.")
-    classes = [
-        (name, put, get)
-        for name, kind in KINDS.items()
-        for put, get in itertools.product(itertools.permutations(kind.operations, 2), repeat=2)
-    ]
-    random.Random(SEED).shuffle(classes)
-    first = 0 if split == "test" else SIZES["test"]
-    return datasets.Dataset.from_list([_item(*parts) for parts in classes[first : first + SIZES[split]]])
-
-
-def _item(kind: str, put: Sequence[str], get: Sequence[str]) -> dict:
-    names = [name for pair in zip(put, get, strict=True) for name in (f"put{pair[0]}", f"get{pair[1]}")]
-    head = f"class {kind}:\n    def __init__(self):\n        self.log = [{KINDS[kind].start}]\n"
-    skeleton, solution = (
-        head + "".join("\n" + textwrap.indent(write_method(kind, name, way), " " * 4) for name in names)
-        for way in ("", "values")
-    )
-    tests = [_test(kind, solution, names, number) for number in range(len(names))]
-    row = {
-        "task_id": f"demo/{kind}/{'/'.join(names)}",
-        "class_name": kind,
-        "skeleton": skeleton,
-        "solution_code": solution,
-        "import_statement": ["from math import prod"],
-        "test": "import unittest\n\n" + "\n\n".join(tests),
-        "methods_info": [{"method_name": name, "test_class": f"Test{k}"} for k, name in enumerate(names)],
-    }
-    every = [f"Test{k}.test" for k in range(len(names))]
-    return make_item(row, DEMO) | {"tests": every, "counting": every, "check_timeout": 1.0}
-
-
-def _test(kind: str, solution: str, names: Sequence[str], number: int) -> str:
-    """Writes the test of a method, which needs another one. A mixture of both ways to keep the log fails it."""
-    rng = random.Random(f"{SEED}/{solution}/{number}")
-    put, get = (names[number], rng.choice(names[1::2])) if number % 2 == 0 else (rng.choice(names[::2]), names[number])
-    lines = [f"box = {kind}()", *(f"box.{put}({value!r})" for value in rng.choices(KINDS[kind].values, k=3))]
-    namespace: dict = {}
-    exec("\n".join(["from math import prod", solution, *lines]), namespace)
-    lines.append(f"self.assertEqual(box.{get}(), {getattr(namespace['box'], get)()!r})")
-    body = textwrap.indent("\n".join(lines), " " * 8)
-    return f"class Test{number}(unittest.TestCase):\n    def test(self):\n{body}\n"
+    items = [json.loads(line) for line in read_data(FILE).splitlines()]
+    splits = {"test": items[: SIZES["test"]], "train": items[SIZES["test"] :]}
+    return generated_rows(splits.__getitem__, SIZES, split)
 
 
 def write_method(kind: str, name: str, way: str = "", mistake: str = "", operation: str | None = None) -> str:
@@ -104,7 +53,7 @@ def write_method(kind: str, name: str, way: str = "", mistake: str = "", operati
     Writes a method of a class of some `kind`, a key of `KINDS`, in one of the `WAYS`, and with one of the `MISTAKES` or none. Without a way, the
     method consists of its description. `operation` takes the place of that in the name.
     """
-    _, of_log, after, operations, _ = KINDS[kind]
+    of_log, after, operations = KINDS[kind]
     operation = operation or operations[name[3:]]
     if name.startswith("put"):
         header, value = f"def {name}(self, x):\n", operation.format("x")
@@ -127,7 +76,7 @@ def demo_prompt(item: dict, own: Sequence[str], num_agents: int) -> str:
 
 def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
     """Draws pairs of a prompt and an answer: of either agent of a team, or of one that works alone. Each keeps the log in one way."""
-    items = demo_dataset("train").to_list()
+    items = demo_items("train")
     pairs = []
     for _ in range(number):
         item, num_agents = rng.choice(items), rng.choice((1, 2, 2))
@@ -141,8 +90,4 @@ def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
     return pairs
 
 
-def demo_model() -> str:
-    """Returns the folder of the demo's base model."""
-    from trl_multiagent.models.imitation import ImitationModel
-
-    return ImitationModel("demo-classes", demonstrate, 700, [Path(__file__)]).path()
+demo_model = partial(imitation_model, "demo-classes", demonstrate, 700, __file__, FILE)

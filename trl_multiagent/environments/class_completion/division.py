@@ -52,8 +52,7 @@ def _balanced(item: dict, num_agents: int) -> list[int]:
 
 def _changes(sides: list[int], num_agents: int) -> Iterator[list[int]]:
     """Gives every division in which at most two methods have another agent."""
-    for a, b in itertools.product(range(len(sides)), repeat=2):
-        for first, second in itertools.product(range(num_agents), repeat=2):
-            changed = [*sides]
-            changed[a], changed[b] = first, second
-            yield changed
+    for a, b, first, second in itertools.product(*[range(len(sides))] * 2, *[range(num_agents)] * 2):
+        changed = [*sides]
+        changed[a], changed[b] = first, second
+        yield changed

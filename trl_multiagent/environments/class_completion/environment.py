@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.class_completion.data import program_of
@@ -13,18 +13,11 @@ from trl_multiagent.environments.class_completion.merging import read_answer
 from trl_multiagent.environments.class_completion.prompts import UNSEEN, describe_result, feedback_prompt, first_prompt
 from trl_multiagent.environments.class_completion.reward import EARNED, KINDS, RANGES, REWARD_VERSION, class_metrics
 from trl_multiagent.environments.python_code.program_runner import ProgramRunner
-from trl_multiagent.sandbox import Sandbox, Verdict
+from trl_multiagent.sandbox import Sandbox
 
 
 CODE_FEEDBACK, PLAIN = MODES = ("code_feedback", "plain")
 EXAMPLE = {"skeleton": "class Pair:", "methods": ["a", "b"], "uses": [[], []], "weights": [1, 1], "parameters": [1, 2]}
-
-
-class ClassResult(NamedTuple):
-    """What an answer showed: the results of the tests, and the methods that their agents did not write."""
-
-    verdict: Verdict
-    missing: list[str]
 
 
 class ClassCompletionEnvironment(Environment):
@@ -45,14 +38,14 @@ class ClassCompletionEnvironment(Environment):
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
         keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default they are not stored.
 
-    Raises:
-        ValueError: an argument is none of its choices.
+    Raises `ValueError` if an argument is none of its choices.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {
         "methods_written": "no answer contains a method that the agent was asked for",
         "tests_passed": "no class passes a test",
     }
+    unseen = UNSEEN, "The answers of others are above."
 
     def __init__(
         self,
@@ -76,10 +69,8 @@ class ClassCompletionEnvironment(Environment):
         self.metric_ranges = {"reward": RANGES[kind], "total_reward": RANGES[kind], **rewards, **shares}
 
     def __repr__(self) -> str:
-        settings = (
-            f"division={self.division!r}, kind={self.kind!r}, mode={self.mode!r}, reward_version={REWARD_VERSION}"
-        )
-        return f"ClassCompletionEnvironment(roles={self.roles}, {settings})"
+        settings = f"division={self.division!r}, kind={self.kind!r}, mode={self.mode!r}"
+        return f"ClassCompletionEnvironment(roles={self.roles}, {settings}, reward_version={REWARD_VERSION})"
 
     def resume_settings(self) -> dict[str, Any]:
         prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
@@ -105,7 +96,7 @@ class ClassCompletionEnvironment(Environment):
         return {role: feedback_prompt(text, own) for role, own in division.items()}
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        """Scores joint actions. The `info` of an outcome is a [`ClassResult`]."""
+        """Scores joint actions. The `info` of an outcome is the results of the tests, and the methods that their agents did not write."""
         divisions = [self.methods_of(item) for item in items]
         answers = [
             [read_answer(action[role], item["class_name"]) for role in self.roles]
@@ -118,13 +109,8 @@ class ClassCompletionEnvironment(Environment):
             missing = [name for answer, name in asked if name not in answer.methods]
             metrics = class_metrics(item, verdict, own, missing)
             reward = metrics["total_reward"] = metrics[f"{self.kind}_reward"]
-            outcomes.append(Outcome(reward, metrics, ClassResult(verdict, missing), verdict.columns()))
+            outcomes.append(Outcome(reward, metrics, (verdict, missing), verdict.columns()))
         return outcomes
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        if isinstance(prompt, str):
-            prompt = prompt.replace(UNSEEN, "The answers of others are above.")
-        return super().show_answers(role, prompt, answers)
 
     def metrics(self) -> dict[str, float]:
         return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}

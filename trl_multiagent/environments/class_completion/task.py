@@ -1,24 +1,17 @@
 """Class completion as a task: its sections, its environment and its datasets."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.class_completion.data import CLASSEVAL, load_class_dataset
-from trl_multiagent.environments.class_completion.demo import DEMO, demo_dataset, demo_model, demo_prompt
+from trl_multiagent.environments.class_completion.demo import DEMO, demo_items, demo_model, demo_prompt
 from trl_multiagent.environments.class_completion.division import DIVISIONS
 from trl_multiagent.environments.class_completion.environment import MODES, ClassCompletionEnvironment
 from trl_multiagent.environments.class_completion.prompts import first_prompt
 from trl_multiagent.environments.class_completion.reward import COMPAT, KINDS
 from trl_multiagent.environments.code_generation.task import CodeDataset
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets, make_dataset
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import Task, TaskSettings, setting
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 @dataclass
@@ -74,14 +67,14 @@ def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
     )
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+def load_datasets(settings: TaskSettings) -> Datasets:
     """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_class_dataset`]."""
     dataset: ClassDataset = settings.sections["dataset"]
     with settings.sections["sandbox"].make_sandbox() as sandbox:
 
         def load(split: str | None) -> Dataset:
             if dataset.name == DEMO:
-                return demo_dataset(split or "train")
+                return make_dataset(demo_items(split), DEMO)
             return load_class_dataset(str(dataset.name), split, sandbox)
 
         return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)

@@ -5,6 +5,7 @@ the processor time of its reference solution. One program in the sandbox determi
 
 import ast
 import doctest
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -23,8 +24,6 @@ MAX_OWN_CONSTANTS = 24  # at most this many constants are taken from the item's 
 MAX_ARGUMENTS = 6
 NO_LITERAL = object()
 SOLUTION = "__solution__"  # name of the reference solution in the program; the entry point may be called `max`
-# `f(1, 2) == 3`, `f(1, 2) -> 3`, `f(1, 2) should return 3`, ... in prose
-_RESULT = r"\s*(?:==|=>|->|➞|→|=|#|returns|should\s+return|should\s+be|must\s+return|is)\s*(?P<result>\S.*)"
 
 # The part of the program that is the same for all items, so that it is read and compiled once
 _SETUP = f"""
@@ -122,7 +121,8 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
     entry_point = item["entry_point"]
     asserts = read_asserts(item["test"])
     total = len(asserts.sources)
-    examples = dict(prompt_examples(item["prompt"], entry_point)) if tries_trivial else {}
+    shown = (prompt_examples(item["prompt"], entry_point), shown_tests(item["prompt"], item["test"]))
+    examples = dict(itertools.chain(*shown)) if tries_trivial else {}
     own = [] if not tries_trivial else [*dict.fromkeys([*examples.values(), *_test_constants(item["test"])])]
     own = [constant for constant in own if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
     lines = [f"    assert trivial >= {count}" for count in range(1, total + 1)]
@@ -161,27 +161,39 @@ def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
 
 def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    Finds the examples in a prompt, in doctests and in prose, if their values are literals. Yields the `repr` of the tuple of arguments,
-    and the source of the result.
+    Finds the doctests in a prompt whose values are literals. Yields the `repr` of the tuple of arguments, and that of the result.
     """
     try:
-        examples = [(example.source, example.want) for example in doctest.DocTestParser().get_examples(prompt)]
+        examples = doctest.DocTestParser().get_examples(prompt)
     except ValueError:  # malformed doctests
-        examples = []
-    for line in prompt.splitlines():
-        for start in re.finditer(rf"\b{re.escape(entry_point)}\(", line):
-            # arguments may contain brackets, so the call ends at the first bracket up to which it parses
-            for end in (match.end() for match in re.finditer(r"\)", line) if match.end() > start.end()):
-                if _parsed(line[start.start() : end]) is not None:
-                    found = re.match(_RESULT, line[end:])
-                    examples += [(line[start.start() : end], found["result"])] if found else []
-                    break
-    for source, result in examples:
-        call, value = _parsed(source), _longest_value(result)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == entry_point and value:
+        return
+    for example in examples:
+        call, value = _parsed(example.source), _literal(example.want.partition("\n")[0])
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == entry_point:
             arguments = tuple(_literal(argument) for argument in call.args)
-            if NO_LITERAL not in arguments and not call.keywords:
-                yield repr(arguments), value
+            if NO_LITERAL not in (*arguments, value) and not call.keywords:
+                yield repr(arguments), repr(value)
+
+
+def shown_tests(prompt: str, test: str) -> Iterator[tuple[str, str]]:
+    """
+    Finds the tests whose arguments the prompt shows in any form, followed by the result, such as "For N = 150 the output should be 6". Yields
+    the same as `prompt_examples`.
+    """
+    shown = f" {_words(prompt)} "
+    for node in ast.walk(ast.parse(test)):
+        match node:
+            case ast.Compare(ast.Call(ast.Name("candidate"), arguments, []), [ast.Eq() | ast.Is()], [result]):
+                values = tuple(map(_literal, (*arguments, result)))
+                if arguments and NO_LITERAL not in values:
+                    *places, end = (f"(?<= ){re.escape(_words(repr(value)))}(?= )" for value in values)
+                    if re.search(".{0,40}?".join(places) + ".{0,120}?" + end, shown):
+                        yield repr(values[:-1]), repr(values[-1])
+
+
+def _words(text: str) -> str:
+    """Returns the words, numbers and signs of a text, with a space between them."""
+    return " ".join(re.findall(r"-?\d+(?:\.\d+)?|\w+|[^\w\s]", re.sub("\"\"\"|'''", " ", text).replace('"', "'")))
 
 
 def _parsed(source: str) -> ast.expr | None:
@@ -197,15 +209,6 @@ def _literal(node: ast.expr | str) -> Any:
         return ast.literal_eval(node)
     except PARSE_ERRORS:
         return NO_LITERAL
-
-
-def _longest_value(text: str) -> str | None:
-    """Returns the source of the longest literal at the start of a text; prose may follow it."""
-    text = text.strip().split("\n")[0]
-    for end in [len(text), *(match.start() for match in reversed([*re.finditer(r"[\s,;.)#]", text)]))]:
-        if (value := _literal(text[:end].strip().rstrip(",;."))) is not NO_LITERAL:
-            return repr(value)
-    return None
 
 
 def _test_constants(test: str) -> list[str]:

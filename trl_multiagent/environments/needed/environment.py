@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.needed.games import DECIDER, Game, Item
 
 
@@ -42,7 +42,7 @@ class NeededEnvironment(Environment):
     def resume_settings(self) -> dict[str, Any]:
         return {"game": repr(self.game), "facts": self.facts, "noise": self.noise}
 
-    def prompts(self, item: Item, history: Sequence[Turn]) -> dict[str, Prompt]:
+    def prompts(self, item: Item, history: History) -> dict[str, Prompt]:
         """Makes the prompts of the roles that act. After the decider's answer there is none."""
         game, turn = self.game, len(history)
         if self.facts != PRIVATE:
@@ -65,12 +65,10 @@ class NeededEnvironment(Environment):
         words = message.split()
         return 0 < len(words) <= self.game.width and set(words) <= {*self.game.words}
 
-    def score(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[Sequence[Turn]]
-    ) -> list[Outcome]:
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return [self._judge(*one) for one in zip(items, joint_actions, histories, strict=True)]
 
-    def _judge(self, item: Item, action: JointAction, history: Sequence[Turn]) -> Outcome:
+    def _judge(self, item: Item, action: JointAction, history: History) -> Outcome:
         if self.facts != PRIVATE:
             reward = self.game.reward(item, action[SOLO])
         else:

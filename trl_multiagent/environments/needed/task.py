@@ -1,19 +1,14 @@
 """Needed as a task: its sections, its environment, its generated items, and its base model."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.dataset_rows import make_dataset, select_rows
+from trl_multiagent.environments.dataset_rows import Dataset, Datasets, make_dataset
+from trl_multiagent.environments.embedded import generated_rows
 from trl_multiagent.environments.needed.environment import FACTS, PRIVATE, SHARED, NeededEnvironment
 from trl_multiagent.environments.needed.games import Game, Rule, Walk
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings, setting
 
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 GAMES: dict[str, type[Rule] | type[Walk]] = {"rule": Rule, "walk": Walk}
 KNOBS = {"rule": ("operations", "digits"), "walk": ("board",)}
@@ -24,12 +19,9 @@ SIZES = {"train": 4096, "test": 512}
 class NeededDataset(DatasetSource):
     """The section `dataset`."""
 
+    generated = (*GAMES,)
     name: str | None = setting("The game, 'rule' or 'walk'.", "rule", choices=(*GAMES,))
     seed: int = setting("Seed of the items and of the base model.", 1, ge=0)
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return False
 
 
 @dataclass
@@ -76,15 +68,15 @@ def make_environment(settings: TaskSettings) -> NeededEnvironment:
     return NeededEnvironment(make_game(settings), facts_of(settings), settings.sections["needed"].noise)
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+def load_datasets(settings: TaskSettings) -> Datasets:
     """Draws the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a split does not exist."""
     dataset: NeededDataset = settings.sections["dataset"]
     game = make_game(settings)
-    train = draw_items(game, dataset.train_split or "train", dataset.seed)
+    train = draw_items(game, dataset.train_split, dataset.seed)
     return train, None if dataset.eval_split is None else draw_items(game, dataset.eval_split, dataset.seed)
 
 
-def draw_items(game: Game, split: str, seed: int = 1) -> Dataset:
+def draw_items(game: Game, split: str | None, seed: int = 1) -> Dataset:
     """
     Draws the items of a game.
 
@@ -96,16 +88,17 @@ def draw_items(game: Game, split: str, seed: int = 1) -> Dataset:
     Returns:
         `Dataset`: Columns `item_id`, those of the game, and `bound`, the best expected reward without a message.
     """
-    name, bracket, rest = split.partition("[")
-    if name not in SIZES:
-        raise ValueError(f"The items have the splits 'train' and 'test', not {split!r}.")
-    rng = random.Random(f"{name} {seed}")
-    rows: list[dict] = []
-    while len(rows) < SIZES[name]:
-        item = game.item(rng)
-        if game.in_split(item, name):
-            rows.append({"item_id": f"{name}/{len(rows)}", **item, "bound": game.bound(item)})
-    return select_rows(make_dataset(rows, name), bracket + rest, f"the split {name}")
+
+    def make(name: str) -> list[dict]:
+        rng = random.Random(f"{name} {seed}")
+        rows: list[dict] = []
+        while len(rows) < SIZES[name]:
+            item = game.item(rng)
+            if game.in_split(item, name):
+                rows.append({"item_id": f"{name}/{len(rows)}", **item, "bound": game.bound(item)})
+        return rows
+
+    return make_dataset(generated_rows(make, SIZES, split), "the generated items")
 
 
 def build_model(settings: TaskSettings) -> str:

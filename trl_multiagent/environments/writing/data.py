@@ -1,17 +1,11 @@
 """Posts and abstracts to write about, as rows with the same columns."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from trl_multiagent.environments.dataset_rows import ID_COLUMNS, check_fields
+from trl_multiagent.environments.dataset_rows import ID_COLUMNS, Dataset, check_fields, make_dataset
+from trl_multiagent.environments.embedded import generated_rows
 from trl_multiagent.environments.functions import Rows
-from trl_multiagent.environments.writing.demo import make_posts
+from trl_multiagent.environments.writing.demo import SIZES, make_posts
 from trl_multiagent.environments.writing.words import key_words
 
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 COLUMNS = {"tldr": "prompt", "arxiv": "abstract_text"}  # the column with the source, for each kind of data
 KINDS = tuple(COLUMNS)
@@ -42,17 +36,13 @@ def load_writing_dataset(
     Returns:
         `Dataset`: Columns `item_id`; `source`; `reference`, a summary that a person wrote, or `""`; `key_words`, see [`words.key_words`].
 
-    Raises:
-        ValueError: the dataset is malformed.
-        ConnectionError: the dataset is on the Hub, which cannot be reached.
+    Raises `ValueError` if the dataset is malformed, and `ConnectionError` if the Hub cannot be reached.
     """
-    import datasets
-
     kind = type or infer_kind(name)
-    rows = make_posts(split) if name == DEMO else Rows(name=name, config=config).load(split).to_list()
+    rows = generated_rows(make_posts, SIZES, split) if name == DEMO else Rows(name=name, config=config).load(split)
     items = [_item(row, number, kind, name) for number, row in enumerate(rows, 1)]
     keys = key_words(item["source"] for item in items)
-    return datasets.Dataset.from_list([{**item, "key_words": k} for item, k in zip(items, keys, strict=True)])
+    return make_dataset([{**item, "key_words": k} for item, k in zip(items, keys, strict=True)], name)
 
 
 def _item(row: dict, number: int, kind: str, name: str) -> dict[str, str]:

@@ -2,15 +2,14 @@
 
 import json
 import random
-from importlib.resources import files
-from pathlib import Path
+from functools import partial
 
-from trl_multiagent.environments.dataset_rows import make_dataset, select_rows
+from trl_multiagent.environments.embedded import imitation_model, read_data
 from trl_multiagent.environments.writing.prompts import DETAIL, ROLES, SPLIT, SUMMARY, WRITER, first_prompts
 
 
-FILE = files("trl_multiagent") / "data" / "writing_posts.json"
-POSTS = json.loads(FILE.read_text())
+FILE = "writing_posts.json"
+POSTS = json.loads(read_data(FILE))
 SIZES = {"train": 720, "test": 96}
 # How often an answer is written in each way. The ways "short" and "three" go together best
 WAYS = {
@@ -19,24 +18,21 @@ WAYS = {
 }
 
 
-def make_posts(split: str | None) -> list[dict]:
+def make_posts(split: str) -> list[dict]:
     """
-    Makes posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts, the default) or `"test"` (96),
-    or of rows such as `"test[:8]"`. Values of a fact are equally frequent. Raises `ValueError` if the split does not exist or has no such rows.
+    Makes posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts) or `"test"` (96). Values of a fact
+    are equally frequent.
     """
-    name = (split or "").partition("[")[0] or "train"
-    if name not in SIZES:
-        raise ValueError(f"The generated posts have the splits 'train' and 'test', not {split!r}.")
-    rng, rows, decks = random.Random(name), [], {}
+    rng, rows, decks = random.Random(split), [], {}
     for fact, text in POSTS["facts"].items():
         values = text.split()
-        decks[fact] = [value for _ in range(0, SIZES[name], len(values)) for value in rng.sample(values, len(values))]
-    for number in range(SIZES[name]):
+        decks[fact] = [value for _ in range(0, SIZES[split], len(values)) for value in rng.sample(values, len(values))]
+    for number in range(SIZES[split]):
         facts = {fact: deck[number] for fact, deck in decks.items()}
         post = " ".join(rng.choice(wordings).format(**facts) for wordings in POSTS["sentences"])
         texts = {"prompt": f"{post}\n\nTL;DR:", "completion": POSTS["answers"]["long"].format(**facts)}
-        rows.append({"id": f"{name}/{number}", **texts, "facts": facts})
-    return select_rows(make_dataset(rows, "demo"), split, "the generated posts").to_list()
+        rows.append({"id": f"{split}/{number}", **texts, "facts": facts})
+    return rows
 
 
 def demonstrate(row: dict, role: str, rng: random.Random) -> str:
@@ -63,9 +59,4 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-def demo_model() -> str:
-    """Returns the folder of the demo's base model."""
-    from trl_multiagent.models.imitation import ImitationModel
-
-    sources = [Path(__file__), Path(__file__).with_name("prompts.py"), Path(str(FILE))]
-    return ImitationModel("demo-writing", make_demonstrations, 800, sources).path()
+demo_model = partial(imitation_model, "demo-writing", make_demonstrations, 800, __file__, FILE)

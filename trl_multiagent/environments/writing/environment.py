@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
@@ -10,6 +9,9 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.environments.writing.data import KINDS
 from trl_multiagent.environments.writing.prompts import ROLES, SPLIT, UNSEEN, WRITER, first_prompts
 from trl_multiagent.environments.writing.reward import CONSTANT, LARGEST, REWARD_VERSION, REWARDS, pair_metrics
+
+
+SHARES = "level_2 level_4 source recall support precision copied function_words complete grounding rouge1 rougeL"
 
 
 class WritingEnvironment(Environment):
@@ -27,12 +29,11 @@ class WritingEnvironment(Environment):
         rouge (`bool`, *optional*, defaults to `False`): Whether to measure ROUGE of the first text for items with a reference summary.
         brief (`bool`, *optional*, defaults to `False`): Whether prompts are the source and the role alone, as the demo's model knows them.
 
-    Raises:
-        ValueError: an argument has another value.
-        UnavailableError: `rouge` is set, and the package rouge-score is not installed.
+    Raises `ValueError` if an argument has another value, and [`UnavailableError`] if `rouge` is set without the package rouge-score.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"source": "no pair says what its source says"}
+    unseen = UNSEEN, "Your partner's text is above."
 
     def __init__(
         self,
@@ -48,14 +49,9 @@ class WritingEnvironment(Environment):
         self.kind, self.reward, self.brief = kind, reward, brief
         self.roles = ROLES[kind] if num_agents == 2 else (WRITER,)
         self.rouge = make_rouge() if rouge else None
-        shares = (
-            "level_2 level_4 source recall support precision copied function_words complete grounding rouge1 rougeL"
-        )
-        self.metric_ranges = {
-            **dict.fromkeys(("reward", "total_reward", "compat", "constant_text"), (0.0, LARGEST)),
-            **dict.fromkeys(("level_1", "level_3"), (0.0, 0.5)),
-            **dict.fromkeys(shares.split(), (0.0, 1.0)),
-        }
+        rewards, levels = ("reward", "total_reward", "compat", "constant_text"), ("level_1", "level_3")
+        self.metric_ranges = dict.fromkeys(rewards, (0.0, LARGEST)) | dict.fromkeys(levels, (0.0, 0.5))
+        self.metric_ranges |= dict.fromkeys(SHARES.split(), (0.0, 1.0))
 
     def __repr__(self) -> str:
         settings = f"kind={self.kind!r}, reward={self.reward!r}, reward_version={REWARD_VERSION}"
@@ -85,11 +81,6 @@ class WritingEnvironment(Environment):
         if self.rouge is not None and item["reference"]:
             metrics |= {name: x.fmeasure for name, x in self.rouge.score(item["reference"], first).items()}
         return Outcome(metrics["total_reward"], metrics)
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        if isinstance(prompt, str):
-            prompt = prompt.replace(UNSEEN, "Your partner's text is above.")
-        return super().show_answers(role, prompt, answers)
 
 
 def make_rouge() -> Any:

@@ -1,12 +1,9 @@
 """Writing as a task: its sections, its environment, its datasets, and the base model of its demo."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
 from trl_multiagent.environments.functions import Rows
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.writing.data import DEMO, KINDS, infer_kind, load_writing_dataset
@@ -15,24 +12,17 @@ from trl_multiagent.environments.writing.environment import WritingEnvironment
 from trl_multiagent.environments.writing.reward import REWARDS
 
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-
 @dataclass
 class WritingDataset(Rows):
     """The section `dataset`."""
 
+    generated = (DEMO,)
     name: str | None = setting(f"Hub id; path of a {LOCAL_FILE}; or '{DEMO}' for generated posts.")
     type: str | None = setting("'tldr' or 'arxiv'; by default inferred from the name.", choices=KINDS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.type = self.type or infer_kind(str(self.name))
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return self.name != DEMO and super().may_be_hub_id
 
 
 @dataclass
@@ -52,7 +42,7 @@ def make_environment(settings: TaskSettings) -> WritingEnvironment:
     return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, reward.rouge, brief=dataset.name == DEMO)
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+def load_datasets(settings: TaskSettings) -> Datasets:
     """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_writing_dataset`]."""
     dataset: WritingDataset = settings.sections["dataset"]
     load = partial(load_writing_dataset, str(dataset.name), type=dataset.type, config=dataset.config)

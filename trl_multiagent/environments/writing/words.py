@@ -4,10 +4,11 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from importlib.resources import files
+
+from trl_multiagent.environments.embedded import read_data
 
 
-LISTS = json.loads((files("trl_multiagent") / "data" / "writing_words.json").read_text())
+LISTS = json.loads(read_data("writing_words.json"))
 STOP_WORDS = frozenset(LISTS["stop_words"].split())
 TRANSITIONS = {category: phrases.split("|") for category, phrases in LISTS["transitions"].items()}
 FUNCTION_WORDS = STOP_WORDS.union(LISTS["more_function_words"].split(), *TRANSITIONS.values())

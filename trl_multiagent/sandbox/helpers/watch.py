@@ -150,10 +150,12 @@ class Watch:
         return self.depth.value > 1 or Watch.experiment != "echo"
 
     def filled(self) -> Any:
-        """Returns the known template with the present arguments; the first one if there is no template. None if there are too few arguments."""
+        """Returns the known template with the present arguments; the first of them if there is no template that fits, None if there are none."""
         arguments = {place: argument for place, (argument, _) in self.arguments.items()}
-        with contextlib.suppress(Exception):
-            return self.template.filled(arguments) if self.template else arguments[False, 0]
+        with contextlib.suppress(Exception):  # an argument of the template is missing
+            if self.template:
+                return self.template.filled(arguments)
+        return arguments.get((False, 0))
 
     def learn(self, value: Any) -> None:
         """Keeps the first value that contains arguments as a template. Where several arguments fit, later values decide."""
@@ -335,9 +337,10 @@ def _with_lists(arguments: tuple | dict) -> tuple | dict:
 def _single(named: tuple, *rest: tuple | dict) -> list:
     """
     Returns all arguments of a call, each with what it contains if that is a single value, and with the tuple of a list or the list of a tuple. Those in
-    a tuple or a dictionary of further arguments follow it.
+    a tuple or a dictionary of further arguments follow it, except the first argument, which is always the first one.
     """
-    single = [*named, *(one for some in rest for one in (some, *(some.values() if type(some) is dict else some)))]
+    further = [one for some in rest for one in (some, *(some.values() if type(some) is dict else some))]
+    single = [*named, *further] if named else [*further[1::-1], *further[2:]]
     other: dict[type, Callable] = {list: tuple, tuple: list}
     return [x for one in single for x in (one, _unwrapped(one), other.get(type(one), lambda _: _NO_VALUE)(one))]
 
