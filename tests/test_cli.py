@@ -130,7 +130,6 @@ def test_run_is_the_recipe_of_the_algorithm(algorithm, capsys):
     [
         (subprocess.CalledProcessError(3, "python"), 3, ""),
         (subprocess.CalledProcessError(-15, "python"), 143, "trl-multiagent train magrpo: ended by SIGTERM.\n"),
-        (KeyboardInterrupt(), 130, "trl-multiagent: ended by Ctrl-C.\n"),
     ],
 )
 def test_a_run_that_fails_or_is_ended_is_one_message(error, code, line, monkeypatch, capsys):

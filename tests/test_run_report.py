@@ -178,7 +178,7 @@ def test_the_table_of_seeds():
     assert seed_table({"seed_5": runs[1], "seed_6": runs[1]})[1][-1] == ""  # equal runs have no spread
 
 
-def test_runs_are_compared(tmp_path, capsys, monkeypatch):
+def test_runs_are_compared(tmp_path, capsys, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     for seed, rewards in enumerate([(1.0, 2.0), (3.0, 4.0)]):
         write_run(tmp_path / "runs" / f"seed_{seed}", seed, rewards, num_agents=2)
@@ -202,11 +202,14 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch):
         "4.000 (step 2)",
         "4.000",
     ]
-    (tmp_path / "single" / "log.jsonl").write_text('{"step": 1}\n{"step":\n')
+    log = (tmp_path / "single" / "log.jsonl").read_text()
+    (tmp_path / "single" / "log.jsonl").write_text('{"step":{"step": 1}\n' + log)  # the disk was full for a while
+    cli.main(["report", "single"])
+    assert "log.jsonl: 1 of 3 lines are damaged, and left out." in caplog.text
+    assert read_page(tmp_path / "single" / "report.html")["facts"]["step"] == 2
     (tmp_path / "runs" / "seed_0" / "run.json").write_text("")
     for folder, message in (
         ("nothing", "holds none of run.json"),
-        ("single", "single/log.jsonl is damaged: Expecting value"),
         ("runs", "runs/seed_0/run.json is damaged: Expecting value"),
     ):
         with pytest.raises(SystemExit):

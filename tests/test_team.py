@@ -79,6 +79,27 @@ def test_a_team_file_of_another_format_version_is_refused(tmp_path):
         AgentTeam.from_pretrained(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"form": "full", "agents', r"team\.json is damaged: Unterminated"),
+        ("[]", "format version None"),
+        ('{"format_version": 1, "form": "full"}', r"team\.json is damaged: KeyError\('agents'\)"),
+        ('{"format_version": 1, "form": "full", "agents": ["aux"]}', r"team\.json is damaged: TypeError"),
+        ('{"format_version": 1, "form": "fuml", "agents": [{"role": "a", "folder": "a"}]}', "its form is 'fuml'"),
+        ('{"format_version": 1, "form": "full", "agents": [{"role": "a", "folder": 5}]}', r"the folders are \[5\]"),
+        (
+            '{"format_version": 1, "form": "full", "agents": [{"role": "%s", "folder": "a"}]}' % ("a" * 101),
+            "at most 100",
+        ),
+    ],
+)
+def test_a_damaged_team_file_is_named(text, problem, tmp_path):
+    (tmp_path / "team.json").write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        AgentTeam.from_pretrained(str(tmp_path))
+
+
 @pytest.mark.parametrize("folder", ["../other", "agents/../../other", "/tmp/other", "..\\other", "C:other"])
 def test_a_team_file_names_only_folders_of_the_team(folder, tmp_path):
     tiny_team().save_pretrained(tmp_path / "team")

@@ -19,7 +19,7 @@ from typing import Any
 
 import trl_multiagent
 from trl_multiagent.folders import is_collection
-from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, leaving_signals_to_children
+from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, end_on_signal, leaving_signals_to_children
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 
@@ -313,11 +313,8 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    try:
+    with end_on_signal("trl-multiagent", list):  # while libraries are imported; a run has a line of its own
         run_command(argv)
-    except KeyboardInterrupt:  # while libraries are imported; a run has a line of its own
-        print("trl-multiagent: ended by Ctrl-C.", file=sys.stderr)
-        sys.exit(130)
 
 
 def run_command(argv: Sequence[str] | None) -> None:

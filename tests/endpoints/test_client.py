@@ -146,6 +146,13 @@ def test_garbage_is_an_error_of_its_request_and_is_asked_again(name, tmp_path):
     assert [x.text for x in answers] == ["fine", "fine"]
 
 
+@pytest.mark.parametrize("charset", ["zlib_codec", "rot13", "undefined", "utf-16"])
+def test_an_answer_is_utf_8_whatever_it_says(charset, tmp_path):
+    reply = Reply(OPENAI_TEXT.replace("late", "é"), content_type=f"application/json; charset={charset}")
+    with endpoint_server(lambda request, number: reply) as server:
+        assert [x.text for x in make_client(server, tmp_path).ask([question()])] == ["é"]
+
+
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("status", [200, 500])
 def test_no_more_of_an_answer_is_read_than_the_limit(api, status, tmp_path, monkeypatch):

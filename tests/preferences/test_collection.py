@@ -19,7 +19,7 @@ from trl_multiagent.preferences import PreferenceConfig, collect_preferences, lo
 from trl_multiagent.preferences.collection import seeded
 from trl_multiagent.preferences.rows import check_preferences
 
-from tiny import FORMS, Workflow, count_reward, team_of, tiny_environment, tiny_items, tiny_team
+from tiny import FORMS, Workflow, count_reward, flip, team_of, tiny_environment, tiny_items, tiny_team
 
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -160,7 +160,11 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     every = collect(folder, environment=nothing, pair_selection="all", preference_pairs_per_sample=None)
     assert len(every) == facts(folder)["numbers"]["pairs_possible"] > len(collected[0])
     assert {row["aux_chosen"] for row in collected[0]} <= {row["aux_chosen"] for row in every}
-    (folder / "candidates" / "chunk_00001.jsonl").write_text("{}")
+    chunk = folder / "candidates" / "chunk_00001.jsonl"
+    chunk.write_text(chunk.read_text().replace('"reward": ', '"reward": 1', 1))  # one digit more
+    with pytest.raises(ValueError, match=r"chunk_00001\.jsonl is damaged: it has changed"):
+        collect(folder, environment=nothing)
+    chunk.write_text("{}")
     with pytest.raises(ValueError, match=r"chunk_00001\.jsonl is damaged"):
         collect(folder, environment=nothing)
 
@@ -275,6 +279,12 @@ def test_an_environment_with_a_state_continues_with_it(tmp_path):
     broken.fail_at = 3
     with pytest.raises(TaskError):
         collect(tmp_path / "broken", environment=broken)
+    state = tmp_path / "broken" / "candidates" / "environment_00001.pt"
+    whole_state = state.read_bytes()
+    flip(state)
+    with pytest.raises(ValueError, match=r"environment_00001\.pt is damaged"):
+        collect(tmp_path / "broken", environment=Stateful())
+    state.write_bytes(whole_state)
     assert collect(tmp_path / "broken", environment=Stateful()).to_list() == whole.to_list()
     assert set(whole["chosen_metric_reward"]) == {7.0}
 

@@ -17,7 +17,7 @@ from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
-from tiny import count_reward, same_teams, tiny_items
+from tiny import count_reward, flip, same_teams, tiny_items
 
 
 ROOT = Path(__file__).parents[2]
@@ -201,6 +201,11 @@ def test_rounds(run, capsys):
     run("madpo_iter", "copied", *argv)
     run("madpo_iter", "killed", *argv)
     assert "is complete" in capsys.readouterr().out and scored == []
+    Path("copied/_rounds/round_1/results.json").unlink()
+    flip(Path("copied/_rounds/teams/round_0/agents/aux/model.safetensors"))  # the comparator of the second round
+    with pytest.raises(SystemExit):
+        run("madpo_iter", "copied", *argv)
+    assert "teams/round_0 is damaged: agents/aux/model.safetensors." in capsys.readouterr().err
     longer = ["3" if x == "2" else x for x in argv]  # one more round
     run("madpo_iter", "killed", *longer)
     assert Path("killed/_rounds/teams/round_3/team.json").is_file()

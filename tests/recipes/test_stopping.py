@@ -250,6 +250,53 @@ def test_no_other_seed_starts_after_a_signal():
     assert done.stdout.splitlines() == ["seed_0: complete", "seed_0", "0"], done.stderr
 
 
+# Reproduces an experiment whose training gets a signal in its last step
+REPRODUCTION = """
+import os, subprocess, sys
+from trl_multiagent.recipe import reproduce, seeds
+
+def train(*arguments):
+    first = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.kill(os.getppid(), 15); time.sleep(1)"
+    return seeds.run_all({"seed_0": [sys.executable, "-c", first]}, 1, print, None), ["seed_0"]
+
+seeds.train_with_seeds = train
+sys.exit(reproduce.reproduce("needed", {}, [0], 1, seeds.Path("x"), []))
+"""
+
+
+def test_no_evaluation_starts_after_a_signal():
+    variables = {**os.environ, COMMAND_VARIABLE: "trl-multiagent reproduce needed"}
+    done = subprocess.run([sys.executable, "-c", REPRODUCTION], capture_output=True, text=True, env=variables)
+    line = "trl-multiagent reproduce needed: ended by SIGTERM. Go on with: trl-multiagent reproduce needed"
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (143, line), done.stderr
+    assert "complete" in done.stdout and "Published" not in done.stdout
+
+
+# A command that gets a signal when it imports its first slow library
+LOADING = """
+import os, sys
+from trl_multiagent import cli
+
+class Signal:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            os.kill(os.getpid(), int(sys.argv.pop()))
+
+sys.meta_path.insert(0, Signal())
+cli.main(sys.argv[1:-1])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_loads_libraries(number):
+    command = ["train", "magrpo", "--task", "needed", "--config", "needed_rule"]
+    argv = [sys.executable, "-c", LOADING, *command, str(int(number))]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    line = f"trl-multiagent: ended by {name}. Go on with: trl-multiagent {' '.join(command)}\n"
+    assert (done.returncode, done.stderr) == (128 + number, line)
+
+
 def test_the_mechanism_of_transformers_is_refused(tmp_path):
     for config in (MAGRPOConfig, MADPOConfig):
         with pytest.raises(ValueError, match=r"`enable_jit_checkpoint`.*a recipe saves a checkpoint at SIGTERM"):

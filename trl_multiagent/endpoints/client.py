@@ -295,6 +295,7 @@ async def read_body(response: Any) -> None:
             if len(body) > MAX_BODY:
                 raise ReadError(f"the answer is longer than {MAX_BODY} bytes")
     response.stream = ByteStream(bytes(body))
+    response.encoding = "utf-8"  # as JSON has; the answer could name one that is no encoding of texts
 
 
 def as_count(value: Any) -> int | None:

@@ -23,6 +23,7 @@ PASSED_HIDDEN = "passed_hidden"
 
 # Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a name
 RESERVED_ROLES = ("shared", "default")
+MAX_ROLE = 100  # characters; names are in prompts, too
 
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
@@ -35,8 +36,9 @@ def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     if not roles:
         raise ValueError("A team needs at least one agent, but the list of roles is empty.")
     for role in roles:
-        if not isinstance(role, str) or not role.isidentifier() or keyword.iskeyword(role):
-            raise ValueError(f"Roles name folders and modules: {role!r} must be a Python identifier and no keyword.")
+        if not isinstance(role, str) or not role.isidentifier() or keyword.iskeyword(role) or len(role) > MAX_ROLE:
+            rule = f"must be a Python identifier and no keyword, of at most {MAX_ROLE} characters"
+            raise ValueError(f"Roles name folders and modules: {str(role)[:MAX_ROLE]!r} {rule}.")
         if role.casefold() in RESERVED_ROLES:
             raise ValueError(f"{role!r} is a name that the files of a team need: choose another name for this role.")
     if len({role.casefold() for role in roles}) < len(roles):

@@ -30,6 +30,7 @@ class Request:
     signal: int | None = None  # the one that asked it to end
     is_expected: bool = False  # whether the program handles signals, see `end_on_signal`
     waits: bool = False
+    passed_on: int | None = None  # the first one that a launcher has passed on, after which it starts nothing else
 
 
 REQUEST = Request()
@@ -99,24 +100,22 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -
 
 
 @contextlib.contextmanager
-def leaving_signals_to_children() -> Iterator[list[int]]:
+def leaving_signals_to_children() -> Iterator[None]:
     """
-    Makes a launcher wait until the program that it has started ends at Ctrl-C, which a terminal sends to both, and SIGTERM. Yields the list
-    of the signals that it got.
+    Makes a launcher wait until the program that it has started ends at Ctrl-C, which a terminal sends to both, and SIGTERM.
+    `REQUEST.passed_on` is the first signal that it got.
     """
     import psutil  # a requirement of accelerate
 
-    received: list[int] = []
-
     def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+        REQUEST.passed_on = REQUEST.passed_on or number
         for process in psutil.Process().children():
             # SIGTERM also for a SIGINT that only the launcher got: after a Ctrl-C, it has no effect, but a second SIGINT would end at once
             process.send_signal(signal.SIGTERM)
 
     before = {number: signal.signal(number, forward) for number in NAMES}
     try:
-        yield received
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

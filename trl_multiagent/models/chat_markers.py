@@ -56,9 +56,9 @@ def fold(character: str) -> str:
     characters that are not visible.
     """
     return "".join(
-        " " if x.isspace() or x == "▁" else x
-        for x in unicodedata.normalize("NFKD", character).casefold()
-        if x.isspace() or unicodedata.category(x) not in ("Mn", "Cf", "Cc")
+        " " if x.isspace() or x == "▁" else x.casefold()
+        for x in unicodedata.normalize("NFKD", character)
+        if x.isspace() or unicodedata.category(x) not in ("Mn", "Mc", "Me", "Cf", "Cc")
     )
 
 

@@ -6,6 +6,8 @@ the environment on the chunk, so neither an interruption nor the number of proce
 """
 
 import contextlib
+import hashlib
+import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,13 @@ from transformers.utils import logging
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
-from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
+from trl_multiagent.jobs.identity import (
+    checksum_of_file,
+    checksum_of_weights,
+    describe_agent,
+    describe_environment,
+    digest_of_rows,
+)
 from trl_multiagent.jobs.processes import fail_together, start_processes
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
@@ -165,8 +173,10 @@ class _Collection:
         own = range(index, len(self.chunks), count)
         missing = [number for number in own if not self.stage.has(CHUNK_FILE.format(number))]
         if missing and self.stage.has(STATE_FILE.format(missing[0] - count)):
-            state = torch.load(self.folder / STATE_FILE.format(missing[0] - count), weights_only=True)
-            self.environment.load_state_dict(state)
+            path = self.folder / STATE_FILE.format(missing[0] - count)
+            if self.read_chunk(missing[0] - count)[0].get("state") not in (None, checksum_of_file(path)):
+                raise ValueError(f"{path} is damaged. Remove {path.parent}, and start again.")
+            self.environment.load_state_dict(torch.load(path, weights_only=True))
         sampler = team_sampler(self.team, self.config, f"{self.config.seed}/{self.round}/team")
         sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
         parts, left = ([self.chunks[number] for number in numbers] for numbers in (own, missing))
@@ -178,6 +188,8 @@ class _Collection:
                 if state:
                     with replacing(self.folder / STATE_FILE.format(number)) as path:
                         torch.save(state, path)
+                    lines[0]["state"] = checksum_of_file(self.folder / STATE_FILE.format(number))
+                lines = [{**line, "checksum": checksum_of_record(line)} for line in lines]
                 self.stage.save(CHUNK_FILE.format(number), lines)
                 bar.update(len(lines))
 
@@ -257,21 +269,20 @@ class _Collection:
 
     # The dataset
 
-    def read_records(self) -> list[dict[str, Any]]:
-        """Reads the candidates of all items, in order. A chunk that is missing or damaged is an error."""
-        records = []
-        for number, chunk in enumerate(self.chunks):
-            path = CHUNK_FILE.format(number)
-            lines = self.stage.read(path)
-            if [line.get("index") for line in lines] != list(chunk):
-                raise ValueError(f"{self.folder / path} is damaged: it lacks items. Remove it, and start again.")
-            records += lines
-        return records
+    def read_chunk(self, number: int) -> list[dict[str, Any]]:
+        """Reads the candidates of a chunk. One that is missing or damaged is an error."""
+        path = CHUNK_FILE.format(number)
+        lines = self.stage.read(path)
+        if [line.get("index") for line in lines] != list(self.chunks[number]):
+            raise ValueError(f"{self.folder / path} is damaged: it lacks items. Remove it, and start again.")
+        if any(line.pop("checksum", None) not in (None, checksum_of_record(line)) for line in lines):
+            raise ValueError(f"{self.folder / path} is damaged: it has changed. Remove it, and start again.")
+        return lines
 
     def write_dataset(self) -> None:
         """Pairs the candidates, and writes the dataset, its card and the picture."""
         config, roles = self.config, self.team.roles
-        records = self.read_records()
+        records = [record for number in range(len(self.chunks)) for record in self.read_chunk(number)]
         pairs = [pairs_of(record) for record in records]
         limit, selected = config.preference_pairs_per_sample, []
         for record, of_item in zip(records, pairs, strict=True):
@@ -313,6 +324,11 @@ class _Collection:
 def finished_chunks(folder: Path, number: int) -> int:
     """Counts the chunks that a folder holds, of a number of them."""
     return sum((folder / CHUNK_FILE.format(k)).is_file() for k in range(number))
+
+
+def checksum_of_record(record: dict[str, Any]) -> str:
+    """Computes the SHA-256 digest of a record as it is written, without its own entry `checksum`."""
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 def joint_answers(node: Node, by: str) -> list[dict[str, Any]]:

@@ -50,6 +50,7 @@ ROUNDS_FOLDER = "_rounds"
 TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 RESULTS_FILE = "results.json"  # of a round, written last
 BEFORE_FILE = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(0)}/before.json"  # the task's reward of the base
+BASE_FILE = "_base.json"  # the checksums of the saved base
 # Settings that may differ when a run is continued, by section
 FREE_SECTIONS = ("output", "wandb")
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
@@ -191,10 +192,13 @@ class PreferenceRun:
         """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
         recipe, source = self.recipe, self.team_before(number)
         is_compared = self.preferences.comparator_policy == "history"
-        for k in {number, number - self.preferences.comparator_history_k * is_compared}:
-            if k > 0:
-                folder = self.teams_folder / ROUND_FOLDER.format(k)
-                check_team_files(str(folder), results[k - 1].get("team", {}))  # none in runs of earlier releases
+        checksums = {
+            k: result.get("team", {}) for k, result in enumerate(results, start=1)
+        }  # none in earlier releases
+        if number > 0 and self.stage.has(BASE_FILE):
+            checksums[0] = self.stage.result(BASE_FILE)
+        for k in {number, max(0, number - self.preferences.comparator_history_k) if is_compared else number}:
+            check_team_files(str(self.teams_folder / ROUND_FOLDER.format(k)), checksums.get(k, {}))
         preferences, collection = self.collect(number, source)
         chosen = self.replayed(number, preferences) if self.in_rounds else preferences
         if len(chosen) == 0:
@@ -327,10 +331,11 @@ class PreferenceRun:
         if number > 0:
             return str(folder)
         keeps_base = self.in_rounds and self.preferences.comparator_policy == "history"
-        if keeps_base and not (folder / TEAM_FILE).is_file():
+        if keeps_base and not ((folder / TEAM_FILE).is_file() and self.stage.has(BASE_FILE)):
             with without_sharding(self.recipe.training_args):
                 team = self.recipe.load_team(self.roles)
             self.save_team(0, lambda path: team.save_pretrained(path) if self.state.is_main_process else None)
+            self.stage.save_result(BASE_FILE, checksums_of_node(folder))
         return None
 
     def save_team(self, number: int, save: Callable[[str], None]) -> None:

@@ -1,5 +1,6 @@
 """Reproduces named experiments: a team and its control for several seeds, beside the numbers that were published."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, NAMES, REQUEST, leaving_signals_to_children
 from trl_multiagent.report.tables import text_table
 
 
@@ -42,20 +44,25 @@ def reproduce(
     algorithm, *argv = shlex.split(experiment["train"])
     prog = f"trl-multiagent reproduce {name}"
     argv = [*argv, *more, "--output_dir", str(folder)]
-    status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds, num_jobs)
-    evaluation = [*shlex.split(experiment["evaluate"]), "--output_dir", str(folder / "evaluation")]
-    command = ["evaluate", *map(str, runs), *evaluation]
-    if status == 0 and "--dry_run" in more:
-        print(f"Then: trl-multiagent {shlex.join(command)}")
-    elif status == 0:
-        status = run_command(command)
-    if status == 0 and "published" in experiment:
-        print("\n".join(["", "Published:", *text_table(experiment["published"]), ""]), flush=True)
-    if status == 0 and "--dry_run" not in more:
-        status = run_command(["report", str(folder)])
+    with leaving_signals_to_children():
+        status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds, num_jobs)
+        evaluation = [*shlex.split(experiment["evaluate"]), "--output_dir", str(folder / "evaluation")]
+        command = ["evaluate", *map(str, runs), *evaluation]
+        if status == 0 and "--dry_run" in more:
+            print(f"Then: trl-multiagent {shlex.join(command)}")
+        elif status == 0:
+            status = run_command(command, prog)
+        if status == 0 and "published" in experiment:
+            print("\n".join(["", "Published:", *text_table(experiment["published"]), ""]), flush=True)
+        if status == 0 and "--dry_run" not in more:
+            status = run_command(["report", str(folder)], prog)
     return status
 
 
-def run_command(arguments: Sequence[str]) -> int:
-    """Runs a command of `trl-multiagent`. Returns its exit status."""
-    return subprocess.run([sys.executable, "-m", "trl_multiagent.cli", *arguments]).returncode
+def run_command(arguments: Sequence[str], prog: str) -> int:
+    """Runs a command of `trl-multiagent`, unless a signal has asked the program `prog` to end. Returns its exit status."""
+    if REQUEST.passed_on is None:
+        return subprocess.run([sys.executable, "-m", "trl_multiagent.cli", *arguments]).returncode
+    again = os.environ.get(COMMAND_VARIABLE, "the same command")
+    print(f"{prog}: ended by {NAMES[REQUEST.passed_on]}. Go on with: {again}", file=sys.stderr)
+    return 128 + REQUEST.passed_on

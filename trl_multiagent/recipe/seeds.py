@@ -17,7 +17,7 @@ from accelerate import PartialState
 
 from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.jobs.stopping import leaving_signals_to_children
+from trl_multiagent.jobs.stopping import REQUEST, leaving_signals_to_children
 from trl_multiagent.recipe.report import make_report
 from trl_multiagent.recipe.run import end_on_wrong_input, read_settings
 from trl_multiagent.report.curves import seed_table, series_of
@@ -151,10 +151,10 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
     """
     waiting, slots, status = dict(commands), [*range(num_jobs)], 0
     running: dict[str, tuple[subprocess.Popen, int]] = {}
-    with leaving_signals_to_children() as received, contextlib.ExitStack() as stack:
+    with leaving_signals_to_children(), contextlib.ExitStack() as stack:
         while running or (waiting and not status):
-            if received and waiting:  # a run that was in its last step is complete, but no other may start
-                status = status or -received[0]
+            if REQUEST.passed_on and waiting:  # a run that was in its last step is complete, but no other may start
+                status = status or -REQUEST.passed_on
             while waiting and slots and not status:
                 name, slot = next(iter(waiting)), slots.pop()
                 output = None

@@ -1,6 +1,7 @@
 """Makes the data of the page of a run, and of one that compares runs, from the files that runs leave behind."""
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE,
 from trl_multiagent.report.curves import curves, group_table, run_table, series_of
 from trl_multiagent.report.trees import Row, tree_page
 
+
+logger = logging.getLogger(__name__)
 
 # Settings and sections in which the runs of a group may differ
 OF_ONE_RUN = {"seed", "data_seed", "output_dir", "run_name", "resume_from_checkpoint", "resume_changes"}
@@ -77,10 +80,21 @@ def by_path(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads a file with one JSON value per line; a missing file has none. A process that was killed may have left its last line unfinished."""
+    """
+    Reads a file with one JSON value per line; a missing file has none. A process that was killed may have left its last line unfinished, and
+    one whose disk was full for a while others, which are left out with a warning.
+    """
     with naming_damage(path):
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-        return [json.loads(line) for line in lines]
+    values, number_unreadable = [], 0
+    for line in lines:
+        try:
+            values.append(json.loads(line))
+        except ValueError:
+            number_unreadable += 1
+    if number_unreadable:
+        logger.warning("%s: %d of %d lines are damaged, and left out.", path, number_unreadable, len(lines))
+    return values
 
 
 def without_secrets(text: str) -> str:

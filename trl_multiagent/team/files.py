@@ -4,14 +4,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
-from trl_multiagent.folders import ADAPTER_CONFIG, TEAM_FILE
+from trl_multiagent.folders import ADAPTER_CONFIG, TEAM_FILE, read_json
 from trl_multiagent.models.pretrained import find_file, load_model, seeded
 
 
@@ -45,19 +45,26 @@ def read_team_file(path: str | Path) -> TeamFile:
     Reads `team.json`.
 
     Raises:
-        ValueError: the file has another format version, roles that cannot name agents, or a folder that is not in the team's.
+        ValueError: the file is damaged, has another format version, roles that cannot name agents, or a folder that is not in the team's.
     """
-    contents = json.loads(Path(path).read_text())
-    version = contents.get("format_version")
+    contents = read_json(Path(path))
+    version = contents.get("format_version") if isinstance(contents, dict) else None
     if version != FORMAT_VERSION:
         raise ValueError(f"{path} has the format version {version!r}; this release reads version {FORMAT_VERSION}.")
-    check_roles([agent["role"] for agent in contents["agents"]])
-    folders = {agent["role"]: agent["folder"] for agent in contents["agents"]}
+    try:
+        places = [(agent["role"], agent["folder"]) for agent in contents["agents"]]
+        form: Form = contents["form"]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}.") from error
+    check_roles([role for role, _ in places])
+    folders = dict(places)
+    if form not in get_args(Form) or not all(isinstance(folder, str) for folder in folders.values()):
+        raise ValueError(f"{path} is damaged: its form is {form!r}, and the folders are {list(folders.values())}.")
     for role, folder in folders.items():
-        places = PureWindowsPath(folder)  # which takes both kinds of separators
-        if places.anchor or ".." in places.parts:
+        place = PureWindowsPath(folder)  # which takes both kinds of separators
+        if place.anchor or ".." in place.parts:
             raise ValueError(f"{path} says that {role!r} is in {folder!r}, which is not a folder of the team.")
-    return TeamFile(contents["form"], folders)
+    return TeamFile(form, folders)
 
 
 # Loading
