@@ -9,6 +9,7 @@ from forked import FORKING
 
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+FORKED_CHILDREN = Path(__file__).parent / "helpers" / "forked_children.py"
 # A line of each one's table
 TABLES = {
     "actor_critic": "demo, ",
@@ -41,7 +42,7 @@ def test_smoke(name, forked, tmp_path):
     environment = {"PYTHONPATH": str(BENCHMARKS.parent), "TRL_MULTIAGENT_CACHE": str(tmp_path / "cache")}
     environment |= FORKING
     script = BENCHMARKS / f"{name}.py"
-    done = forked.run(script, "--smoke", "--output", output, cwd=tmp_path, environment=environment)
+    done = forked.run(FORKED_CHILDREN, script, "--smoke", "--output", output, cwd=tmp_path, environment=environment)
     assert done.codes == [0], done.stdout[-2000:] + done.stderr[-4000:]
     assert any(line.startswith(TABLES[name]) for line in done.stdout.splitlines()), done.stdout
     assert json.loads(output.read_text())

@@ -3,8 +3,6 @@
 import hashlib
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,8 +21,18 @@ from tiny import tiny_team, write_problems
 ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = [f"agents/{role}/model.safetensors" for role in ("aux", "main")]
 TEAM_FILES = {"README.md", "team.json", *WEIGHTS, "agents/main/config.json", "agents/aux/tokenizer.json"}
-# `accelerate launch`, which has imported what its processes need
-LAUNCHER = "import trl_multiagent.recipe.training; from accelerate.commands.launch import main; main()"
+# `accelerate launch` in a process that is forked from the client's, which has imported what its processes need
+LAUNCH = """
+import os
+from pathlib import Path
+from forked import run_script
+pid = os.fork()
+if pid == 0:
+    del os.environ["HF_TOKEN"]
+    os.environ.update(environment)
+    run_script(["-m", "accelerate.commands.launch", *arguments], root, Path(folder), 0)
+result = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
 TRAINER = """
 from tiny import tiny_items, tiny_trainer
 def trainer(**arguments):
@@ -490,8 +498,8 @@ def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
     """The script is launched as users launch it. Only one process pushes, and the pushed team is the trained one."""
     data = tmp_path / "problems.jsonl"
     write_problems(data, 4)
-    command = [
-        *(sys.executable, "-c", LAUNCHER, "--config_file", "accelerate_configs/ddp.yaml"),
+    arguments = [
+        *("--config_file", "accelerate_configs/ddp.yaml"),
         *("recipes/code_generation/train_magrpo.py", "--config"),
         *("recipes/code_generation/configs/magrpo_he_config.yaml", "--override", f"agent_model.name={tiny_model}"),
         *(f"dataset.name={data}", "dataset.type=humaneval", "dataset.train_split=train", "dataset.eval_split=null"),
@@ -500,10 +508,8 @@ def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
         *("magrpo.eval_interval=0", "magrpo.max_completion_length=8", "magrpo.logging_steps=1"),
         *("magrpo.save_strategy=no", "magrpo.learning_rate=0.01"),
     ]
-    env = server.environment(tmp_path / "home", token=None) | FORKING
-    env["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    code = client(LAUNCH, arguments=arguments, environment=FORKING, root=str(ROOT), folder=str(tmp_path))
+    assert code == 0, (tmp_path / "stderr_0").read_text()[-4000:]
     (folder,) = (tmp_path / "runs").iterdir()
     repo = server.repos["user/recipe"]
     assert repo.messages == ["initial commit", "End of training"]

@@ -12,12 +12,14 @@ from trl_multiagent.settings.read import ACCELERATE, CONFIGS, RECIPES
 
 
 ROOT = Path(__file__).resolve().parents[1]
-# `trl-multiagent`, which runs what it would launch in its own process
-COMMAND = """
+# `trl-multiagent` with each of its arguments, which runs what it would launch in its own process
+COMMANDS = """
+import sys
 from accelerate.commands import launch
 from trl_multiagent import cli
 launch.launch_command = lambda options: cli.main(options.training_script_args)
-cli.main()
+for config in sys.argv[1:]:
+    cli.main(["train", "magrpo", "--config", config, "--accelerate_config", "single", "--dry_run"])
 """
 
 
@@ -47,24 +49,9 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
     assert "Project-URL: Repository, https://" in metadata
 
-    for config, agents in (("magrpo_demo", "aux: demo, main: demo"), ("writer_editor", "writer: demo, editor: demo")):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                COMMAND,
-                "train",
-                "magrpo",
-                "--config",
-                config,
-                "--accelerate_config",
-                "single",
-                "--dry_run",
-            ],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0 and agents in done.stdout, done.stderr
+    command = [sys.executable, "-c", COMMANDS, "magrpo_demo", "writer_editor"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for agents in ("aux: demo, main: demo", "writer: demo, editor: demo"):
+        assert agents in done.stdout

@@ -125,20 +125,29 @@ def launch(command, processes, cwd, environment, folder) -> list[int]:
 
 
 def run_script(command, cwd, folder: Path, rank: int) -> None:
-    """
-    Never returns: the end of the script, by an error too, is the end of the process. It ends without the half second that Python
-    takes to tear down the libraries.
-    """
+    """Never returns, as [`run_to_the_end`]."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, stream in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / f"{stream}_{rank}", os.O_WRONLY | os.O_CREAT), number)
     faulthandler.dump_traceback_later(DEADLINE, exit=True)
     os.chdir(cwd)
-    sys.argv = command
-    sys.path.insert(0, str(Path(command[0]).parent))
+    run_to_the_end(command)
+
+
+def run_to_the_end(command) -> None:
+    """
+    Runs a script, or a module after `-m`. Never returns: its end, by an error too, is the end of the process. It ends without the half second
+    that Python takes to tear down the libraries.
+    """
     code = 0
     try:
-        runpy.run_path(command[0], run_name="__main__")
+        if command[0] == "-m":
+            sys.argv = command[1:]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = command
+            sys.path.insert(0, str(Path(command[0]).parent))
+            runpy.run_path(command[0], run_name="__main__")
     except SystemExit as exit:
         code = exit.code or 0
         if not isinstance(code, int):

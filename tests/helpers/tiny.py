@@ -71,16 +71,6 @@ def other_model(architecture: str, sliding_window: int = 4) -> PreTrainedModel:
         return transformers.GPT2LMHeadModel(
             transformers.GPT2Config(n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **size)
         )
-    elif architecture == "bloom":  # ALiBi, which takes no positions
-        size = {
-            "vocab_size": 258,
-            "hidden_size": 32,
-            "n_layer": 2,
-            "n_head": 2,
-            "eos_token_id": 256,
-            "pad_token_id": 257,
-        }
-        return transformers.BloomForCausalLM(transformers.BloomConfig(initializer_range=0.3, **size))
     elif architecture == "lfm2":  # a layer keeps a state of its own
         size |= {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 1, "intermediate_size": 64}
         return transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**size))

@@ -241,12 +241,14 @@ print(run_all(commands, 1, print, Path(".")))
 """
 
 
-def test_no_other_seed_starts_after_a_signal():
+def test_no_other_seed_starts_after_a_signal(forked, tmp_path):
     """Also if the run of the first seed was in its last step and is complete."""
     first = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), 15)\ntime.sleep(1)"
-    done = subprocess.run([sys.executable, "-c", SEEDS, first, "print('other')"], capture_output=True, text=True)
+    script = tmp_path / "seeds.py"
+    script.write_text(SEEDS)
+    done = forked.run(script, first, "print('other')")
     assert done.stdout.splitlines() == ["seed_0: complete", "seed_0", "-15"], done.stderr
-    done = subprocess.run([sys.executable, "-c", SEEDS, first], capture_output=True, text=True)
+    done = forked.run(script, first)
     assert done.stdout.splitlines() == ["seed_0: complete", "seed_0", "0"], done.stderr
 
 

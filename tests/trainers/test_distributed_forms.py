@@ -32,14 +32,16 @@ LAUNCHES = {
 # Offloading moves the shards of ZeRO-3 and nothing else, so what runs with it need not run without
 OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts", "adapters as critics"]
 # ZeRO-2 does what ZeRO-1 does, and shards gradients besides
-PARTITIONED = ["full", "shared", "lora", "lora and whole modules", "frozen partner", "experts", "critics"]
-PARTITIONED += ["adapters as critics", "value heads", "workflow", "preferences", REWARD_MODEL]
+PARTITIONED = ["full", "shared", "lora", "frozen partner", "experts", "critics", "adapters as critics", "workflow"]
+PARTITIONED += ["preferences", REWARD_MODEL]
+# Under ZeRO-3, "lora" recomputes activations, too, and "workflow" and "value heads" shard what the last two do
+SHARDED_BY_OTHERS = ["frozen adapter", "full, recomputed", "workflow in episodes", "workflow with critics"]
 CASES_OF = {
     "DDP": CASES,
     "ZeRO-1": ["full", "lora"],
     "ZeRO-2": PARTITIONED,
     # The preferences have a frozen adapter
-    "ZeRO-3": [case for case in CASES if case == "full" or case not in [*OFFLOADED, "frozen adapter"]],
+    "ZeRO-3": [case for case in CASES if case == "full" or case not in [*OFFLOADED, *SHARDED_BY_OTHERS]],
     OFFLOAD: OFFLOADED,
 }
 

@@ -1,0 +1,39 @@
+"""Runs a script, and forks the scripts that it starts as processes of its own: `forked_children.py SCRIPT ARGUMENTS`."""
+
+import atexit
+import faulthandler
+import os
+import subprocess
+import sys
+
+from forked import run_to_the_end
+
+
+class Popen(subprocess.Popen):
+    """Other programs are started as ever, and modules, too."""
+
+    def _execute_child(self, command, *others):
+        command = [str(part) for part in command]
+        if command[0] != sys.executable or not command[1].endswith(".py"):
+            return super()._execute_child(command, *others)
+        environment, pipes = others[5], others[9:15]
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            for number, end in enumerate((pipes[0], pipes[3], pipes[5])):
+                if end != -1:
+                    os.dup2(end, number)
+            os.closerange(3, 1024)  # a sibling would not see that its input has ended
+            atexit._clear()  # the temporary folders of this process are not the child's to delete
+            os.environ.clear()
+            os.environ.update(environment)
+            run_to_the_end(command[1:])
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
+if __name__ == "__main__":
+    # A forked process cannot set or cancel a deadline while this one has one
+    faulthandler.cancel_dump_traceback_later()
+    subprocess.Popen = Popen
+    run_to_the_end(sys.argv[1:])
