@@ -17,7 +17,7 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import Setting
 from trl_multiagent.recipe import folders
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
-from trl_multiagent.recipe.recipe import build_recipe
+from trl_multiagent.recipe.prepared import prepare_run
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.recipe.training import parse_recipe, set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
@@ -203,7 +203,7 @@ def test_turn_weights_without_a_handoff_mean_a_random_one(parse):
 
 
 def test_wandb(parse, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_available_reporting_integrations", lambda: ["wandb"])
+    monkeypatch.setattr("trl_multiagent.recipe.prepared.get_available_reporting_integrations", lambda: ["wandb"])
     recipe = parse({"wandb": {"project": "p", "run_name": "r", "tags": ["a", "b"], "dir": "d"}})
     assert recipe.training_args.report_to == ["wandb"]
     assert recipe.training_args.run_name == "r"
@@ -225,7 +225,7 @@ def test_wandb_gets_its_section_as_environment_variables(monkeypatch):
 
 
 def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_available_reporting_integrations", list)
+    monkeypatch.setattr("trl_multiagent.recipe.prepared.get_available_reporting_integrations", list)
     assert "not installed" in error_of({"wandb": {"project": "p"}})
     assert "not installed" in parse({"wandb": {"project": "p"}}, "--dry_run").stderr
 
@@ -329,7 +329,7 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
     ],
 )
 def test_a_push_that_cannot_work(parse, error_of, monkeypatch, push, problem):
-    monkeypatch.setattr("trl_multiagent.recipe.recipe.get_token", lambda: None)
+    monkeypatch.setattr("trl_multiagent.recipe.prepared.get_token", lambda: None)
     section = {"push_to_hub": True, "hub_token": "hf_x", **push}
     assert problem in error_of({"magrpo": section})
     if "token" in problem:
@@ -365,7 +365,7 @@ def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
     sections = {"agent_model": {"top_k": None}, "magrpo": {"rollout_buffer_size": 11, "num_turns": 2}}
     recipe = parse(sections, "--override", "magrpo.agent_learning_rate=3e-5", "--num_generations", "4")
     settings = check_settings("magrpo", TASK, yaml.safe_load(yaml.safe_dump(recipe.merged)))
-    again = build_recipe(settings, make_training_args(settings))
+    again = prepare_run(settings, make_training_args(settings))
     assert again.merged == recipe.merged
     assert again.training_args.to_dict() == recipe.training_args.to_dict()
 

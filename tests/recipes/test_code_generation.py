@@ -17,7 +17,7 @@ from trl_multiagent.environments.code_generation import environment as code_envi
 from trl_multiagent.environments.code_generation.feedback import MODES
 from trl_multiagent.environments.code_generation.task import TASK
 from trl_multiagent.recipe.models import make_loader
-from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.recipe.prepared import PreparedRun
 from trl_multiagent.recipe.training import parse_recipe
 
 from tiny import byte_tokenizer, tiny_llama
@@ -189,7 +189,7 @@ def test_a_checkpoint_of_another_run_is_refused_before_models_are_loaded(
     saved_run, monkeypatch, capsys, changes, differences
 ):
     arguments, folder = saved_run
-    monkeypatch.setattr(Recipe, "load_team", lambda *args: pytest.fail("a team was loaded"))
+    monkeypatch.setattr(PreparedRun, "load_team", lambda *args: pytest.fail("a team was loaded"))
     changes = changes.format(folder=folder).split()
     resume = ["--max_steps", "3", "--resume_from_checkpoint", str(folder / "run" / "checkpoint-2")]
     with pytest.raises(SystemExit):
@@ -204,7 +204,7 @@ def test_the_rest_of_what_is_known_of_a_checkpoint_before_models_are_loaded(save
     arguments, folder = saved_run
     copy = shutil.copytree(folder / "run", tmp_path / "run")
     arguments = [str(copy) if x == str(folder / "run") else x.replace(str(folder), str(tmp_path)) for x in arguments]
-    monkeypatch.setattr(Recipe, "load_team", lambda *args: pytest.fail("a team was loaded"))
+    monkeypatch.setattr(PreparedRun, "load_team", lambda *args: pytest.fail("a team was loaded"))
 
     def refusal(*argv, steps=3):
         with pytest.raises(SystemExit):
@@ -219,7 +219,7 @@ def test_the_rest_of_what_is_known_of_a_checkpoint_before_models_are_loaded(save
     monkeypatch.setattr(code_environment, "main_prompt", lambda item, problem: "Write it.")
     assert "environment prompts: '" in refusal("true")
     monkeypatch.undo()
-    monkeypatch.setattr(Recipe, "load_team", lambda *args: pytest.fail("a team was loaded"))
+    monkeypatch.setattr(PreparedRun, "load_team", lambda *args: pytest.fail("a team was loaded"))
     weights = copy / "checkpoint-2" / "agents" / "aux" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     message = refusal("true")

@@ -165,7 +165,9 @@ def test_critics_are_trained_too(files, tmp_path):
 
 def test_command(files, capsys):
     find = mock.patch.object(memory, "find_file", wraps=memory.find_file)  # asks the Hub if the model is there
-    load = mock.patch.object(memory.Recipe, "load_datasets", autospec=True, side_effect=memory.Recipe.load_datasets)
+    load = mock.patch.object(
+        memory.PreparedRun, "load_datasets", autospec=True, side_effect=memory.PreparedRun.load_datasets
+    )
     with find as found, load as loaded:
         cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"])
     out = capsys.readouterr().out

@@ -13,7 +13,7 @@ from pairs import pairs
 from trl_multiagent import FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
 from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal
 from trl_multiagent.recipe.collection import run_collection
-from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.recipe.prepared import PreparedRun
 from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
@@ -110,7 +110,7 @@ def test_trainings_on_preferences(signalled, tiny_model, algorithm, monkeypatch,
     (optimizer,) = Path("ended").rglob("checkpoint-2/optimizer.pt")
     flip(optimizer)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as refused:
-        patch.setattr(Recipe, "load_team", None)  # no model is loaded
+        patch.setattr(PreparedRun, "load_team", None)  # no model is loaded
         run("ended")
     assert refused.value.code == 2
     assert "checkpoint-2 is damaged: changed since it was saved: optimizer.pt." in capsys.readouterr().err

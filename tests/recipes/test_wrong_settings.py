@@ -165,7 +165,7 @@ def no_loading(*args, **kwargs):
 
 @pytest.mark.parametrize("rule", RULES.strip().splitlines())
 def test_a_wrong_setting(folder, capsys, monkeypatch, rule):
-    monkeypatch.setattr("trl_multiagent.recipe.recipe.Recipe.load_team", no_loading)
+    monkeypatch.setattr("trl_multiagent.recipe.prepared.PreparedRun.load_team", no_loading)
     before = sorted(folder.rglob("*"))
     algorithm, _, rest = rule.partition(" ")
     if algorithm not in ALGORITHMS:

@@ -42,7 +42,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         environment = make_environment(settings, folder)
         from trl_multiagent.recipe.folders import check_folder
         from trl_multiagent.recipe.plan import agents, print_plan  # takes as long as TRL, like the one before
-        from trl_multiagent.recipe.recipe import first_rows, start_logging
+        from trl_multiagent.recipe.prepared import first_rows, start_logging
 
         def load_items() -> Dataset:
             dataset, _ = settings.task.load_datasets(task_settings(settings, folder))

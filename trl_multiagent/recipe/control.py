@@ -25,9 +25,9 @@ from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.processes import start_processes
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
-from trl_multiagent.recipe.recipe import Recipe, check_run, check_team
+from trl_multiagent.recipe.prepared import PreparedRun, check_run, check_team
 from trl_multiagent.recipe.run import settings_of
-from trl_multiagent.recipe.training import make_recipe, train
+from trl_multiagent.recipe.training import prepare_training, train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, read_yaml
@@ -104,30 +104,30 @@ class Control:
     def is_trained(self) -> bool:
         return self.stage.has(CONTROL_FILE)
 
-    def read_run(self) -> tuple[Recipe, Environment, Dataset]:
+    def read_run(self) -> tuple[PreparedRun, Environment, Dataset]:
         """Checks the settings and the items of the control's training, without loading a model. Wrong ones end the program."""
-        recipe = make_recipe(self.settings)
-        environment = recipe.make_environment()
-        check_team(recipe, environment.roles)
-        train_dataset, _ = recipe.load_datasets()
-        return recipe, environment, train_dataset
+        run = prepare_training(self.settings)
+        environment = run.make_environment()
+        check_team(run, environment.roles)
+        train_dataset, _ = run.load_datasets()
+        return run, environment, train_dataset
 
     def train(self) -> None:
         """Trains the control and saves it in its folder."""
-        recipe, environment, train_dataset = self.read_run()
-        args = recipe.training_args
-        with recipe.reservation:
-            check_run(recipe, environment, train_dataset)
+        run, environment, train_dataset = self.read_run()
+        args = run.training_args
+        with run.reservation:
+            check_run(run, environment, train_dataset)
             if self.stage.state.is_main_process:
                 self.stage.begin()
-            team = recipe.load_team(environment.roles)
+            team = run.load_team(environment.roles)
             measured = train_dataset.select(range(min(MEASURED_ITEMS, len(train_dataset))))
-            tokens = tokens_per_answer(team, environment, measured, recipe)
-            answers = args.rows_per_item * recipe.items_per_step  # of one batch of trees, in all processes
+            tokens = tokens_per_answer(team, environment, measured, run)
+            answers = args.rows_per_item * run.items_per_step  # of one batch of trees, in all processes
             args.max_steps = steps_at_cost(self.cost, answers, tokens, args.num_iterations)
             if args.lr_scheduler_type == SchedulerType.CONSTANT:
                 args.max_steps *= MOST_STEPS
-            recipe.merged[recipe.algorithm]["max_steps"] = args.max_steps
+            run.merged[run.algorithm]["max_steps"] = args.max_steps
             if args.process_index == 0:
                 print(
                     f"Training the control of {self.run_config} until it has {self.cost.env_steps} scored answers and "
@@ -135,7 +135,7 @@ class Control:
                     flush=True,
                 )
             stop = functools.partial(StopWhenSpent, cost=self.cost)
-            train(recipe, environment, team, train_dataset, None, stop)
+            train(run, environment, team, train_dataset, None, stop)
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 
@@ -198,9 +198,9 @@ def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iteration
     return math.ceil(batches) * num_iterations
 
 
-def tokens_per_answer(team: AgentTeam, environment: Environment, items: Sequence[dict], recipe: Recipe) -> float:
+def tokens_per_answer(team: AgentTeam, environment: Environment, items: Sequence[dict], run: PreparedRun) -> float:
     """Returns the mean number of tokens of the untrained control's answers, the same in all processes."""
-    args = recipe.training_args
+    args = run.training_args
     torch.manual_seed(args.seed)
     sampling = {name: getattr(args, name) for name in ("num_turns", "temperature", "top_p", "top_k")}
     sampling["max_new_tokens"] = args.max_completion_length

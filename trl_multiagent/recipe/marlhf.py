@@ -18,7 +18,7 @@ from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.recipe.models import check_models
 from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
 from trl_multiagent.recipe.preference_run import PreferenceRun
-from trl_multiagent.recipe.recipe import first_rows
+from trl_multiagent.recipe.prepared import first_rows
 from trl_multiagent.recipe.reward_model import check_base, check_files, checked_args, summary, train_reward_model
 from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.settings.algorithms import ALGORITHMS, RL_ALGORITHMS
@@ -53,7 +53,7 @@ class RewardRun(PreferenceRun):
         self.trained_with = self.reward.rl_algorithm
         self.reward_base = self.reward.reward_model_name or settings.model_list[0]
         check_models(f"{settings.algorithm}.reward_model_name", [self.reward_base], settings.task)
-        self.reward_args = make_reward_args(settings, self.reward, self.recipe.training_args)
+        self.reward_args = make_reward_args(settings, self.reward, self.prepared.training_args)
         check_base(self.reward_base, self.reward_args)
         self.reward_peft = make_reward_peft(settings.algorithm, self.reward)
 
@@ -80,7 +80,7 @@ class RewardRun(PreferenceRun):
         return preferences, numbers
 
     def scoring(self, number: int) -> Environment:
-        if number == 0 or self.recipe.arguments.get("preference_scoring_reward", "task") == "task":
+        if number == 0 or self.prepared.arguments.get("preference_scoring_reward", "task") == "task":
             return self.environment
         return self.with_reward_of(self.reward_folder(number - 1), score_task=False)
 
@@ -89,12 +89,12 @@ class RewardRun(PreferenceRun):
         return self.round_folder(number) / (REWARD_FOLDER if self.in_rounds else f"_{REWARD_FOLDER}")
 
     def training_data(self, number: int, preferences: Dataset) -> dict[str, Any]:
-        recipe, folder = self.recipe, self.reward_folder(number)
+        run, folder = self.prepared, self.reward_folder(number)
         self.say("\nPhase 2 of 3: the reward model")
         settings: Any = self.reward_args  # every training has a copy, with a DeepSpeed configuration of its own
         args: JointRewardConfig = dataclasses.replace(settings, output_dir=str(folder))
-        model = build(self.reward_base, recipe.builders)
-        with end_on_wrong_input(recipe.prog):
+        model = build(self.reward_base, run.builders)
+        with end_on_wrong_input(run.prog):
             facts = train_reward_model(model, args, preferences, list(self.roles), self.reward_peft)
         self.say(f"Reward model in {folder}: {summary(facts)}")
         self.stop_if_asked()
@@ -105,7 +105,7 @@ class RewardRun(PreferenceRun):
     def with_reward_of(self, folder: Path, score_task: bool) -> Environment:
         """Returns the task with the reward of a model, whose files must be those that were saved."""
         check_files(folder)
-        with without_sharding(self.recipe.training_args):
+        with without_sharding(self.prepared.training_args):
             reward = JointRewardModel(str(folder))
         return ModelRewardEnvironment(
             self.environment,
@@ -130,7 +130,7 @@ class RewardRun(PreferenceRun):
         }
         print_plan(lines, "\nPhase 2 of 3: the reward model")
         heading = f"\nPhase 3 of 3: {self.reward.rl_algorithm} with the reward of the model"
-        print_plan(rollout_lines(self.recipe, self.roles), heading)
+        print_plan(rollout_lines(self.prepared, self.roles), heading)
 
 
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:

@@ -18,9 +18,9 @@ from trl_multiagent.folders import ADAPTER_CONFIG
 from trl_multiagent.models.packing import can_pack
 from trl_multiagent.models.pretrained import find_file
 from trl_multiagent.recipe.plan import print_plan, rollout_lines
-from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.recipe.prepared import PreparedRun
 from trl_multiagent.recipe.run import end_on_wrong_input, settings_of
-from trl_multiagent.recipe.training import make_recipe
+from trl_multiagent.recipe.training import prepare_training
 from trl_multiagent.rollout.tree import root_nodes
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.command_line import make_parser, read_layers
@@ -78,21 +78,20 @@ def print_memory_plan(
             )
         settings = settings_of(algorithm, tasks, read_layers(algorithm, arguments, rest), prog, arguments.config)
         settings.dry_run = True
-    recipe = make_recipe(settings)
+    run = prepare_training(settings)
     with end_on_wrong_input(prog):
-        environment = recipe.make_environment()
-        datasets = recipe.load_datasets()
-        size = size_of(recipe, environment, datasets[0])
-        lines = rollout_lines(recipe, environment.roles, environment, datasets)
-    built = any(name in recipe.builders for name in recipe.model_list)
+        environment = run.make_environment()
+        datasets = run.load_datasets()
+        size = size_of(run, environment, datasets[0])
+        lines = rollout_lines(run, environment.roles, environment, datasets)
+    built = any(name in run.builders for name in run.model_list)
     but = " but the base model of the task, in the cache" if built else ""
     print_plan(lines, f"Plan: no model was loaded, nothing was written{but}.")
     each = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
     print(f"\n{each}{f', ZeRO-{stage}' * (stage > 0)}:")
     print(
         "\n".join(
-            f"  {line}"
-            for line in [*memory_lines(recipe, size, stage, processes, gpu), *time_lines(recipe, size, gpu)]
+            f"  {line}" for line in [*memory_lines(run, size, stage, processes, gpu), *time_lines(run, size, gpu)]
         )
     )
 
@@ -113,27 +112,27 @@ class Size:
     packs: bool = False  # whether the completions of a node share their prompt in the update
 
 
-def size_of(recipe: Recipe, environment: Environment, items: Sequence[dict]) -> Size:
+def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
     """Builds the models without weights, and counts. Only configurations and tokenizers are read, of the Hub too."""
-    args, loader, roles = recipe.training_args, recipe.loader, environment.roles
+    args, loader, roles = run.training_args, run.loader, environment.roles
     sources, form = find_sources(build(loader.models, loader.builders), roles, {})
     counts = {source: count(source, loader) for source in dict.fromkeys(sources.values())}
     agents = {role: counts[source] for role, source in sources.items()}
     bases = {x.name: x.base for x in agents.values() if x.base}
     frozen_roles = args.frozen_agents or ()
-    shares = (recipe.agent_model.share_weights or form == "shared") and not bases
+    shares = (run.agent_model.share_weights or form == "shared") and not bases
     counted = dict(list(agents.items())[:1]) if shares else agents
     trained = sum(x.own for role, x in counted.items() if role not in frozen_roles)
     refers = vars(args).get("beta", 0.0) != 0.0 and not (bases and loader.peft_config is not None)
     reference = trained if refers else 0
     first = agents[roles[0]].model.config.get_text_config()
-    trained += critic_parameters(recipe, [role for role in roles if role not in frozen_roles], first)
+    trained += critic_parameters(run, [role for role in roles if role not in frozen_roles], first)
     frozen = sum(x.own for role, x in counted.items() if role in frozen_roles)
     largest = max(agents.values(), key=lambda x: x.own + x.base)
     prompt = longest_prompt({role: x.name for role, x in agents.items()}, environment, items)
     base_bytes = 4.0 if loader.base_dtype == "float32" else 2.0
-    if recipe.agent_model.is_quantized:
-        base_bytes = 0.5 if recipe.agent_model.load_in_4bit else 1.0
+    if run.agent_model.is_quantized:
+        base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
     dimensions = largest.model.config.get_text_config()
     packs = all(can_pack(x.model, prompt + args.num_turns * args.max_completion_length) for x in agents.values())
     whole, num_agents = largest.own + largest.base, len(roles)
@@ -178,16 +177,16 @@ def trainable(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def critic_parameters(recipe: Recipe, trained_roles: Sequence[str], config: Any) -> int:
+def critic_parameters(run: PreparedRun, trained_roles: Sequence[str], config: Any) -> int:
     """Returns the number of trained parameters of all critics, each with the dimensions of the agents' first model or a model of its own."""
-    args = recipe.training_args
+    args = run.training_args
     if not isinstance(args, ActorCriticConfig) or args.critic_form == "head":
         return 0
     names = args.critic_names(trained_roles)
     models = [args.critic_models] * len(names) if isinstance(args.critic_models, str) else args.critic_models
     total = 0
     for k in range(len(names)):
-        own = config if models is None else AutoConfig.from_pretrained(build(models[k], recipe.builders))
+        own = config if models is None else AutoConfig.from_pretrained(build(models[k], run.builders))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(own)
             if args.critic_form == "adapter":
@@ -211,9 +210,9 @@ def longest_prompt(names: Mapping[str, AgentSource], environment: Environment, i
     return longest
 
 
-def memory_lines(recipe: Recipe, size: Size, stage: int, processes: int, gpu: str) -> Iterator[str]:
+def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: str) -> Iterator[str]:
     """Yields the lines of a plan about the memory of each of several GPUs, under a stage of ZeRO (0 for none), with bars."""
-    parts, capacity = memory_parts(recipe.training_args, size, stage, processes), GPUS[gpu][0]
+    parts, capacity = memory_parts(run.training_args, size, stage, processes), GPUS[gpu][0]
     sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
     peak = sums["held"] + max(sums["sampling"], sums["update"])
     for phase, numbers in parts.items():
@@ -289,12 +288,12 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     return {"held": held, "sampling": sampling, "update": update}
 
 
-def time_lines(recipe: Recipe, size: Size, gpu: str) -> Iterator[str]:
+def time_lines(run: PreparedRun, size: Size, gpu: str) -> Iterator[str]:
     """
     Yields the lines of a plan about the shortest possible time of an optimizer step: reading the weights once per sampled token of a level, and the matrix
     products of the update, at the full speed of the GPU. Sampling with transformers takes several times as long, because it launches many small kernels.
     """
-    args, (_, bandwidth, flops) = recipe.training_args, GPUS[gpu]
+    args, (_, bandwidth, flops) = run.training_args, GPUS[gpu]
     agents, length = size.agents, args.max_completion_length
     read = 2.0 * size.largest * agents * args.num_turns * length
     # A tree whose rows share their first prompt

@@ -8,7 +8,7 @@ from accelerate import PartialState
 from datasets import Dataset
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.recipe.recipe import Recipe
+from trl_multiagent.recipe.prepared import PreparedRun
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
@@ -26,7 +26,7 @@ def print_plan(lines: Mapping[str, Any], heading: str = HEADING) -> None:
 
 
 def rollout_lines(
-    recipe: Recipe,
+    run: PreparedRun,
     roles: Sequence[str],
     environment: Environment | None = None,
     datasets: tuple[Dataset, Dataset | None] | None = None,
@@ -35,11 +35,11 @@ def rollout_lines(
     Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without `datasets`, those of the
     recipe are loaded.
     """
-    args, dataset = recipe.training_args, recipe.dataset
+    args, dataset = run.training_args, run.dataset
     num_train = num_eval = None
     items: Sequence[dict] = ()
     try:
-        train_dataset, eval_dataset = recipe.load_datasets() if datasets is None else datasets
+        train_dataset, eval_dataset = run.load_datasets() if datasets is None else datasets
         num_train, num_eval = len(train_dataset), len(eval_dataset or ())
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
@@ -47,7 +47,7 @@ def rollout_lines(
 
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
-    env_steps = recipe.items_per_step * joint_actions  # of one optimizer step
+    env_steps = run.items_per_step * joint_actions  # of one optimizer step
     or_fewer = " at most" if args.early_termination_threshold is not None and args.num_turns > 1 else ""
     if args.max_steps > 0:
         steps, length = args.max_steps, "max_steps"
@@ -57,25 +57,25 @@ def rollout_lines(
     when = {"steps": f"every {args.eval_steps} steps", "epoch": "after every epoch"}.get(args.eval_strategy.value)
     batches = None if steps is None else -(-steps // args.num_iterations)
     lines: dict[str, Any] = {
-        "algorithm": f"{recipe.algorithm}, {baseline(args)}",
-        **collaboration(recipe),
-        "agents": f"{agents(recipe.model_names, roles, args.frozen_agents or ())} ({recipe.form_in_words})",
+        "algorithm": f"{run.algorithm}, {baseline(args)}",
+        **collaboration(run),
+        "agents": f"{agents(run.model_names, roles, args.frozen_agents or ())} ({run.form_in_words})",
         "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
         "evaluation": f"{count(num_eval, 'item')} of split {dataset.eval_split}, {when}" if when else "none",
         "rollouts": rollouts(args),
-        **workflow(recipe, environment, joint_actions),
+        **workflow(run, environment, joint_actions),
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
         f"{args.rows_per_item} rows{or_fewer}",
         "optimizer step": f"{count(args.items_per_device, 'item')} x {count(args.world_size, 'process', 'processes')}, "
         f"{env_steps} env steps{or_fewer}{f', {args.num_iterations} steps on each batch' * (args.num_iterations > 1)}",
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
         "env steps": "unknown" if batches is None else f"{batches * env_steps}{or_fewer}",
-        "output folder": recipe.run_folder,
-        "trained team": recipe.team_folder if recipe.saves_team else "not saved, as output.save_final_model is false",
+        "output folder": run.run_folder,
+        "trained team": run.team_folder if run.saves_team else "not saved, as output.save_final_model is false",
         "reported to": ", ".join(args.report_to) or "none",
     }
     if environment is not None and steps is not None and batches is not None:
-        asked = batches * recipe.items_per_step * later_prompts(args)
+        asked = batches * run.items_per_step * later_prompts(args)
         if args.eval_strategy.value != "no" and num_eval is not None:
             asked += num_evaluations(args, steps) * num_eval * (args.num_turns - 1)
         lines |= environment.plan(items, asked, args.max_completion_length)
@@ -99,25 +99,25 @@ def rollouts(args: RolloutConfig) -> str:
     return f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions per agent and node"
 
 
-def workflow(recipe: Recipe, environment: Environment | None, joint_actions: int) -> dict[str, str]:
+def workflow(run: PreparedRun, environment: Environment | None, joint_actions: int) -> dict[str, str]:
     """Returns the lines of a plan about who acts when, who is not trained, and what counterfactual credit costs."""
-    lines, credit = {}, vars(recipe.training_args).get("credit")
+    lines, credit = {}, vars(run.training_args).get("credit")
     if environment is not None and environment.order is not None:
         numbered = enumerate(environment.order, start=1)
         lines["order"] = "; ".join(f"turn {k}: {', '.join(roles)}" for k, roles in numbered)
-    if recipe.seats:
-        lines["not trained"] = ", ".join(f"{role}: {next(iter(seat), '')}" for role, seat in recipe.seats.items())
+    if run.seats:
+        lines["not trained"] = ", ".join(f"{role}: {next(iter(seat), '')}" for role, seat in run.seats.items())
     if credit is not None:
         lines["credit"] = f"replaced by {credit}: at most {joint_actions} more rewards per item and agent"
     return lines
 
 
-def collaboration(recipe: Recipe) -> dict[str, str]:
+def collaboration(run: PreparedRun) -> dict[str, str]:
     """Returns the line of a plan about `collaboration_mode`, if one agent answers for all roles."""
-    if not recipe.is_centralized:
+    if not run.is_centralized:
         return {}
-    length = recipe.arguments.get("max_completion_length", recipe.training_args.max_completion_length)
-    return {"collaboration": f"centralized: one agent answers for all {recipe.num_agents} roles, in {length} tokens"}
+    length = run.arguments.get("max_completion_length", run.training_args.max_completion_length)
+    return {"collaboration": f"centralized: one agent answers for all {run.num_agents} roles, in {length} tokens"}
 
 
 def agents(names: str | list[str], roles: Sequence[str], frozen: Sequence[str] = ()) -> str:

@@ -20,7 +20,7 @@ from trl_multiagent.jobs.stage import chunks_of
 from trl_multiagent.recipe.control import Control
 from trl_multiagent.recipe.evaluation_settings import Evaluation, TeamSource
 from trl_multiagent.recipe.models import make_loader
-from trl_multiagent.recipe.recipe import first_rows
+from trl_multiagent.recipe.prepared import first_rows
 from trl_multiagent.recipe.seats import Run, seated
 from trl_multiagent.rollout.sampler import check_stop_strings
 from trl_multiagent.settings.derive import check_names, task_settings

@@ -30,7 +30,7 @@ from trl_multiagent.preferences.sources import load_collection, load_preferences
 from trl_multiagent.recipe.collection import check_comparator, cost, make_config
 from trl_multiagent.recipe.folders import NO_FOLDER, check_folder
 from trl_multiagent.recipe.plan import agents, collaboration, count, print_plan
-from trl_multiagent.recipe.recipe import build_recipe, check_run, check_team, start_logging
+from trl_multiagent.recipe.prepared import check_run, check_team, prepare_run, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings
 from trl_multiagent.report.tables import text_table
@@ -87,10 +87,10 @@ class PreferenceRun:
         self.preference_dataset: str | None = arguments.get("preference_dataset")
         if self.in_rounds and self.preference_dataset is not None:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
-        self.recipe = recipe = build_recipe(settings, self.training_args(settings))
-        changes: dict[str, Any] = {"disable_tqdm": recipe.training_args.disable_tqdm}
+        self.prepared = run = prepare_run(settings, self.training_args(settings))
+        changes: dict[str, Any] = {"disable_tqdm": run.training_args.disable_tqdm}
         changes["output_dir"] = self.preference_dataset or str(self.preferences_folder(0))
-        self.teams_folder = recipe.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
+        self.teams_folder = run.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
         if self.in_rounds:
             self.teams_folder = Path(arguments.get("policy_checkpoint_dir") or self.teams_folder)
             changes["policy_checkpoint_dir"] = str(self.teams_folder)
@@ -98,8 +98,8 @@ class PreferenceRun:
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
         self.state = start_processes()
         advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
-        decisive = decisive_settings(recipe.merged, algorithm)
-        self.stage = Stage(recipe.run_folder, "run", decisive, self.state, advice=advice)
+        decisive = decisive_settings(run.merged, algorithm)
+        self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
 
     # What a run with a reward model does in another way
 
@@ -126,46 +126,46 @@ class PreferenceRun:
 
     def start(self) -> None:
         """Runs the rounds that are not complete, or prints the plan. Wrong input ends the program."""
-        recipe = self.recipe
-        go_on = [] if recipe.has_named_folder else ["--output_dir", str(recipe.run_folder)]
-        start_logging(recipe, recipe.training_args.disable_tqdm, self.state.is_main_process)
-        recipe.introduce()
-        with end_on_signal(recipe.prog, lambda: go_on), recipe.reservation:
-            with end_on_wrong_input(recipe.prog):
-                self.environment = recipe.make_environment()
+        run = self.prepared
+        go_on = [] if run.has_named_folder else ["--output_dir", str(run.run_folder)]
+        start_logging(run, run.training_args.disable_tqdm, self.state.is_main_process)
+        run.introduce()
+        with end_on_signal(run.prog, lambda: go_on), run.reservation:
+            with end_on_wrong_input(run.prog):
+                self.environment = run.make_environment()
                 self.roles = self.environment.roles
-                check_team(recipe, self.roles)
+                check_team(run, self.roles)
                 if self.preference_dataset is None:
                     check_comparator(self.preferences)
                 else:
                     self.given = load_preferences(self.preference_dataset, self.roles)
-                if recipe.dry_run:
+                if run.dry_run:
                     return self.print_plan()
                 files = map(self.results_file, range(self.num_rounds))
                 # A damaged one is an error
                 complete = [self.stage.result(file) for file in files if self.stage.has(file)]
-                if complete and recipe.training_args.resume_changes != "allow":
+                if complete and run.training_args.resume_changes != "allow":
                     self.stage.check()
                 for number in range(self.num_rounds):
                     self.check_checkpoint(number)
-                self.items, self.eval_items = recipe.load_datasets()
-            check_run(recipe, self.environment, self.items)
+                self.items, self.eval_items = run.load_datasets()
+            check_run(run, self.environment, self.items)
             try:
-                with end_with_one_line(recipe.prog):
+                with end_with_one_line(run.prog):
                     trainer = self.train()
             except (ConfigError, LoadError) as error:
-                fail(recipe.prog, error)
+                fail(run.prog, error)
             if trainer is not None:
                 trainer.accelerator.wait_for_everyone()
                 trainer.accelerator.end_training()
 
     def train(self) -> Any:
         """Runs the rounds that are not complete, and saves the last team. Returns its trainer; `None` if all rounds were complete."""
-        recipe, stage = self.recipe, self.stage
+        run, stage = self.prepared, self.stage
         if self.state.is_main_process:
             stage.begin()
-            write_settings(recipe)
-        set_up_wandb(recipe.wandb)
+            write_settings(run)
+        set_up_wandb(run.wandb)
         results: list[dict[str, Any]] = []
         trainer = None
         for number in range(self.num_rounds):
@@ -183,14 +183,14 @@ class PreferenceRun:
         if self.in_rounds:
             self.say(table(results))
         if trainer is None:
-            self.say(f"The run in {recipe.run_folder} is complete.")
+            self.say(f"The run in {run.run_folder} is complete.")
         return trainer
 
     # One round
 
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
         """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
-        recipe, source = self.recipe, self.team_before(number)
+        run, source = self.prepared, self.team_before(number)
         is_compared = self.preferences.comparator_policy == "history"
         checksums = {
             k: result.get("team", {}) for k, result in enumerate(results, start=1)
@@ -209,8 +209,8 @@ class PreferenceRun:
             )
         trainer, checkpoint = self.make_trainer(number, chosen, source)
         if not self.in_rounds:
-            recipe.resume_from_checkpoint = checkpoint
-            train_and_save(recipe, trainer)
+            run.resume_from_checkpoint = checkpoint
+            train_and_save(run, trainer)
             facts = {"collection": collection, "env_step": trainer.env_step, "steps": trainer.state.global_step}
             return trainer, facts
         before = self.reward_before(trainer, results)
@@ -238,21 +238,21 @@ class PreferenceRun:
         """Returns the preferences of a round, of the team in `source` or the base, and the numbers of their collection."""
         if self.given is not None:
             return self.given, {}
-        recipe, folder = self.recipe, self.preferences_folder(number)
-        comparator = build(self.preferences.comparator_model_name, recipe.builders)
+        run, folder = self.prepared, self.preferences_folder(number)
+        comparator = build(self.preferences.comparator_model_name, run.builders)
         config = dataclasses.replace(self.preferences, output_dir=str(folder), comparator_model_name=comparator)
         environment = self.scoring(number)
-        with without_sharding(recipe.training_args):
-            team = recipe.load_team(self.roles, source)
-            team = team if recipe.agent_model.is_quantized else team.to(self.state.device)
-            with end_on_wrong_input(recipe.prog):
+        with without_sharding(run.training_args):
+            team = run.load_team(self.roles, source)
+            team = team if run.agent_model.is_quantized else team.to(self.state.device)
+            with end_on_wrong_input(run.prog):
                 preferences = collect_preferences(team, environment, self.items_to_compare, config, round=number)
         return preferences, read_json(folder / PREFERENCES_FILE)["numbers"]
 
     def replayed(self, number: int, preferences: Dataset) -> Dataset:
         """Returns the preferences that a round trains on."""
         folders = [self.preferences_folder(k) for k in range(number)]
-        with end_on_wrong_input(self.recipe.prog):
+        with end_on_wrong_input(self.prepared.prog):
             rounds = [*map(load_collection, folders), preferences]
         drawn = replay([len(one) for one in rounds], self.replay, self.preferences.seed)
         if not drawn:
@@ -265,15 +265,15 @@ class PreferenceRun:
 
     def make_trainer(self, number: int, preferences: Dataset, source: str | None) -> tuple[Any, str | None]:
         """Makes the trainer of a round, and finds the checkpoint from which it continues, which may be that of the last step."""
-        recipe, folder = self.recipe, self.round_folder(number)
-        data, args = self.training_data(number, preferences), recipe.training_args
+        run, folder = self.prepared, self.round_folder(number)
+        data, args = self.training_data(number, preferences), run.training_args
         if self.in_rounds:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
         checkpoint = self.checkpoint_of(number)
         forget_engine()
-        with end_on_wrong_input(recipe.prog):
-            team = recipe.load_team(self.roles, source)
+        with end_on_wrong_input(run.prog):
+            team = run.load_team(self.roles, source)
             trainer_class: Any = ALGORITHMS[self.trained_with].trainer_class()
             trainer = trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data)  # rows may not fit
             trainer.may_be_complete = True
@@ -286,11 +286,11 @@ class PreferenceRun:
         """Returns the checkpoint from which the training of a round continues."""
         folder = self.round_folder(number)
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-        return self.recipe.resume_from_checkpoint or last
+        return self.prepared.resume_from_checkpoint or last
 
     def check_checkpoint(self, number: int) -> None:
         """Raises `ValueError` if the checkpoint of a round that is not complete is damaged, or of another number of processes."""
-        checkpoint, args = self.checkpoint_of(number), self.recipe.training_args
+        checkpoint, args = self.checkpoint_of(number), self.prepared.training_args
         if checkpoint is not None and not self.stage.has(self.results_file(number)):
             before = verify_checkpoint(checkpoint)["settings"]["number of processes"]
             if before != args.world_size:
@@ -315,7 +315,7 @@ class PreferenceRun:
     # Folders
 
     def round_folder(self, number: int) -> Path:
-        folder = self.recipe.run_folder
+        folder = self.prepared.run_folder
         return folder / ROUNDS_FOLDER / ROUND_FOLDER.format(number) if self.in_rounds else folder
 
     def preferences_folder(self, number: int) -> Path:
@@ -323,7 +323,7 @@ class PreferenceRun:
 
     def results_file(self, number: int) -> str:
         """Returns the part of the stage that a round writes last."""
-        return str((self.round_folder(number) / RESULTS_FILE).relative_to(self.recipe.run_folder))
+        return str((self.round_folder(number) / RESULTS_FILE).relative_to(self.prepared.run_folder))
 
     def team_before(self, number: int) -> str | None:
         """Returns the folder of the team before a round; `None` if it is the base, which needs none."""
@@ -332,8 +332,8 @@ class PreferenceRun:
             return str(folder)
         keeps_base = self.in_rounds and self.preferences.comparator_policy == "history"
         if keeps_base and not ((folder / TEAM_FILE).is_file() and self.stage.has(BASE_FILE)):
-            with without_sharding(self.recipe.training_args):
-                team = self.recipe.load_team(self.roles)
+            with without_sharding(self.prepared.training_args):
+                team = self.prepared.load_team(self.roles)
             self.save_team(0, lambda path: team.save_pretrained(path) if self.state.is_main_process else None)
             self.stage.save_result(BASE_FILE, checksums_of_node(folder))
         return None
@@ -351,21 +351,21 @@ class PreferenceRun:
 
     def save_last(self, trainer: Any, results: list[dict[str, Any]]) -> None:
         """Saves the last team with a card that shows the logs of all rounds, and pushes it if the settings say so."""
-        recipe, args = self.recipe, self.recipe.training_args
+        run, args = self.prepared, self.prepared.training_args
         history = []
         for k, result in enumerate(results):
             offset = sum(other["steps"] for other in results[:k])
             history += [{**entry, "step": entry["step"] + offset} for entry in result["log_history"]]
         with (
-            temporarily_set(trainer.args, output_dir=str(recipe.run_folder), push_to_hub=False),
+            temporarily_set(trainer.args, output_dir=str(run.run_folder), push_to_hub=False),
             temporarily_set(trainer.state, log_history=history),
             temporarily_set(args, push_to_hub=False),
         ):
-            save_results(recipe, trainer)
+            save_results(run, trainer)
         if args.push_to_hub and trainer.is_world_process_zero():
-            name = args.hub_model_id or recipe.run_folder.absolute().name
+            name = args.hub_model_id or run.run_folder.absolute().name
             target = {"private": args.hub_private_repo, "token": args.hub_token, "revision": args.hub_revision}
-            push_folder(recipe.team_folder, name, **target)
+            push_folder(run.team_folder, name, **target)
 
     def stop_if_asked(self) -> None:
         """Ends the program if a signal has asked for it in the last step of a training."""
@@ -384,17 +384,17 @@ class PreferenceRun:
             return {"preferences": self.preference_dataset}
 
         def load_items() -> Dataset:
-            self.items, _ = self.recipe.load_datasets()
+            self.items, _ = self.prepared.load_datasets()
             return self.items_to_compare
 
         return cost(self.preferences, self.environment, load_items)
 
     def pair_lines(self) -> dict[str, Any]:
         """Returns the plan of the run, made without loading a model."""
-        recipe, args = self.recipe, self.recipe.training_args
-        lines = {"algorithm": f"{recipe.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
-        lines |= collaboration(recipe)
-        lines["agents"] = f"{agents(recipe.model_names, self.roles)} ({recipe.form_in_words})"
+        run, args = self.prepared, self.prepared.training_args
+        lines = {"algorithm": f"{run.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
+        lines |= collaboration(run)
+        lines["agents"] = f"{agents(run.model_names, self.roles)} ({run.form_in_words})"
         if self.in_rounds:
             lines["rounds"] = f"{self.num_rounds}, preference_replay_mode {self.replay.preference_replay_mode}"
             lines["each round"] = "collects, draws from these and earlier preferences, and trains"
@@ -402,11 +402,11 @@ class PreferenceRun:
         pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
         lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
-        split = recipe.dataset.eval_split
+        split = run.dataset.eval_split
         evaluation = f"the task's reward on split {split}, eval_strategy {args.eval_strategy.value}"
         lines["evaluation"] = "none" if split is None else evaluation
-        lines["output folder"] = str(recipe.run_folder)
-        lines["trained team"] = str(recipe.team_folder) if recipe.saves_team else "not saved"
+        lines["output folder"] = str(run.run_folder)
+        lines["trained team"] = str(run.team_folder) if run.saves_team else "not saved"
         if self.stage.has(RESULTS_FILE) or is_collection(self.preferences.output_dir):
             lines["done already"] = "some phases, which are skipped if the settings have not changed"
         return lines

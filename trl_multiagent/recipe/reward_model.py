@@ -21,7 +21,7 @@ from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.models import check_models, loading_arguments, make_peft_config
 from trl_multiagent.recipe.plan import print_plan
-from trl_multiagent.recipe.recipe import check_results, start_logging
+from trl_multiagent.recipe.prepared import check_results, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.tasks import make_environment
 from trl_multiagent.settings.derive import Settings

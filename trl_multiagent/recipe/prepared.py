@@ -49,7 +49,7 @@ NOT_DETECTED = ("azure_ml", "flyte")
 
 
 @dataclasses.dataclass(kw_only=True)
-class Recipe(Settings):
+class PreparedRun(Settings):
     """The settings of one run, completed on the machine that it runs on."""
 
     training_args: Any  # of the trainer; `output_dir` is the folder of the run
@@ -201,7 +201,7 @@ class Recipe(Settings):
         return not card.is_file() or card.stat().st_mtime < (Path(checkpoint) / STATE_FILE).stat().st_mtime
 
 
-def build_recipe(settings: Settings, training_args: Any) -> Recipe:
+def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
     """Completes checked settings and the trainer's arguments on this machine. Raises `ConfigError` if a setting cannot work on it."""
     algorithm, output = settings.algorithm, settings.output
     check_models(settings.names_models, settings.model_list, settings.task)
@@ -215,7 +215,7 @@ def build_recipe(settings: Settings, training_args: Any) -> Recipe:
     # `config.yaml` describes the whole run, and is pushed
     for name in ("resume_from_checkpoint", "resume_changes", "hub_token"):
         pop_path(settings.merged, f"{algorithm}.{name}")
-    return Recipe(
+    return PreparedRun(
         **vars(settings),
         training_args=training_args,
         peft_config=make_peft_config(settings),
@@ -261,9 +261,9 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
 
 
-def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
+def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
     """Builds the team on the meta device, if that needs no download, so that wrong settings about models show before weights load."""
-    args, loader, names = recipe.training_args, recipe.loader, recipe.model_list
+    args, loader, names = run.training_args, run.loader, run.model_list
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
     if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
@@ -273,7 +273,7 @@ def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
         return
     try:
         with quiet_loading():
-            team = loader.outline(roles, recipe.dtype)
+            team = loader.outline(roles, run.dtype)
         for role in roles:
             check_prompts(role, team.agents[role], [], [], args.max_completion_length)
         if loader.peft_config is not None:
@@ -282,24 +282,24 @@ def check_team(recipe: Recipe, roles: Sequence[str]) -> None:
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
             return
-        others = [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in recipe.values[x] if name != "name"]
+        others = [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
-        settings = ", ".join([f"`{recipe.names_models}: {loader.models}`", *others])
+        settings = ", ".join([f"`{run.names_models}: {loader.models}`", *others])
         raise ConfigError(f"the team cannot be built with {settings}: {problem}") from error
 
 
-def check_run(recipe: Recipe, environment: Environment, train_dataset: Dataset) -> None:
+def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:
     """
     Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint to continue from
     is complete and belongs to this run. No model is loaded for this. If a check fails, the program ends on all processes.
     """
-    state, checkpoint = PartialState(), recipe.resume_from_checkpoint
-    with end_on_wrong_input(recipe.prog), refusing_together():
+    state, checkpoint = PartialState(), run.resume_from_checkpoint
+    with end_on_wrong_input(run.prog), refusing_together():
         if state.num_processes > 1:
-            check_agreement(state, recipe.describe(environment, train_dataset, team=None))
+            check_agreement(state, run.describe(environment, train_dataset, team=None))
         # The trainer of a run on preferences compares the checkpoint itself
-        if checkpoint is not None and ALGORITHMS[recipe.algorithm].run == ROLLOUTS:
-            recipe.check_checkpoint(checkpoint, environment, train_dataset)
+        if checkpoint is not None and ALGORITHMS[run.algorithm].run == ROLLOUTS:
+            run.check_checkpoint(checkpoint, environment, train_dataset)
         if state.is_main_process:
-            advice = f"choose another RUN_ID or `{recipe.algorithm}.output_dir`"
-            recipe.reservation.enter_context(locked(recipe.run_folder, advice))
+            advice = f"choose another RUN_ID or `{run.algorithm}.output_dir`"
+            run.reservation.enter_context(locked(run.run_folder, advice))
