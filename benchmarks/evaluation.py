@@ -24,6 +24,7 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.play import LoadedTeam, Policy, play_policy
+from trl_multiagent.models import generation
+from trl_multiagent.models.sampling_loop import SamplingLoop
 from trl_multiagent.recipe.evaluation import run_evaluation
 from trl_multiagent.recipe.run import run_recipe
 
@@ -145,20 +148,40 @@ def print_speed() -> None:
     team, accelerator = AgentTeam.from_pretrained(demo_model(), roles=roles), Accelerator(cpu=True)
     policy = Policy("team", "team", Lengths(2), lambda: LoadedTeam(team, {}), max_completion_length=40)
     settings: dict[str, Any] = {"num_turns": 1, "temperature": 1.0, "disable_tqdm": True, "k": [1]}
+    parts = {"prompts": 0.0, "tokens": 0.0}  # of the last evaluation
+
+    def timed(part: str, function: Callable) -> Callable:
+        def wrapper(*args, **kwargs):
+            start = time.process_time()
+            result = function(*args, **kwargs)
+            parts[part] += time.process_time() - start
+            return result
+
+        return wrapper
+
+    generation.prompt_cache = timed("prompts", generation.prompt_cache)
+    SamplingLoop.run = timed("tokens", SamplingLoop.run)
     for episodes in (1, 10):
         seconds: dict[int, list[float]] = {1: [], 8: [], 16: [], 64: []}
+        profiles: dict[int, list[list[float]]] = {size: [] for size in seconds}
         for repetition in range(4):
             for size, measured in seconds.items():
                 with tempfile.TemporaryDirectory() as folder:
                     own = {"num_episodes": episodes, "items_per_batch": size, "output_dir": folder}
+                    parts.update(prompts=0.0, tokens=0.0)
                     start = time.process_time()
                     play_policy(policy, dataset, EvaluationConfig(**settings, **own), accelerator)
                 if repetition > 0:  # the first is a warm-up
                     measured.append(time.process_time() - start)
+                    profiles[size].append([parts["prompts"], parts["tokens"]])
         medians = {size: statistics.median(measured) for size, measured in seconds.items()}
         for size, median in medians.items():
             ratio = median / medians[64]
-            print(f"{episodes:2} episodes, {size:2} items per batch: {median:6.2f} s, {ratio:4.1f} x that of 64")
+            prompts, tokens = map(statistics.median, zip(*profiles[size], strict=True))
+            print(
+                f"{episodes:2} episodes, {size:2} items per batch: {median:6.2f} s, {ratio:4.1f} x that of 64; "
+                f"reading prompts {prompts:.2f} s, sampling tokens {tokens:.2f} s"
+            )
 
 
 def print_tables(numbers: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ LoRA agents on one base: one call for all of them against one call for each, in 
     python benchmarks/grouped.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
 The base is a random Qwen2 in float32, each agent has an adapter of rank 16 on all linear layers. One level of rollout trees is sampled; both ways
-take turns.
+take turns with a third one, which shows what bounds one call: the base samples as many rows without adapters.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SIZE = {"hidden_size": 640, "intermediate_size": 1728, "num_hidden_layers": 8, "
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 256}
 
 
-def make_team(num_agents: int, size: dict[str, int]) -> AgentTeam:
+def make_team(num_agents: int, size: dict[str, int], adapters: bool = True) -> AgentTeam:
     torch.manual_seed(0)
     heads = {
         "num_attention_heads": max(2, size["hidden_size"] // 64),
@@ -39,8 +39,8 @@ def make_team(num_agents: int, size: dict[str, int]) -> AgentTeam:
     base = Qwen2ForCausalLM(Qwen2Config(**size, **heads))
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
     roles = [f"agent_{k}" for k in range(num_agents)]
-    model = get_peft_model(base, lora, adapter_name=roles[0])
-    for role in roles[1:]:
+    model = get_peft_model(base, lora, adapter_name=roles[0]) if adapters else base
+    for role in roles[1:] if adapters else ():
         model.add_adapter(role, lora)
     words = {f"w{k}": k for k in range(size["vocab_size"])}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)), eos_token="w0")
@@ -80,14 +80,17 @@ def main() -> None:
     size, numbers = (SMALL, [2]) if options.smoke else (SIZE, options.agents)
     repetitions = 1 if options.smoke else options.repetitions
     results = []
-    print(f"{'part':10}{'agents':>7}{'rows':>6}{'each, s':>10}{'one, s':>10}{'ratio':>7}")
+    print(f"{'part':10}{'agents':>7}{'rows':>6}{'each, s':>10}{'one, s':>10}{'ratio':>7}{'base, s':>10}")
     for num_agents in numbers:
         team = make_team(num_agents, size)
         torch.manual_seed(1)
         prompts = torch.randint(1, 200, (1, 60)).tolist()
-        each, one = seconds(sampling(team, prompts, 4, 4 if options.smoke else 24), repetitions)
-        results.append({"part": "sampling", "agents": num_agents, "rows": 4, "each": each, "one": one})
-        print(f"{'sampling':10}{num_agents:7}{4:6}{each:10.3f}{one:10.3f}{each / one:7.2f}", flush=True)
+        number = 4 if options.smoke else 24
+        ways = sampling(team, prompts, 4, number)
+        ways += sampling(make_team(num_agents, size, adapters=False), prompts, 4, number)[1:]
+        each, one, base = seconds(ways, repetitions)
+        results.append({"part": "sampling", "agents": num_agents, "rows": 4, "each": each, "one": one, "base": base})
+        print(f"{'sampling':10}{num_agents:7}{4:6}{each:10.3f}{one:10.3f}{each / one:7.2f}{base:10.3f}", flush=True)
     options.output.write_text(json.dumps({"size": size, "results": results}))
 
 

@@ -30,6 +30,7 @@ What is measured:
 - peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not (Linux);
 - the floor: the processor time of the products with the weights alone in a step of this project, every token of a tree that differs from others,
   or in what precedes it, once; see `vs_comlrl_floor.py`;
+- the profile of this project's step: reading prompts and sampling tokens, which are parts of generate, and forward and backward of the update;
 - the reward curve: mean joint reward of the sampled joint actions against env steps, at the same learning rate.
 
 The joint reward is `code` (the demo's tests, run in this project's sandbox by both systems; the peer asks for one joint
@@ -75,6 +76,7 @@ REPOSITORY = HERE.parent
 PEER = "comlrl==1.4.3"
 LABELS = {"peer": "CoMLRL", "trl": "TRL"}  # of the systems that this one stands beside
 PHASES = ("step", "generate", "reward", "update")
+PROFILE = ("prompts", "tokens", "forward", "backward")  # parts of this project's generate and update
 CLOCKS = ("seconds", "cpu_seconds")
 COUNTS = ("generate_calls", "optimizer_steps", "env_steps", "peak_memory_mb")
 COMMON = {"max_new_tokens": 40, "rows_per_forward": 8}
@@ -283,6 +285,11 @@ def compare(records: dict[str, list[dict]]) -> dict:
             clock: {phase: statistics.median(step[clock][phase] for step in steps[1:]) for phase in PHASES}
             for clock in CLOCKS
         }
+        result[name]["profile"] = {
+            part: statistics.median(step["cpu_seconds"][part] for step in steps[1:])
+            for part in PROFILE
+            if part in last["cpu_seconds"]
+        }
         for key in COUNTS:
             result[name][key] = last[key]
         result[name]["steps"] = steps
@@ -356,6 +363,10 @@ def print_times(times: dict) -> None:
     if "floor" in times:
         of_step = times["floor"]["step"] / ours["cpu_seconds"]["step"]
         print(f"{'floor':18}{'':38}{times['floor']['step']:9.3f}   {of_step:.0%} of our step")
+    parts = [f"{part} {seconds:.3f}" for part, seconds in ours["profile"].items()]
+    if "floor" in times:
+        parts += [f"floor of {phase} {times['floor'][phase]:.3f}" for phase in ("generate", "update")]
+    print("profile of ours, processor s: " + ", ".join(parts))
     for key in COUNTS:
         print(f"{key.replace('_', ' '):18}" + (f"{peer[key]:9.0f}" if peer else f"{'-':>9}") + f"{ours[key]:9.0f}")
     sys.stdout.flush()

@@ -20,6 +20,8 @@ from trl_multiagent import (
     MAGRPOTrainer,
     Outcome,
 )
+from trl_multiagent.models import generation
+from trl_multiagent.models.sampling_loop import SamplingLoop
 
 
 TRAINERS = {
@@ -81,5 +83,10 @@ with tempfile.TemporaryDirectory() as output_dir:
     trainer._sample = steps.timed("generate", trainer._sample)
     trainer._judge = steps.timed("generate", trainer._judge)
     trainer._score = steps.timed("reward", trainer._score)
+    # Parts of generate and update, for the profile
+    generation.prompt_cache = steps.timed("prompts", generation.prompt_cache)
+    SamplingLoop.run = steps.timed("tokens", SamplingLoop.run)
+    trainer.compute_loss = steps.timed("forward", trainer.compute_loss)
+    trainer.accelerator.backward = steps.timed("backward", trainer.accelerator.backward)
     steps.ready()
     trainer.train()

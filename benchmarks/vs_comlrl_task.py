@@ -91,7 +91,7 @@ class Steps:
         def wrapper(*args, **kwargs):
             start = clocks()
             result = function(*args, **kwargs)
-            self.phases[phase] += clocks() - start
+            self.phases[phase] = self.phases.get(phase, 0) + clocks() - start
             return result
 
         return wrapper

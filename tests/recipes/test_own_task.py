@@ -267,8 +267,12 @@ def test_self_play_resumes_exactly_and_is_evaluated(config, module, script, fork
     resumed = AgentTeam.from_pretrained("run").agents["a"].state_dict()
     assert all((weights[name] == resumed[name]).all() for name in weights)
     assert AgentTeam.from_pretrained("run").roles == ("a",)
-    done = forked.run(script, "evaluate", "run", "--split", "train", "--num_episodes", "4", cwd=tmp_path)
+    flags = ["--split", "train", "--num_episodes", "4", "--seed", "7", "--output_dir", "results"]
+    done = forked.run(script, "evaluate", "run", *flags, cwd=tmp_path)
     assert done.codes == [0] and re.search(r"with/b/(start|checkpoint-4)", done.stdout), done.stderr[-3000:]
+    (manifest,) = (tmp_path / "results").rglob("stage.json")
+    # Partners are drawn with the seed of the evaluation
+    assert json.loads(manifest.read_text())["settings"]["environment settings"]["seats"]["b"]["seed"] == 7
 
 
 def test_an_endpoint_plays_a_role(config, module, script, forked, tmp_path):

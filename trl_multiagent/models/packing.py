@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
-from trl_multiagent.models.shared_prompts import can_continue_cache
+from trl_multiagent.models.shared_prompts import can_continue_cache, takes_masks
 
 
 MAX_ROW_LENGTH = 4096  # its mask has the square of this many numbers
@@ -62,11 +62,9 @@ def can_pack(model: PreTrainedModel, longest: int) -> bool:
     """Returns whether a model accepts positions and 4-dimensional masks, and its layers see the whole of sequences of up to `longest` tokens."""
     if longest > MAX_ROW_LENGTH:
         return False
-    config = model.config.get_text_config(decoder=True)
-    accepts_masks = model._supports_attention_backend and config._attn_implementation in ("sdpa", "eager")
-    if not (accepts_masks and can_continue_cache(model)):
+    if not (takes_masks(model) and can_continue_cache(model)):
         return False
-    layers = DynamicCache(config=config).layers
+    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     return all(layer.sliding_window >= longest for layer in layers if type(layer) is DynamicSlidingWindowLayer)
 
 

@@ -24,6 +24,7 @@ from transformers.generation import (
 from transformers.utils import logging
 
 from trl_multiagent.models.grouped_lora import Stacked
+from trl_multiagent.models.shared_prompts import RoomyLayer, takes_masks
 
 
 logger = logging.get_logger(__name__)
@@ -79,7 +80,7 @@ class Rows:
 
     places: torch.Tensor  # their indices at the start
     ids: torch.Tensor  # of the tokens: the prompt, the completion so far, and room for the rest of it
-    mask: torch.Tensor | None  # of the tokens; `None` without padding
+    mask: torch.Tensor | None  # of the tokens, see [`SamplingLoop.first_mask`]; `None` without padding
     positions: torch.Tensor  # of the last token of the prompt, of shape `(num_rows, 1)`
     numbers: torch.Tensor  # the random numbers, of shape `(num_rows, max_new_tokens)`
     end_tokens: torch.Tensor  # the ids of the tokens that end it, of shape `(num_rows, n)`
@@ -161,7 +162,7 @@ class SamplingLoop:
         # A penalty that was told the padding expects all rows at every token
         own = [PENALTY(x.penalty) if isinstance(x, PENALTY) else x for x in processors]
         processors = LogitsProcessorList(own)
-        rows, length = self.first_rows(input_ids, config.pad_token_id), input_ids.size(1)
+        rows, length = self.first_rows(model, input_ids, config.pad_token_id), input_ids.size(1)
         result, last, seen = rows.ids.clone(), rows.ids.size(1), length
         period = period_of(input_ids.device)
         while length < last:
@@ -192,7 +193,7 @@ class SamplingLoop:
         result[rows.places] = rows.ids
         return result[:, :length]
 
-    def first_rows(self, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
+    def first_rows(self, model: PreTrainedModel, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
         """Returns the rows with their prompts. In place of padding they have their first token, because a penalty reads all tokens."""
         device, mask = input_ids.device, self.attention_mask
         first = input_ids.gather(1, mask.argmax(dim=1, keepdim=True))
@@ -200,7 +201,7 @@ class SamplingLoop:
         return Rows(
             places=torch.arange(len(input_ids), device=device),
             ids=torch.cat([torch.where(mask == 1, input_ids, first), room], dim=1),
-            mask=None if bool(mask.all()) else torch.cat([mask, torch.ones_like(room)], dim=1),
+            mask=None if bool(mask.all()) else self.first_mask(model, torch.cat([mask, torch.ones_like(room)], dim=1)),
             positions=mask.sum(dim=1, keepdim=True) - 1,
             numbers=self.numbers.to(device),
             end_tokens=self.end_tokens.to(device),
@@ -208,13 +209,19 @@ class SamplingLoop:
             ended=torch.zeros(len(input_ids), dtype=torch.bool, device=device),
         )
 
+    def first_mask(self, model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:
+        """Returns the mask that attention adds, of shape `(num_rows, 1, 1, length)`. Otherwise, the model would make it anew at every token."""
+        if not takes_masks(model) or any(type(layer) is not RoomyLayer for layer in cast(Cache, self.cache).layers):
+            return mask
+        return torch.zeros_like(mask, dtype=model.dtype).masked_fill(mask == 0, -torch.inf)[:, None, None]
+
     def forward(self, model: PreTrainedModel, rows: Rows, length: int) -> torch.Tensor:
         """Returns the logits of the next token of each row, which has `length` tokens. This is what a CUDA graph would replay."""
         if self.group is not None:
             self.group.rows = rows.agents
         outputs = model(
             input_ids=rows.ids[:, length - 1 : length],
-            attention_mask=None if rows.mask is None else rows.mask[:, :length],
+            attention_mask=None if rows.mask is None else rows.mask[..., :length],
             position_ids=rows.positions + (length - self.attention_mask.size(1)),
             past_key_values=self.cache,
             use_cache=True,

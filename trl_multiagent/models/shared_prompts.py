@@ -24,6 +24,12 @@ def takes_positions(model: PreTrainedModel) -> bool:
     return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
+def takes_masks(model: PreTrainedModel) -> bool:
+    """Returns whether a model's attention adds a mask of 4 dimensions that it is given."""
+    config = model.config.get_text_config(decoder=True)
+    return model._supports_attention_backend and config._attn_implementation in ("sdpa", "eager")
+
+
 def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
     """Returns the positions of tokens, counted from the first one that is not padding, for a mask `(num_sequences, length)`."""
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)

@@ -38,7 +38,9 @@ def make_environment(evaluation: Evaluation) -> Environment:
     """Makes the task's environment. Raises `ConfigError` if a team has other roles, or it cannot play so many turns."""
     environment = evaluation.settings.task.environment(settings_for_task(evaluation))
     run = Run(Path(evaluation.teams[0].location), evaluation.base)
-    environment = seated(evaluation.settings, environment, evaluation.output_dir, run)
+    arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # that of the training is another
+    settings = dataclasses.replace(evaluation.settings, arguments=arguments)
+    environment = seated(settings, environment, evaluation.output_dir, run)
     for team in evaluation.teams:
         if team.roles is not None and team.roles != tuple(environment.roles):
             raise ConfigError(
