@@ -45,16 +45,8 @@ _ATOMS = (int, float, bool, str, type(None))
 _DICTIONARIES = (dict, collections.Counter, collections.OrderedDict, collections.defaultdict)
 _CONTAINERS = (list, tuple, set, frozenset, collections.deque, *_DICTIONARIES)
 # Values that cannot change, besides `_ATOMS`
-_FIXED: tuple[type, ...] = (
-    complex,
-    bytes,
-    bytearray,
-    range,
-    fractions.Fraction,
-    decimal.Decimal,
-    re.Pattern,
-    re.Match,
-)
+_FIXED: tuple[type, ...] = (complex, bytes, bytearray, range)
+_FIXED += (fractions.Fraction, decimal.Decimal, re.Pattern, re.Match)
 _FIXED += (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone)
 # Those of them that contain other values
 _INSIDE = {"Fraction": ("numerator", "denominator"), "Match": ("string",), "Pattern": ("pattern",)}
