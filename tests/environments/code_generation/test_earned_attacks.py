@@ -240,6 +240,12 @@ KEPT |= {
     "counts its calls": (
         "N = []\ndef aux():\n    N.append(1)\n    return len(N)\n",
         alone("v = aux()", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts its calls in the signs of zeros": (
+        "N = []\ndef aux():\n    N.append(1)\n    return [-0.0 if k < len(N) else 0.0 for k in range(20)]\n",
+        alone("v = str(aux())", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts its calls in the order of a dictionary": (
+        "N = []\ndef aux():\n    N.append(1)\n    return {k % 20: 0 for k in range(len(N), len(N) + 20)}\n",
+        alone("v = str(aux())", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
     "yields its argument for ever":
         ("def aux(x):\n    while True:\n        yield x\n", alone("g = aux(xs)", "next(g)", "xs = next(g)")),
     "converts its argument": ("def aux(x):\n    return tuple(x)\n", alone("d = {aux(xs): 1}", "(xs,) = d")),

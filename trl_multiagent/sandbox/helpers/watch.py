@@ -128,8 +128,8 @@ class Watch:
         if (result := _bytes_of(value)) is None:
             return
         known, known_bytes = self.results.setdefault(self.called_with, (_copied(value), result))
-        # NaN differs from itself, and equal sets may have different bytes
-        if result != known_bytes and _differ(value, known):
+        # NaN differs from itself, and equal values may have different bytes. A state may also be in their types or order
+        if result != known_bytes and (_differ(value, known) or repr(value) != repr(known)):
             Watch.unfit = "the function keeps a state"
 
     def leave(self) -> None:
