@@ -22,7 +22,7 @@ from trl_multiagent.terminal import printable
 
 logger = logging.getLogger(__name__)
 
-REWARD_VERSION = 6  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 5  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
