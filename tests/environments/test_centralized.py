@@ -146,7 +146,7 @@ def test_settings():
     argv += ["--comparator_policy", "model", "--comparator_model_name", "n"]
     run = RewardRun(read_settings("marlhf", TASK, argv, "run"))
     assert run.preferences.comparator_generation_mode == "decentralized"
-    assert run.recipe.make_environment().roles == ("team",)
+    assert run.prepared.make_environment().roles == ("team",)
 
 
 def test_magrpo_trains_one_agent_for_all_roles(tiny_model, capsys):

@@ -98,8 +98,8 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     shift = ("--override", "reward_processor.shift=-4", "reward_processor.scale_factor=2")
     run = phases(*shift)
     assert (run.preferences.reward_scale, run.preferences.reward_shift) == (2, -4)
-    assert (run.recipe.training_args.reward_scale, run.recipe.training_args.reward_shift) == (1, 0)
-    args = phases(*shift, "--process_model_reward").recipe.training_args
+    assert (run.prepared.training_args.reward_scale, run.prepared.training_args.reward_shift) == (1, 0)
+    args = phases(*shift, "--process_model_reward").prepared.training_args
     assert (args.reward_scale, args.reward_shift) == (2, -4)
 
 
@@ -107,7 +107,7 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     ("algorithm", "mode"), [("magrpo", "mean"), ("marloo", "rloo"), ("maremax", "max"), ("mareinforce", "raw")]
 )
 def test_algorithms_of_the_last_phase(algorithm, mode):
-    args = phases("--rl_algorithm", algorithm).recipe.training_args
+    args = phases("--rl_algorithm", algorithm).prepared.training_args
     assert args.advantage_mode == mode and type(args).__name__.lower() == f"{algorithm}config"
 
 
@@ -318,8 +318,8 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
 
 def test_defaults_of_rounds():
     run = RewardRun(read_settings("marlhf_iter", TASK, ["--model_name", "m"], "marlhf_iter"))
-    assert run.num_rounds == 6 and run.recipe.training_args.num_iterations == 1
-    assert run.recipe.training_args.num_train_epochs == 2 == run.reward_args.num_train_epochs
+    assert run.num_rounds == 6 and run.prepared.training_args.num_iterations == 1
+    assert run.prepared.training_args.num_train_epochs == 2 == run.reward_args.num_train_epochs
     assert run.preferences.preference_num_candidates == 20 and run.preferences.comparator_policy == "current"
 
 
