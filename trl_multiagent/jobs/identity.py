@@ -59,6 +59,12 @@ def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
     return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
 
 
+def checksum_of_entries(entries: dict[str, Any]) -> str:
+    """Computes the SHA-256 digest of values that JSON can hold, except for their own entry `checksum`."""
+    entries = {name: value for name, value in entries.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+
+
 def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
     """Computes a digest of all values in a dataset and of their order, which does not depend on their source or storage format."""
     digest = hashlib.sha256()

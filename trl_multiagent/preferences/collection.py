@@ -6,8 +6,6 @@ the environment on the chunk, so neither an interruption nor the number of proce
 """
 
 import contextlib
-import hashlib
-import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
@@ -26,6 +24,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
 from trl_multiagent.jobs.identity import (
+    checksum_of_entries,
     checksum_of_file,
     checksum_of_weights,
     describe_agent,
@@ -189,7 +188,7 @@ class _Collection:
                     with replacing(self.folder / STATE_FILE.format(number)) as path:
                         torch.save(state, path)
                     lines[0]["state"] = checksum_of_file(self.folder / STATE_FILE.format(number))
-                lines = [{**line, "checksum": checksum_of_record(line)} for line in lines]
+                lines = [{**line, "checksum": checksum_of_entries(line)} for line in lines]
                 self.stage.save(CHUNK_FILE.format(number), lines)
                 bar.update(len(lines))
 
@@ -275,7 +274,7 @@ class _Collection:
         lines = self.stage.read(path)
         if [line.get("index") for line in lines] != list(self.chunks[number]):
             raise ValueError(f"{self.folder / path} is damaged: it lacks items. Remove it, and start again.")
-        if any(line.pop("checksum", None) not in (None, checksum_of_record(line)) for line in lines):
+        if any(line.get("checksum") not in (None, checksum_of_entries(line)) for line in lines):
             raise ValueError(f"{self.folder / path} is damaged: it has changed. Remove it, and start again.")
         return lines
 
@@ -324,11 +323,6 @@ class _Collection:
 def finished_chunks(folder: Path, number: int) -> int:
     """Counts the chunks that a folder holds, of a number of them."""
     return sum((folder / CHUNK_FILE.format(k)).is_file() for k in range(number))
-
-
-def checksum_of_record(record: dict[str, Any]) -> str:
-    """Computes the SHA-256 digest of a record as it is written, without its own entry `checksum`."""
-    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 def joint_answers(node: Node, by: str) -> list[dict[str, Any]]:

@@ -192,9 +192,8 @@ class PreferenceRun:
         """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
         run, source = self.prepared, self.team_before(number)
         is_compared = self.preferences.comparator_policy == "history"
-        checksums = {
-            k: result.get("team", {}) for k, result in enumerate(results, start=1)
-        }  # none in earlier releases
+        # Runs of earlier releases have none
+        checksums = {k: result.get("team", {}) for k, result in enumerate(results, start=1)}
         if number > 0 and self.stage.has(BASE_FILE):
             checksums[0] = self.stage.result(BASE_FILE)
         for k in {number, max(0, number - self.preferences.comparator_history_k) if is_compared else number}:

@@ -1,7 +1,6 @@
 """Writes the files of a checkpoint, so that a crash at any time leaves the previous checkpoint intact, and verifies them."""
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
-from trl_multiagent.jobs.identity import checksum_of_file
+from trl_multiagent.jobs.identity import checksum_of_entries, checksum_of_file
 
 
 FORMAT_VERSION = 1
@@ -55,7 +54,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     found = state.get("format_version") if isinstance(state, dict) else None
     if found != FORMAT_VERSION:
         raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
-    if "checksum" in state and state["checksum"] != checksum_of_state(state):
+    if "checksum" in state and state["checksum"] != checksum_of_entries(state):
         raise ValueError(f"{path} is damaged: it has changed since it was saved.{resume_advice(folder)}")
     sizes = {name: (folder / name).stat().st_size for name in files_in(folder)}
     damaged = [name for name, size in state["files"].items() if sizes.get(name) != size]
@@ -152,12 +151,6 @@ def first_of_node() -> int:
     return PartialState().process_index - PartialState().local_process_index
 
 
-def checksum_of_state(state: dict[str, Any]) -> str:
-    """Computes the SHA-256 digest of the state, except for its own entry `checksum`."""
-    state = {name: value for name, value in state.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
-
-
 # Writing
 
 
@@ -178,7 +171,7 @@ def write_state(folder: Path, checksums: dict[str, str], **entries: Any) -> None
         "checksums": checksums,
     }
     state = json.loads(json.dumps(state))  # the checksum is of the values that a reader gets
-    state["checksum"] = checksum_of_state(state)
+    state["checksum"] = checksum_of_entries(state)
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
     flush(folder / STATE_FILE)
     flush(folder)
