@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import accelerate.utils.other
+import jinja2
 import torch
 
 
@@ -15,6 +17,9 @@ def make_libraries_quick() -> None:
     torch.set_num_threads(1)  # the models here are too small to share
     # accelerate reads whole files of metadata, several times a step, to find out which packages are installed
     importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+    # TRL compiles the template of a model card with each one. accelerate looks through all modules, at every generation, for compiled ones
+    jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
+    accelerate.utils.other.has_compiled_regions = lambda module: False
     # Every training ends with a full collection, although Python collects by itself. What is imported by now is never looked at
     collect = gc.collect
     gc.collect = lambda generation=2: collect(0)
