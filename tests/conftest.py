@@ -71,6 +71,16 @@ def own_modules(tmp_path_factory):
             del sys.modules[name]
 
 
+@pytest.fixture(scope="module")
+def reports():
+    """Trainings write their reports, as they do for users."""
+    from trl_multiagent.trainers.base.run_report import RunReport
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunReport, "refresh", RunReport.drawn)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data(tmp_path_factory) -> Path:
     """A folder with the benchmarks that come with the package, as JSON lines."""
