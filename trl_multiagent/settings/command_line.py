@@ -1,6 +1,7 @@
 """The command line of a recipe, and its help."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -74,8 +75,9 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
         if text.startswith("--"):
             name, has_value, value = text[2:].partition("=")
             values = flags[name] = [value] if has_value else []
-        elif not flags:
-            raise ConfigError(f"unknown argument {text!r}; see --help.")
+        elif not flags or (values and re.match(r"[\w.]+=", text)):
+            advice = f"give it as --override {text}" if "=" in text else "see --help"
+            raise ConfigError(f"unknown argument {text!r}; {advice}.")
         else:
             values.append(text)
     # The name of a file of the package becomes its path
