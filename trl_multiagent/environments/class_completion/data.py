@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trl_multiagent.environments.class_completion import merging
+from trl_multiagent.environments.class_completion.demo import DEMO, demo_items
 from trl_multiagent.environments.dataset_rows import Dataset, check_fields, load_rows, make_dataset
 from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS
@@ -34,7 +35,7 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     packages that the sandbox does not have.
 
     Args:
-        name (`str`): `"classeval"`, which comes with the package; a Hub id such as `"FudanSELab/ClassEval"`; or a local file.
+        name (`str`): `"classeval"`, which comes with the package; `"demo"`; a Hub id such as `"FudanSELab/ClassEval"`; or a local file.
         split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:66]"`.
         sandbox ([`Sandbox`], *optional*): Runs the references.
 
@@ -45,6 +46,8 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
 
     Raises `ValueError` if a row is malformed, or no row gives an item, and `ConnectionError` if the Hub cannot be reached.
     """
+    if name == DEMO:
+        return make_dataset(demo_items(split), name)
     items = [make_item(row, f"{name}, row {k}") for k, row in enumerate(load_rows(name, None, split), 1)]
     new = [item for item in items if key_of(item) not in known_tests()]
     found = find_tests(new, sandbox or Sandbox()) if new else []
