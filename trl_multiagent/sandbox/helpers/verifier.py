@@ -35,6 +35,7 @@ POLL_SECONDS = 0.0005  # processor time that this process needs for waiting betw
 # gave the program too little of a core
 MAX_SLOWDOWN = 100
 MAX_NOTES = 16  # suspicious acts of one program
+CANDIDATES_PART = ("source", "entry_point", "unittest", "folder", "watch", "experiment")  # of a job
 MAX_ENDED_CANDIDATES = 10  # after so many, the rest of a program's checks does not run
 
 
@@ -46,10 +47,16 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
     config |= {"jobs": jobs, "control": control, "progress": memoryview(mmap.mmap(progress_fd, 16)).cast("q")}
     config["own_times"] = os.open("/proc/self/schedstat", os.O_RDONLY)
     importable = [path for path in sys.path if os.path.isdir(path)]  # the checks may import from these folders
-    kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable)
+    if "folder" in config["layers"]:
+        from .zygote import load_modules
+
+        load_modules(config["layers"])  # their files are outside of the root that this process gets
+        importable = []
+    packet, root, _, _ = socket.recv_fds(control, 1 << 16, 1)
+    started = json.loads(packet)
+    kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable, *root)
     gc.freeze()
     inbox = Inbox(wire.MAX_JOB)
-    started = json.loads(control.recv(1 << 16))
     if "fault" in started:
         jobs.sendall(wire.pack(started))
     while True:
@@ -264,7 +271,7 @@ class Evaluation:
         self.clock.begin()
         self.clock.start_candidate()
         try:
-            self._send({name: self.job[name] for name in ("source", "entry_point", "unittest", "watch", "experiment")})
+            self._send({name: self.job[name] for name in CANDIDATES_PART})
             answer = self._receive()
             if "raised" in answer:
                 raise wire.rebuild(answer["raised"], {})
