@@ -249,7 +249,7 @@ class Sandbox(contextlib.AbstractContextManager):
             if self.tier is None:
                 self._choose_tier()
             unique = list(dict.fromkeys(programs))
-            if any(program.folder for program in unique) and not {"namespaces", "landlock"} <= {*self._config["layers"]}:
+            if any(program.folder for program in unique) and not self._has_folders:
                 raise SandboxError(f"a program needs a folder, which the sandbox tier {self.tier!r} cannot give")
             try:
                 verdicts = dict(zip(unique, self._run(unique), strict=True))
@@ -261,7 +261,7 @@ class Sandbox(contextlib.AbstractContextManager):
     def has_folders(self) -> bool:
         """Returns whether this machine can give programs a folder: on the tier `namespaces`, if it has Landlock."""
         self.run([])
-        return {"namespaces", "landlock"} <= set(self._config["layers"])
+        return self._has_folders
 
     def _choose_tier(self) -> None:
         if sys.platform != "linux":
@@ -282,6 +282,7 @@ class Sandbox(contextlib.AbstractContextManager):
         self._config = {name: getattr(self, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
         self._config["cpu_seconds"] = (self.max_timeouts + 1) * self.check_timeout  # for one program
         self._config["layers"] = sorted(allowed & (TIERS[tier] | optional))
+        self._has_folders = {"namespaces", "landlock"} <= {*self._config["layers"]}
         self.tier = tier
         logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 

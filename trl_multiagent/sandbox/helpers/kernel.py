@@ -48,13 +48,14 @@ def lock_down(
     """
     user = spare_user()
     has_folder, is_zygote = "folder" in layers, role == "zygote"
-    limits = limits | {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: FOLDER_BYTES * has_folder}
-    for limit, value in limits.items():
+    file_limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: FOLDER_BYTES * has_folder}
+    for limit, value in (limits | file_limits).items():
         resource.setrlimit(limit, (value, value))
     if is_zygote and "namespaces" in layers:
         enter_namespaces(has_folder)
     if root is not None:
-        _check(0 if os.getuid() == 0 else _libc.unshare(_NEWUSER), "unshare")  # which gives the right to change the root
+        # An ordinary user gets the right to change the root in a user namespace
+        _check(_libc.unshare(_NEWUSER) if os.getuid() else 0, "unshare")
         os.fchdir(root)
         os.chroot(".")
     if has_folder:
@@ -97,7 +98,7 @@ def spare_user() -> int:
 #   a     every process: these calls compute, run threads and asyncio, and name no file, process or address
 #   z, v  the zygote, the verifier; a candidate gives these calls up
 #   f     every process, if programs have a folder
-#   e     the zygote that empties the folder
+#   e, w  the zygote and the verifier then
 #   a capital letter: the conditions of the call, below, do not apply to this role
 _CALLS = """
 read:0:63:a write:1:64:a open:2:-:zvF close:3:57:a stat:4:-:vf fstat:5:80:a lstat:6:-:vf poll:7:-:a lseek:8:62:a
@@ -110,8 +111,8 @@ fcntl:72:25:ZVf getcwd:79:17:a readlink:89:-:v gettimeofday:96:169:a getrusage:9
 getuid:102:174:a getgid:104:176:a geteuid:107:175:a getegid:108:177:a setpgid:109:154:z getppid:110:173:a
 sigaltstack:131:132:a setpriority:141:140:z prctl:157:167:z gettid:186:178:a futex:202:98:a sched_getaffinity:204:123:a
 getdents64:217:61:zvf pread64:17:67:f pwrite64:18:68:f fsync:74:82:f fdatasync:75:83:f ftruncate:77:46:f chdir:80:49:e
-rename:82:-:f mkdir:83:-:f rmdir:84:-:f unlink:87:-:f chmod:90:-:e mkdirat:258:34:f unlinkat:263:35:f renameat:264:38:f
-fchmodat:268:53:e utimensat:280:88:f renameat2:316:276:f landlock_create_ruleset:444:444:e landlock_add_rule:445:445:e
+rename:82:-:f mkdir:83:-:f rmdir:84:-:f unlink:87:-:f chmod:90:-:ew mkdirat:258:34:f unlinkat:263:35:f renameat:264:38:f
+fchmodat:268:53:ew utimensat:280:88:f landlock_create_ruleset:444:444:e landlock_add_rule:445:445:e
 landlock_restrict_self:446:446:e
 set_tid_address:218:96:a restart_syscall:219:128:a clock_gettime:228:113:a clock_getres:229:114:a
 clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a epoll_ctl:233:21:a openat:257:56:zvF newfstatat:262:79:zvf
@@ -127,7 +128,7 @@ _KILL, _REFUSE, _ABSENT, _ALLOW = 0x80000000, 0x50000 | errno.EPERM, 0x50000 | e
 _PROT_EXEC, _CLONE_THREAD, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 0x10000, 1, 0x5421, 1
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Conditions of a call, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time. `equals`,
-# `any of` and `none of` compare the lower half, because the kernel reads no more of these arguments or defines no flag above
+# `is not`, `any of` and `none of` compare the lower half, because the kernel reads no more of these arguments or defines no flag above
 # it. `is zero` compares both halves, as a pointer requires
 _ONLY_IF = {
     "mmap": [(2, "none of", _PROT_EXEC)],
@@ -139,7 +140,10 @@ _ONLY_IF = {
     "clone": [(0, "any of", _CLONE_THREAD)],
     "openat": [(2, "none of", _WRITING)],
     "open": [(1, "none of", _WRITING)],
-    "fcntl": [(1, "none of", 0xFFFFFFF8)],  # no leases, for which the verifier would wait, and no signals
+    "fcntl": [
+        (1, "none of", 0xFFFFFBF8),
+        (1, "is not", 1024),
+    ],  # no signals, and no leases, which the verifier waits for
 }
 
 
@@ -163,8 +167,8 @@ def _guarded(conditions: list[Condition]) -> list[Instruction]:
     for argument, test, value in reversed(conditions):
         for half in (4, 0) if test == "is zero" else (0,):
             refuse = len(body) - 1  # how far to jump from the comparison
-            compare = _EQUAL if test in ("equals", "is zero") else _ANY_BIT
-            if_true, if_false = (refuse, 0) if test == "none of" else (0, refuse)
+            compare = _ANY_BIT if test in ("any of", "none of") else _EQUAL
+            if_true, if_false = (refuse, 0) if test in ("none of", "is not") else (0, refuse)
             body[:0] = [(_LOAD, 0, 0, 16 + 8 * argument + half), (compare, if_true, if_false, value)]
     return body
 
@@ -190,18 +194,14 @@ def _given_up(zygote: Rules, kept: Rules) -> Rules:
 
 
 _FILTERS = {}
-for _kind, _own in (("", ""), ("folder ", "f")):
-    _zygote = _rules(f"ze{_own}" if _own else "z")
-    _FILTERS[f"{_kind}zygote"] = _assemble(_zygote, _REFUSE)
-    _FILTERS[f"{_kind}verifier"] = _assemble(_rules(f"v{_own}"), _REFUSE)
-    _FILTERS[f"{_kind}candidate"] = _assemble(_given_up(_zygote, _rules(_own)), _ALLOW)
+for _kind, _zygote, _verifier, _kept in (("", "z", "v", ""), ("folder ", "zef", "vwf", "f")):
+    _FILTERS[f"{_kind}zygote"] = _assemble(_rules(_zygote), _REFUSE)
+    _FILTERS[f"{_kind}verifier"] = _assemble(_rules(_verifier), _REFUSE)
+    _FILTERS[f"{_kind}candidate"] = _assemble(_given_up(_rules(_zygote), _rules(_kept)), _ALLOW)
 
 
 def filter_calls(role: str) -> None:
-    """
-    Seccomp: from now on this process can make only the system calls of its role, `zygote`, `candidate` or `verifier`, or of one with a folder, such
-    as `folder zygote`.
-    """
+    """Seccomp: from now on this process can make only the calls of its role, `[folder ]zygote`, `candidate` or `verifier`."""
     prctl(_NO_NEW_PRIVILEGES, 1)
     prctl(_SECCOMP, 2, ctypes.addressof(_FILTERS[role][0]))
 

@@ -35,7 +35,6 @@ POLL_SECONDS = 0.0005  # processor time that this process needs for waiting betw
 # gave the program too little of a core
 MAX_SLOWDOWN = 100
 MAX_NOTES = 16  # suspicious acts of one program
-CANDIDATES_PART = ("source", "entry_point", "unittest", "folder", "watch", "experiment")  # of a job
 MAX_ENDED_CANDIDATES = 10  # after so many, the rest of a program's checks does not run
 
 
@@ -199,6 +198,8 @@ class Evaluation:
             candidate.__name__ = entry_point
         sys.modules["checks"] = types.ModuleType("checks")  # dataclasses look up the module that defines them
         self.namespace = namespace = vars(sys.modules["checks"])
+        if self.job["folder"]:
+            gc.collect()  # closes files of the last program's checks, which take space as long as they are open
         namespace["__caught__"] = (Exception, Timeout, Died, CheckLost)
         namespace |= {"__begin__": self.begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
         exec(_compile(self.job["setup"]), namespace)
@@ -271,7 +272,8 @@ class Evaluation:
         self.clock.begin()
         self.clock.start_candidate()
         try:
-            self._send({name: self.job[name] for name in CANDIDATES_PART})
+            names = ("source", "entry_point", "unittest", "folder", "watch", "experiment")
+            self._send({name: self.job[name] for name in names})
             answer = self._receive()
             if "raised" in answer:
                 raise wire.rebuild(answer["raised"], {})

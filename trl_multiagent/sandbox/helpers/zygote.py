@@ -44,6 +44,7 @@ encodings.base64_codec encodings.cp1252 encodings.hex_codec encodings.idna encod
 encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be
 encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
+FOR_FOLDERS = ["sqlite3", "encodings.cp437"]  # the same for programs with a folder
 OWN_NICENESS = os.getpriority(os.PRIO_PROCESS, 0)  # read here, because the filter of system calls refuses it later
 ADDED_NICENESS = 5  # of a program that does not answer at once; with more threads it is higher
 ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib work without it
@@ -84,10 +85,10 @@ def main(control_fd: int, config: dict) -> None:
 
 
 def load_modules(layers: list[str]) -> None:
-    """Imports what programs may import, `sqlite3` too if they have a folder."""
+    """Imports what programs may import."""
     for name in ABSENT:
         sys.modules[name] = None  # type: ignore[assignment]  # an import of it raises
-    for name in [*MODULES, "sqlite3"] if "folder" in layers else MODULES:
+    for name in [*MODULES, *FOR_FOLDERS * ("folder" in layers)]:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
