@@ -23,7 +23,7 @@ from trl_multiagent.folders import (
 from trl_multiagent.report.model_card import rename_card
 
 
-# The files of a team beside those of its agents: the card, and what it shows and links
+# The files of a team other than those of its agents: its description, the card, and the files that the card shows or links
 TOP_FILES = (TEAM_FILE, CARD_FILE, CURVE_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
 AGENT_FILES = (
@@ -47,14 +47,14 @@ def push_folder(
     with_critics: bool = False,
 ) -> CommitInfo:
     """
-    Uploads the team in the folder of a saved team or of a training run, and nothing else, see [`team_files`]. Files that the repository
-    already has are not sent again. The model card in the folder is changed, so that it loads the team from this repository.
+    Uploads only the team in the folder of a saved team or of a training run, see [`team_files`]. Files that the repository already has are not
+    sent again. The code in the model card of the folder is changed to load the team from this repository.
 
     Args:
         folder (`str` or `Path`): A folder that `save_pretrained` of a team or a trainer wrote.
         repo_id (`str`): Repository, created if it does not exist.
         private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
-        with_critics (`bool`, *optional*, defaults to `False`): Whether the critics of an actor-critic run are uploaded too.
+        with_critics (`bool`, *optional*, defaults to `False`): Whether to upload the critics of an actor-critic run, too.
 
     Raises:
         `ValueError`: The folder contains no team, or a part of one.
@@ -76,8 +76,8 @@ def push_folder(
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
-    Lists the files in a folder that belong to the team, as paths relative to it: `team.json`, the models and tokenizers in the folders that it
-    names, the model card and what it shows, and the settings. Links that lead out of the folder are left out.
+    Lists the files of the team in a folder, as paths relative to the folder: `team.json`, the models and tokenizers of its agents, the model
+    card and its picture, and the settings. Links that lead out of the folder are left out.
 
     Raises:
         ValueError: an agent has no model there.
@@ -99,7 +99,7 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
 
 
 def as_patterns(files: Sequence[str]) -> list[str]:
-    """Returns patterns for the Hub's client that match these paths alone."""
+    """Returns patterns for the Hub's client that match only these paths."""
     return [glob.escape(path) for path in files]
 
 
