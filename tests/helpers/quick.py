@@ -12,6 +12,8 @@ import accelerate.utils.other
 import jinja2
 import torch
 
+from trl_multiagent.environments.python_code import problems
+
 
 def make_libraries_quick() -> None:
     torch.set_num_threads(1)  # the models here are too small to share
@@ -36,9 +38,8 @@ def make_libraries_quick() -> None:
     report = sys.modules.get("trl_multiagent.trainers.base.run_report")
     if report is not None:  # every training ends with a page, which takes as long
         report.RunReport.drawn, report.RunReport.refresh = report.RunReport.refresh, no_page
-    problems = sys.modules.get("trl_multiagent.environments.python_code.problems")
-    if problems is not None:  # a start reads every problem, and the tests of a benchmark are the same each time
-        problems.unusable_test = functools.cache(problems.unusable_test)
+    # Every start checks all problems of a benchmark
+    problems.unusable_test = functools.cache(problems.unusable_test)
 
 
 def named_modules(self, memo=None, prefix="", remove_duplicate=True):
