@@ -9,8 +9,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-# Libraries make a million objects when they are imported. With Python's thresholds, a fifth of that time goes into looking at them again
-gc.set_threshold(50_000, 50, 50)
 
 from pathlib import Path
 
@@ -21,6 +19,8 @@ from forked import Forked
 
 # The process that distributes tests to workers loads this file before it starts them. It need not import what takes seconds
 
+# Libraries make a million objects when they are imported. With Python's thresholds, a fifth of that time goes into looking at them again
+gc.set_threshold(50_000, 50, 50)
 # Tests send Ctrl-C. A shell that starts the tests in the background has them ignore it, and all their child processes too
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("RUN_ID", "JOB_ID"):  # which name the folders of runs
