@@ -10,19 +10,22 @@ from forked import run_to_the_end
 
 
 class Popen(subprocess.Popen):
-    """Other programs are started as ever, and modules, too."""
+    """Other programs are started as ever, and other modules than accelerate's launcher, too."""
 
     def _execute_child(self, command, *others):
         command = [str(part) for part in command]
-        if command[0] != sys.executable or not command[1].endswith(".py"):
+        is_known = command[1].endswith(".py") or command[1:3] == ["-m", "accelerate.commands.launch"]
+        if command[0] != sys.executable or not is_known:
             return super()._execute_child(command, *others)
-        environment, pipes = others[5], others[9:15]
+        environment, pipes, starts_session = others[5], others[9:15], others[20]
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
             for number, end in enumerate((pipes[0], pipes[3], pipes[5])):
                 if end != -1:
                     os.dup2(end, number)
+            if starts_session:
+                os.setsid()
             os.closerange(3, 1024)  # a sibling would not see that its input has ended
             atexit._clear()  # the temporary folders of this process are not the child's to delete
             os.environ.clear()
