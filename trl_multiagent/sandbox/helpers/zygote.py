@@ -75,12 +75,10 @@ def main(control_fd: int, config: dict) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    if "folder" in layers:
-        root = os.open("/", os.O_PATH)
-        socket.send_fds(control, [b'{"ready": true}'], [root])
+    roots = [os.open("/", os.O_PATH)] if "folder" in layers else []  # for the verifier
+    socket.send_fds(control, [b'{"ready": true}'], roots)
+    for root in roots:
         os.close(root)
-    else:
-        _send(control, ready=True)
     _serve(control, config["layers"], max_tasks)
 
 
