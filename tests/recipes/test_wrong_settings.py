@@ -296,6 +296,8 @@ def test_a_wrong_file(folder, capsys, content, expected):
         (["--dtype", "float8"], "'bfloat16'"),
         (["--model_name", "demo", "--model_name_or_path", "other"], "are the same setting"),
         (["--learning_rate", "1", "2"], "valid number"),
+        (["--learning_rate", "1", "magrpo.num_turns=2"], "give it as --override magrpo.num_turns=2"),
+        (["num_turns=2"], "give it as --override num_turns=2"),
     ],
 )
 def test_a_wrong_argument(folder, capsys, argv, expected):

@@ -45,8 +45,8 @@ def read_embedded(name: str, split: str | None) -> list[dict]:
 
 def generated_rows(make: Callable[[str], list[dict]], sizes: dict[str, int], split: str | None) -> list[dict]:
     """
-    Returns the generated rows that a split selects, by default all of `train`. `make` makes the rows of a split, of which there are as many as `sizes`
-    says. Raises `ValueError` as [`read_split`].
+    Returns the generated rows that a split selects, by default all of `train`. `make` makes the rows of a split; `sizes` has their numbers.
+    Raises `ValueError` as [`read_split`] does.
     """
     chosen = read_split(split, sizes, "the generated data", default="train")
     made = {name: make(name) for name in {name for name, _ in chosen}}

@@ -9,7 +9,7 @@ from trl_multiagent.rollout.history_options import HistoryOptions
 
 
 BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
-# Settings that decide which answers are sampled. An evaluation is only continued with the same ones
+# Settings that decide which answers are sampled. An evaluation can only be resumed with the same values
 SAMPLING_FIELDS = (
     *"num_episodes num_turns max_completion_length temperature top_p top_k min_p repetition_penalty".split(),
     *"use_chat_template memory_mode original_prompt previous_prompts previous_response max_history_length".split(),
@@ -22,8 +22,8 @@ class EvaluationConfig(HistoryOptions):
     """
     The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent evaluate`.
 
-    `num_turns` and all settings from there to `discount`, and those of [`~rollout.history_options.HistoryOptions`], are by default those of the
-    training: of the algorithm's section.
+    The settings from `num_turns` to `discount`, and those of [`~rollout.history_options.HistoryOptions`], default to the values of the
+    training, in the algorithm's section.
 
     Raises:
         ValueError: a value is impossible, or contradicts another one.
@@ -89,7 +89,7 @@ class EvaluationConfig(HistoryOptions):
 
     @property
     def history_options(self) -> HistoryOptions:
-        """What the agents see of their past turns."""
+        """The part of their past turns that the agents see."""
         return HistoryOptions.of(self)
 
     @property

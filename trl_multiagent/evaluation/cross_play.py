@@ -1,4 +1,4 @@
-"""Teams of agents that come from several runs, and cross-play: the agents of all runs with each other, as matrices of runs by runs."""
+"""Cross-play: evaluates teams of agents from several runs, as matrices of runs by runs."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def summarize_cross_play(
     results: Mapping[Mix, Result], runs: Sequence[str], metric: str, config: EvaluationConfig
 ) -> CrossPlay | None:
     """
-    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: those of each of [`mixes`]. `runs`: the names
-    of the runs. Returns `None` if there is no such metric.
+    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: the result of each of [`mixes`]. `runs`: the
+    names of the runs. Returns `None` if there is no such metric.
     """
     roles = next(iter(results.values())).policy.environment.roles
     columns = {mix: result.column(metric) for mix, result in results.items()}

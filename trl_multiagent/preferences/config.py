@@ -10,7 +10,7 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 
 
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
-# Fields that decide which candidates are sampled and how they are scored. A collection is only continued with the same ones
+# Fields that decide which candidates are sampled and how they are scored. A collection can only be resumed with the same values
 SAMPLING_FIELDS = (
     *"preference_num_candidates comparator_num_candidates max_completion_length temperature top_p top_k min_p".split(),
     *"repetition_penalty use_chat_template generation_token_budget items_per_chunk".split(),
@@ -21,7 +21,7 @@ PAIRING_FIELDS = (
     *"pair_selection preference_pairs_per_sample use_environment_step environment_steps_per_pair".split(),
     "log_reward_distribution",
 )
-# The keys of the fields of `EndpointSettings`. Those of the sampling are the same as the team's
+# The settings for the fields of `EndpointSettings`. The team's settings of the sampling also apply to the endpoint
 API_KEYS = {x: f"comparator_api_{x}" for x in FIELDS if x not in ("max_tokens", "temperature", "top_p")}
 API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 
@@ -29,8 +29,8 @@ API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 @dataclass
 class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline")), SamplingOptions):  # type: ignore[misc]
     """
-    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. A value that is
-    impossible, or contradicts another one, is a `ValueError`.
+    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. Raises `ValueError`
+    if a value is impossible, or contradicts another one.
     """
 
     output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
@@ -120,7 +120,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
 
     @property
     def candidates_per_item(self) -> int:
-        """Number of joint answers that are sampled and scored per item, those of the comparator included."""
+        """Number of joint answers that are sampled and scored per item, including the comparator's."""
         return self.preference_num_candidates + self.num_comparator_candidates
 
     @property

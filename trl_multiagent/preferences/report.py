@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 PICTURE_FILE = "rewards.png"
 HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
-FEW_ITEMS = 0.1  # share of the items with pairs below which there is a warning
+FEW_ITEMS = 0.1  # a smaller share of items with pairs causes a warning
 BINS = 16
 
 
@@ -27,11 +27,11 @@ def summarize(
     records: list[dict[str, Any]], pairs: list[list[Pair]], selected: list[list[Pair]], config: PreferenceConfig
 ) -> dict[str, Any]:
     """
-    Counts the candidates in `records`, all pairs of each item, and those that were selected. `env_steps` is the count of CoMLRL, which
-    charges pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of answers.
+    Counts the candidates in `records`, all pairs of each item, and the selected pairs. `env_steps` is the count of CoMLRL, which charges
+    pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of answers.
     """
     own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
-    kept = [pair for of_item in selected for pair in of_item]
+    kept = [pair for item_pairs in selected for pair in item_pairs]
     texts = {
         (k, *sorted(candidate["texts"].items()))
         for k, record in enumerate(records)
@@ -40,7 +40,7 @@ def summarize(
     completions = sum(len(record["candidates"]) * len(record["prompts"]) for record in records)
     numbers: dict[str, Any] = {
         "items": len(records),
-        "items_with_pairs": sum(bool(of_item) for of_item in pairs),
+        "items_with_pairs": sum(bool(item_pairs) for item_pairs in pairs),
         "candidates_sampled": len(own) + len(others),
         "candidates_scored": len(own) + len(others),
         "candidates_distinct": len(texts),
@@ -80,7 +80,7 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
 
 def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path: Path) -> None:
     """Draws the distributions of the rewards of all candidates, of the rewards of the selected pairs, and of their gaps."""
-    pairs = [pair for of_item in selected for pair in of_item]
+    pairs = [pair for item_pairs in selected for pair in item_pairs]
     rewards = {
         "candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")],
         "rejected": [pair.rejected.reward for pair in pairs],

@@ -65,7 +65,7 @@ def make_row(
 
 @contextlib.contextmanager
 def temporary_cache_files() -> Iterator[None]:
-    """Caches datasets that are derived inside in temporary files, not beside their sources, whose folder may be read-only."""
+    """Makes datasets that are derived within the block use temporary cache files, because the folder of their source may be read-only."""
     was_enabled = datasets.is_caching_enabled()
     datasets.disable_caching()
     try:
@@ -160,7 +160,7 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], re
 
 
 def check_prompt(prompt: str | Messages, name: str) -> None:
-    """Refuses an empty text, and chat messages that end with one of the assistant. The error begins with `name`."""
+    """Raises `ValueError` if a prompt is empty, or is chat messages that end with the assistant's. The message begins with `name`."""
     if not any([prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]):
         raise ValueError(f"{name} is empty.")
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":

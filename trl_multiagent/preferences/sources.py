@@ -26,7 +26,7 @@ from trl_multiagent.preferences.rows import check_preferences
 
 def load_preferences(name: str, roles: Sequence[str], split: str | None = None) -> Dataset:
     """
-    Loads joint preferences, from a collection or from anywhere else, and checks every row.
+    Loads joint preferences of a collection or from another source, and checks every row.
 
     Args:
         name (`str`): Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`, `.json` or `.parquet`

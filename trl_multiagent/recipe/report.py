@@ -15,13 +15,13 @@ COMPARISON_FILE = "comparison.html"
 
 def make_report(folders: Sequence[str], output: str | None = None) -> Path:
     """
-    Makes the report of a run, of an evaluation, or of several runs, which it compares. Returns the path of the page: in the folder, or in the
-    working directory if there are several.
+    Makes the report of a run, of an evaluation, or of a comparison of several runs. Returns the path of the page: in the folder, or in the
+    working directory if there are several folders.
 
     Args:
         folders (`Sequence[str]`): Folders of runs or of one evaluation. A folder of several runs stands for all of them, and for their
             evaluation in it.
-        output (`str`, *optional*): Where to write the page.
+        output (`str`, *optional*): Path of the page.
 
     Raises:
         ValueError: A folder holds neither a run nor an evaluation.
@@ -49,7 +49,7 @@ def evaluation_in(folder: Path) -> dict[str, Any] | None:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Returns a folder if it is that of a run, or the runs in it."""
+    """Returns the folder itself if it is a run's, or else the folders of the runs in it."""
     if (folder / RUN_FILE).is_file():
         return [folder]
     # The controls of an evaluation in the folder are runs, too

@@ -18,8 +18,8 @@ from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: the only one, or that of the setting `task`, which may be a module beside the file `config`; else one whose
-    section is given, else the first of `tasks`. Raises `ConfigError` if there is no such task, or its sections cannot be used.
+    Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task`, whose module may lie beside the file `config`;
+    else a task whose section is given; else the first of `tasks`. Raises `ConfigError` if there is no such task, or its sections are wrong.
     """
     if isinstance(tasks, Task):
         return checked(tasks)
@@ -38,7 +38,7 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
 
 
 def checked(task: Task) -> Task:
-    """Returns a task. Raises `ConfigError` if one of its sections is no dataclass, or has the name of another section."""
+    """Returns the task. Raises `ConfigError` if one of its sections is no dataclass, or has the name of another section."""
     taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
     for name, section in task.settings.items():
         if name in taken:

@@ -1,4 +1,4 @@
-"""The sections of a recipe's YAML file, one dataclass each. An algorithm's also has the fields of its trainer's configuration class."""
+"""The sections of a recipe's YAML file, one dataclass each. The section of an algorithm also has the fields of its configuration class."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALG
 
 @dataclass
 class AgentModel:
-    """The section `agent_model`: fields of TRL's `ModelConfig`, some by other names, see `TRL_NAMES`. Unset ones have TRL's defaults."""
+    """The section `agent_model`: fields of TRL's `ModelConfig`, some by other names, see `TRL_NAMES`. Unset fields have TRL's defaults."""
 
     name: str | None = setting("Model id or folder that every agent starts from, or the folder of a saved team.")
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = setting(
@@ -140,7 +140,7 @@ class AlgorithmExtras:
 
 @dataclass
 class CriticExtras(AlgorithmExtras):
-    """The same, for an algorithm with critics."""
+    """The additional settings of an algorithm with critics."""
 
     use_separate_critic: bool | None = setting("False: the critic is a value head on the agent's own model.")
     value_head_hidden_dim: int | None = setting("The `critic_value_head_hidden_dim` of such a value head.", ge=1)
@@ -148,7 +148,7 @@ class CriticExtras(AlgorithmExtras):
 
 @dataclass
 class PreferenceSource:
-    """What the algorithms that learn from preferences have in common."""
+    """The settings that all algorithms on preferences share."""
 
     preference_dataset: str | None = setting(
         "Preferences to learn from: a folder, a file, or a dataset on the Hub. `collect` writes to this folder."
@@ -225,7 +225,7 @@ class TopLevel:
 
 @dataclass
 class SeatSettings:
-    """What plays one role: an entry of the section `seats`. Exactly one of the first four settings is given."""
+    """An entry of the section `seats`, the player of one role. Exactly one of the first four settings is given."""
 
     function: str | None = setting("A function (item, prompt, history) -> str, as package.module.function.")
     team: str | None = setting("A saved team, or a model id or folder.")
@@ -275,8 +275,8 @@ class Key:
 
 def keys_of(cls: type) -> dict[str, Key]:
     """
-    Returns the keys that the fields of a dataclass are. A number of TRL, transformers or PEFT must not be negative, unless its default is, and a
-    count that is not limited by default must not be 0: these libraries do not check that before they train.
+    Returns the fields of a dataclass as keys of a section. Numeric fields of TRL, transformers or PEFT must not be negative, unless their default
+    is, and optional counts must not be 0, because these libraries check that only when they train.
     """
     keys = {}
     for field in dataclasses.fields(cls):

@@ -18,8 +18,8 @@ class JointRewardConfig(CommonConfig, RewardConfig):
 
     Parameters:
         max_length (`int`, *optional*, defaults to `2048`):
-            Tokens of a joint text. Longer ones lose the ends of their longest prompts, and never a part of an answer.
-            With [`~trl.RewardConfig`], they would be left out.
+            Largest number of tokens of a joint text. Longer texts lose the ends of their longest prompts, but never a part of
+            an answer. [`~trl.RewardConfig`] would drop them.
         freeze_backbone (`bool`, *optional*, defaults to `False`):
             Whether to train only the head, which turns the last hidden state into the reward.
         eval_fraction (`float`, *optional*, defaults to `0.1`):
@@ -32,7 +32,7 @@ class JointRewardConfig(CommonConfig, RewardConfig):
             How the answer of a role is written; by default [`~trl_multiagent.models.joint_text.ANSWER_TEMPLATE`].
 
     > [!NOTE]
-    > `bf16` defaults to `True` only where a GPU supports it.
+    > `bf16` defaults to `True` only if a GPU supports it.
     """
 
     refused: ClassVar[dict[str, str]] = {

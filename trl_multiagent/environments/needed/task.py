@@ -41,7 +41,7 @@ class NeededSettings:
 
 
 def make_game(settings: TaskSettings) -> Game:
-    """Makes the game. Raises `ValueError` if a knob belongs to the other game, or has a value that does not fit."""
+    """Makes the game. Raises `ValueError` if a setting belongs to the other game, or has an impossible value."""
     name = str(settings.dataset.name)
     given = {key: value for key, value in asdict(settings.sections["needed"]).items() if value is not None}
     for other in {*GAMES} - {name}:
@@ -54,7 +54,7 @@ def make_game(settings: TaskSettings) -> Game:
 
 
 def facts_of(settings: TaskSettings) -> str:
-    """Returns who has which facts. Raises `ValueError` if this does not fit to the number of agents."""
+    """Returns the setting `facts` or its default. Raises `ValueError` if it does not fit the number of agents."""
     number, name = settings.num_agents, settings.dataset.name
     facts = settings.sections["needed"].facts or (SHARED if number == 1 else PRIVATE)
     allowed = [1] if facts != PRIVATE else [2, 3] if name == "walk" else [2]
