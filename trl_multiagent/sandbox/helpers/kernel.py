@@ -290,6 +290,10 @@ def _works(layer: str) -> bool:
     if layer == "namespaces":
         enter_namespaces()
         return os.listdir("/") == ["proc"] and os.getpid() == 1
+    if layer == "folder":
+        lock_down("zygote", ["namespaces", "landlock", "seccomp", "folder"], {}, [])
+        Path("file").write_text("")
+        return os.listdir() == ["file"] and _refused(os.listdir, "/")
     if layer == "userns":
         _check(_libc.unshare(_NEWUSER), "unshare")
         return True
@@ -300,7 +304,7 @@ def _works(layer: str) -> bool:
 def main(config: dict) -> None:
     """Prints the names of the layers that this machine allows, each tried in a child of its own."""
     layers = []
-    for layer in ("seccomp", "landlock", "namespaces", "user", "userns"):
+    for layer in ("seccomp", "landlock", "namespaces", "user", "userns", "folder"):
         child = os.fork()
         if not child:
             try:

@@ -11,6 +11,7 @@ Commands on its socket, one packet each:
 If programs have a folder, `F` empties it first. All but `F` are answered by one packet of JSON.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -87,10 +88,8 @@ def load_modules(layers: list[str]) -> None:
     for name in ABSENT:
         sys.modules[name] = None  # type: ignore[assignment]  # an import of it raises
     for name in [*MODULES, *FOR_FOLDERS * ("folder" in layers)]:
-        try:
+        with contextlib.suppress(ModuleNotFoundError):  # the interpreter was built without it
             importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue  # the interpreter was built without it
 
 
 def _max_tasks() -> int:
