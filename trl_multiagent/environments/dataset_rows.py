@@ -9,7 +9,7 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded, read_split
+from trl_multiagent.environments.embedded import EMBEDDED, SHORT_NAMES, read_embedded, read_split
 
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
         ValueError: the dataset cannot be loaded, or the split selects no rows.
         ConnectionError: the Hub cannot be reached.
     """
-    if is_short_name(name):
+    if name in SHORT_NAMES:
         return read_embedded(name, split)
     if name.endswith(LOCAL_SUFFIXES):
         return select_rows(make_dataset(read_file(Path(name)), name), split, name).to_list()
