@@ -12,6 +12,7 @@ If programs have a folder, `F` empties it first. All but `F` are answered by one
 """
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -90,6 +91,9 @@ def load_modules(layers: list[str]) -> None:
     for name in [*MODULES, *FOR_FOLDERS * ("folder" in layers)]:
         with contextlib.suppress(ModuleNotFoundError):  # the interpreter was built without it
             importlib.import_module(name)
+    sqlite: Any = sys.modules.get("sqlite3")
+    if sqlite is not None:  # a program and its checks take turns, so a locked database stays locked while one waits
+        sqlite.connect = functools.partial(sqlite.connect, timeout=0)
 
 
 def _max_tasks() -> int:
