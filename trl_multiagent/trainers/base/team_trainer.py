@@ -351,7 +351,7 @@ def warn_about_dropout(team: AgentTeam) -> None:
 
 
 def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises `TypeError` for arguments of TRL trainers of one model, and says what to write instead."""
+    """Raises `TypeError` for arguments of TRL trainers of one model or of another algorithm, and says what to write instead."""
     for name, advice in INSTEAD.items():
         if name in kwargs:
             raise TypeError(f"`{trainer.__name__}` has no argument `{name}`: {advice}.")
@@ -359,10 +359,11 @@ def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, A
     if team is not None and not isinstance(team, AgentTeam):
         raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {INSTEAD['model']}.")
     for value in (*args, *kwargs.values()):
-        if isinstance(value, TrainingArguments) and not isinstance(value, TeamConfig):
-            raise TypeError(
-                f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`, which has its arguments too."
-            )
+        is_arguments = isinstance(value, TrainingArguments) or (
+            isinstance(value, dict) and value is kwargs.get("args")
+        )
+        if is_arguments and not isinstance(value, trainer._config_class):
+            raise TypeError(f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`.")
 
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
