@@ -92,6 +92,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
+        for role in () if team.has_adapters else team.trained_roles:
+            if not all(x.is_floating_point() for x in team.agents[role].parameters()):
+                raise ValueError(
+                    f"The weights of agent {role!r} are quantized, so they cannot be trained: load it with a `peft_config`."
+                )
         team.uses_dropout = not args.disable_dropout
         if args.process_index == 0:
             warn_about_dropout(team)
