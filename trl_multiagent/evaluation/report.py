@@ -116,7 +116,7 @@ class Report:
 
     def table(self) -> str:
         """Returns the results as text."""
-        note = f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}."
+        note = f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}; none if all teams have the same mean."
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
             f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {self.config.confidence:.0%} confidence "

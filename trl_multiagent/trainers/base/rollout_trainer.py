@@ -67,7 +67,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
-        args = self._config_class(f"{environment.roles[-1]}-{self._name}") if args is None else args
+        args = self._config_class(f"{team.roles[-1]}-{self._name}") if args is None else args
         check_inputs(team, environment, args, train_dataset)
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, over all processes
