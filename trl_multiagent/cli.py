@@ -152,7 +152,7 @@ def several_seeds(text: str) -> list[int]:
     """Reads seeds that are separated by commas."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) < 2**32 for part in parts) or len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different seeds, such as 0,1,2.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of distinct seeds, such as 0,1,2.")
     return [int(part) for part in parts]
 
 

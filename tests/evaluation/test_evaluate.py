@@ -262,7 +262,7 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([plain, "--split", "empty"], "the evaluation set is empty"),
         ([runs / "small"], "set `dataset.eval_split` or --split"),
         ([tmp_path / "others", "--split", "test"], "has the roles left, right, but the task has aux, main"),
-        ([plain, plain], "the same one twice"),
+        ([plain, plain], "one of them twice"),
         ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),

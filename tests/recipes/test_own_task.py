@@ -322,7 +322,7 @@ WRONG = [
     ({"prompts": {"poet": "A brace { alone"}}, "The prompt template of `poet` cannot be filled"),
     ({**IN_ORDER, "prompts": {"a": "Show {topic}:", "b": "{c}"}}, "A prompt needs the column 'c'; "),
     ({**IN_ORDER, "magrpo": {"num_turns": 2, "stop_strings": {"c": ["."]}}},
-     "`magrpo.stop_strings` names 'c', which is no role of the task: a, b."),
+     "`magrpo.stop_strings` names 'c', which is not a role of the task: a, b."),
     ({"magrpo": {"num_agents": 2}}, "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge."),
     *(({**PLAYERS, "seats": seat}, message) for seat, message in WRONG_SEATS),
 ]  # fmt: skip

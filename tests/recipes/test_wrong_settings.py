@@ -92,7 +92,7 @@ magrpo.learning_rate=null is null, it must be a valid number
 magrpo.turn_gradient_weights=[1,a] `magrpo.turn_gradient_weights` is 'a'
 magrpo.collaboration_mode=centralized;magrpo.num_turns=2 `num_turns` is 2, but a model that answers for all roles
 magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`collaboration_mode: centr
-magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is no role of the task: team
+magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
 external.mode=expert_edits;external.expert_model=llama where the model 'llama' is: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
 madpo madpo.loss_type=exo_pair label_smoothing

@@ -185,7 +185,7 @@ def test_impossible_settings_are_refused(tmp_path, settings, problem):
         ({"train_dataset": None}, "`train_dataset` must be a `datasets.Dataset`"),
         ({"train_dataset": pairs(["aux", "critic"])}, "no column 'main_prompt'"),
         ({"eval_dataset": pairs(["aux"])}, "`eval_dataset` has no column 'main_prompt'"),
-        ({"eval_dataset": {"a": tiny_items(2)}}, r"`eval_dataset\['a'\]` has the columns \['x'\], which are no"),
+        ({"eval_dataset": {"a": tiny_items(2)}}, r"`eval_dataset\['a'\]` has the columns \['x'\], which are not"),
         ({"max_length": 20}, "Row 2 of `train_dataset`: 'main_prompt' has 20 tokens, which leaves no token"),
         ({"train_dataset": pairs(chat=True)}, "'aux_prompt' has chat messages, but the tokenizer of 'aux' has no"),
         ({"environment": tiny_environment(["aux"])}, r"The team has the roles \['aux', 'main'\], the environment"),

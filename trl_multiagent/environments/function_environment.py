@@ -122,7 +122,7 @@ class FunctionEnvironment(Environment):
                 )
             return model
         check_reward_function(function)
-        return function  # type: ignore[return-value]  # it is no model and can be called
+        return function  # type: ignore[return-value]  # it is not a model, and can be called
 
     def __repr__(self) -> str:
         names = ", ".join(self.reward_names)

@@ -139,15 +139,15 @@ from trl_multiagent.preferences import load_preferences
 preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
 ```
 
-## What came out
+## Results
 {shown}
 {markdown_table(numbers)}
-`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. What was really done is the number of candidates
+`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. The actual cost is the number of candidates
 that were sampled and scored; all of them are in the folder `candidates` of a collection.
 
-## How it was made
+## Settings
 
-The environment, whose joint reward decided:
+The environment, whose joint reward ranked the answers:
 
 {environment}
 {markdown_table(settings)}"""

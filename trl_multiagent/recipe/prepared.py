@@ -121,7 +121,7 @@ class PreparedRun(Settings):
             for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
                 if role not in roles:
                     others = ", ".join(roles)
-                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is no role of the task: {others}.")
+                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is not a role of the task: {others}.")
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
             raise ConfigError(f"`{section}.frozen_agents` has all roles, so there is nothing to train.")
@@ -131,12 +131,14 @@ class PreparedRun(Settings):
         return environment
 
     def check_best_metric(self, environment: Environment) -> None:
-        """Raises `ConfigError` if `metric_for_best_model` is no metric of an evaluation. Reward functions may log any metric."""
+        """Raises `ConfigError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any metric."""
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
         is_metric = is_eval_metric(metric, environment.roles, self.training_args.num_turns)
         if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
             advice = f"choose one such as {', '.join(EVAL_METRICS[:3])}"
-            raise ConfigError(f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is no metric; {advice}.")
+            raise ConfigError(
+                f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is not a metric; {advice}."
+            )
 
     def introduce(self) -> None:
         """Prints the task's introduction, if it has one and this is not a dry run."""

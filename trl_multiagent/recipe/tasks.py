@@ -38,7 +38,7 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
 
 
 def checked(task: Task) -> Task:
-    """Returns the task. Raises `ConfigError` if one of its sections is no dataclass, or has the name of another section."""
+    """Returns the task. Raises `ConfigError` if one of its sections is not a dataclass, or has the name of another section."""
     taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
     for name, section in task.settings.items():
         if name in taken:

@@ -39,13 +39,13 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         first release wrote the checkpoint, also `checksums` and `changes`.
 
     Raises:
-        ValueError: The folder is no complete checkpoint, or another release wrote it.
+        ValueError: The folder is not a complete checkpoint, or another release wrote it.
     """
     folder = Path(folder)
     path = folder / STATE_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder} is no complete checkpoint of trl_multiagent: there is no {path}.{resume_advice(folder)}"
+            f"{folder} is not a complete checkpoint of trl_multiagent: there is no {path}.{resume_advice(folder)}"
         )
     try:
         state = json.loads(path.read_text())

@@ -93,7 +93,7 @@ class CommonTrainerMixin(Trainer):
             )
         if resume_from_checkpoint is None and self.is_world_process_zero():
             logger.warning(
-                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, starts anew; without "
+                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, is reset; without "
                 "DeepSpeed it would be kept."
             )
         self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
