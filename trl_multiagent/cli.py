@@ -143,7 +143,7 @@ def positive(text: str) -> int:
 
 def add_seeds(parser: argparse.ArgumentParser, default: list[int] | None) -> None:
     """Adds the flags for several seeds."""
-    seeds_help = "Train once per seed, such as 0,1,2, each in its own folder. The same command continues an ended run."
+    seeds_help = "Train once per seed, such as 0,1,2, each in its own folder. Repeat it to train missing ones."
     parser.add_argument("--seeds", metavar="LIST", type=several_seeds, default=default, help=seeds_help)
     parser.add_argument("--jobs", metavar="N", type=positive, default=1, help="Seeds at the same time, 1 by default.")
 

@@ -30,7 +30,7 @@ def summarize(
     Counts the candidates in `records`, all pairs of each item, and the selected pairs. `env_steps` is the count of CoMLRL, which charges
     pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of answers.
     """
-    own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
+    candidates, compared = candidates_of(records, "candidates"), candidates_of(records, "comparator")
     kept = [pair for item_pairs in selected for pair in item_pairs]
     texts = {
         (k, *sorted(candidate["texts"].items()))
@@ -41,18 +41,18 @@ def summarize(
     numbers: dict[str, Any] = {
         "items": len(records),
         "items_with_pairs": sum(bool(item_pairs) for item_pairs in pairs),
-        "candidates_sampled": len(own) + len(others),
-        "candidates_scored": len(own) + len(others),
+        "candidates_sampled": len(candidates) + len(compared),
+        "candidates_scored": len(candidates) + len(compared),
         "candidates_distinct": len(texts),
         "tokens_sampled": sum(record["tokens"] + record.get("comparator_tokens", 0) for record in records),
         "completions_truncated": sum(record["truncated"] for record in records) / completions,
         "pairs_possible": sum(map(len, pairs)),
         "pairs": len(kept),
         "env_steps": config.environment_steps(len(kept)),
-        "mean_reward": fmean(candidate["reward"] for candidate in own),
+        "mean_reward": fmean(candidate["reward"] for candidate in candidates),
     }
-    if others:
-        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in others)
+    if compared:
+        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in compared)
     if kept:
         numbers["mean_chosen_reward"] = fmean(pair.chosen.reward for pair in kept)
         numbers["mean_rejected_reward"] = fmean(pair.rejected.reward for pair in kept)

@@ -120,8 +120,8 @@ class PreparedRun(Settings):
         for name in ROLE_ARGUMENTS:
             for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
                 if role not in roles:
-                    others = ", ".join(roles)
-                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is not a role of the task: {others}.")
+                    known = ", ".join(roles)
+                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is not a role of the task: {known}.")
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
             raise ConfigError(f"`{section}.frozen_agents` has all roles, so there is nothing to train.")
@@ -284,10 +284,10 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
             return
-        others = [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
+        settings = [f"`{run.names_models}: {loader.models}`"]
+        settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
-        settings = ", ".join([f"`{run.names_models}: {loader.models}`", *others])
-        raise ConfigError(f"the team cannot be built with {settings}: {problem}") from error
+        raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
 
 
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:

@@ -27,13 +27,13 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
     if name is None:
         name = next((name for name in tasks if name in merged), next(iter(tasks)))
     if not isinstance(name, str) or (name not in tasks and not {":", "."} & set(name)):
-        others = "a task of your own has the form module:NAME"
-        raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {others}.")
+        advice = "a task of your own has the form module:NAME"
+        raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {advice}.")
     with config_errors():
         task = import_object("task", tasks.get(name, name), config)
     if not isinstance(task, Task):
-        kind = type(task).__name__
-        raise ConfigError(f"`task` names {name!r}, which is of type {kind}, not a `trl_multiagent.Task`.")
+        type_name = type(task).__name__
+        raise ConfigError(f"`task` names {name!r}, which is of type {type_name}, not a `trl_multiagent.Task`.")
     return checked(task)
 
 

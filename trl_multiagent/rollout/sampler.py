@@ -346,12 +346,12 @@ def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
         TypeError: An argument is unknown.
         ValueError: An argument has an impossible value, or cannot be used here.
     """
-    known = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
+    fields = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
     for name, value in generation_kwargs.items():
         if name in REFUSED:
             raise ValueError(f"`{name}` cannot be set here: {REFUSED[name]}.")
-        if name not in known:
-            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1)
+        if name not in fields:
+            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, fields, n=1)
             advice = f"did you mean `{similar[0]}`?" if similar else "use a field of `transformers.GenerationConfig`."
             raise TypeError(f"Unknown argument `{name}={value!r}`: {advice}")
     for name, (minimum, maximum) in RANGES.items():

@@ -113,8 +113,8 @@ def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:
     for name, key in keys_of(TopLevel).items():
         if name != "critics" or algorithm in ACTOR_CRITICS:
             yield f"  {name}: {key.help}"
-    others = "" if full else f", {', '.join(keys_of(extras_of(algorithm)))} and more, see --help all"
-    yield f"  {algorithm}: every flag of the last group{others}"
+    more = "" if full else f", {', '.join(keys_of(extras_of(algorithm)))} and more, see --help all"
+    yield f"  {algorithm}: every flag of the last group{more}"
     for section, cls in sections_of(task).items():
         if section == "critic_model" and algorithm not in ACTOR_CRITICS:
             continue

@@ -99,7 +99,7 @@ class Alarms(TrainerCallback):
                     "the item. Lower `learning_rate`, or set `beta`."
                 )
             own = mean_of(logs, f"agents/{role}/total_contribution")
-            if variance is not None and own is not None and 0 < variance and own <= NO_CONTRIBUTION * variance:
+            if variance is not None and own is not None and variance > 0 and own <= NO_CONTRIBUTION * variance:
                 found[f"no_contribution/{role}"] = (
                     f"In the last {WINDOW} log entries, the reward hardly depended on the answers of agent {role!r}: it "
                     "contributes nothing, or the others ignore it."
