@@ -12,7 +12,7 @@ from trl_multiagent import AgentTeam, FunctionEnvironment
 from trl_multiagent.environments import TaskError
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 
-from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
+from tiny import FORMS, Workflow, byte_tokenizer, count_reward, flip, team_of, tiny_environment, tiny_llama, tiny_team
 
 
 def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", seed=42, **config):
@@ -84,6 +84,7 @@ def test_a_team_file_of_another_format_version_is_refused(tmp_path):
     [
         ('{"form": "full", "agents', r"team\.json is damaged: Unterminated"),
         ("[]", "format version None"),
+        ("[" * 100_000, r"team\.json is damaged: maximum recursion depth"),
         ('{"format_version": 1, "form": "full"}', r"team\.json is damaged: KeyError\('agents'\)"),
         ('{"format_version": 1, "form": "full", "agents": ["aux"]}', r"team\.json is damaged: TypeError"),
         ('{"format_version": 1, "form": "fuml", "agents": [{"role": "a", "folder": "a"}]}', "its form is 'fuml'"),
@@ -97,6 +98,24 @@ def test_a_team_file_of_another_format_version_is_refused(tmp_path):
 def test_a_damaged_team_file_is_named(text, problem, tmp_path):
     (tmp_path / "team.json").write_text(text)
     with pytest.raises(ValueError, match=problem):
+        AgentTeam.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("form", ["full", "shared", "lora"])
+def test_a_saved_team_that_has_changed_is_refused(form, tmp_path):
+    team_of(form).save_pretrained(tmp_path)
+    folder = tmp_path / "agents" / ("shared" if form == "shared" else "main")
+    weights = folder / ("adapter_model.safetensors" if form == "lora" else "model.safetensors")
+    for path in (weights, folder / "tokenizer.json"):
+        flip(path)
+        with pytest.raises(
+            ValueError, match=rf"{folder} is damaged: changed since it was saved: {path.name}\. Copy it"
+        ):
+            AgentTeam.from_pretrained(str(tmp_path))
+        flip(path)
+    flip(weights)
+    (folder / "checksums.json").unlink()  # as in a team of an earlier release, or when the change was meant
+    if form != "lora":  # whose base was not saved
         AgentTeam.from_pretrained(str(tmp_path))
 
 

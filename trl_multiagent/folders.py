@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -26,6 +27,15 @@ CURVE_FILE = "reward_curve.png"  # the picture in a team's model card
 RUN_FILE = "run.json"  # facts about a run
 LOG_FILE = "log.jsonl"  # the entries of its log
 ALARMS_FILE = "alarms.jsonl"
+CHECKSUMS_FILE = "checksums.json"  # in the folder of a model, of these files
+CHECKED_FILES = (
+    "*.safetensors",
+    MODEL_CONFIG,
+    ADAPTER_CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them
@@ -95,8 +105,37 @@ def naming_damage(path: Path) -> Iterator[None]:
     """Adds the file to an error of JSON or of the encoding within the block."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
+
+
+def checksum_of_file(path: Path) -> str:
+    """Computes the SHA-256 digest of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes the checksums of the weights, the configuration and the tokenizer of a saved model into its folder."""
+    paths = sorted(path for pattern in CHECKED_FILES for path in folder.glob(pattern))
+    write_json(folder / CHECKSUMS_FILE, {path.name: checksum_of_file(path) for path in paths})
+
+
+def check_checksums(name: str) -> None:
+    """Raises `ValueError` if files of a model have changed since it was saved. A model from elsewhere has no checksums."""
+    folder = Path(name)
+    saved = read_json(folder / CHECKSUMS_FILE) if (folder / CHECKSUMS_FILE).is_file() else {}
+    damaged = [
+        x for x, checksum in saved.items() if not (folder / x).is_file() or checksum_of_file(folder / x) != checksum
+    ]
+    if damaged:
+        raise ValueError(
+            f"{folder} is damaged: changed since it was saved: {', '.join(damaged)}. Copy it again, or remove it and train again. "
+            f"If you changed it, remove {CHECKSUMS_FILE} there."
+        )
 
 
 @contextlib.contextmanager

@@ -239,6 +239,9 @@ def test_the_saved_model_is_an_ordinary_one_and_a_reward_function(tmp_path, form
         assert score(trainer.model, ids) == pytest.approx(score(loaded, ids), abs=1e-5)
     with pytest.raises(ValueError, match=r"trained on answers of \['aux', 'main'\], but the roles are \['main'"):
         FunctionEnvironment({"main": "", "aux": ""}, loaded)
+    flip(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"{tmp_path} is damaged: changed since it was saved: model.safetensors"):
+        FunctionEnvironment(prompts, str(tmp_path))
 
 
 def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):

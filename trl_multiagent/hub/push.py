@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,11 +12,13 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from trl_multiagent.folders import (
     ADAPTER_CONFIG,
     CARD_FILE,
+    CHECKSUMS_FILE,
     CRITICS_FOLDER,
     CURVE_FILE,
     MODEL_CONFIG,
     RECIPE_FILE,
     TEAM_FILE,
+    read_json,
 )
 from trl_multiagent.report.model_card import rename_card
 
@@ -26,7 +27,7 @@ from trl_multiagent.report.model_card import rename_card
 TOP_FILES = (TEAM_FILE, CARD_FILE, CURVE_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
 AGENT_FILES = (
-    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, "generation_config.json"),
+    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, CHECKSUMS_FILE, "generation_config.json"),
     *("*.safetensors", "*.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.model", "chat_template.*", "additional_chat_templates/*.jinja"),
@@ -82,7 +83,7 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
         ValueError: an agent has no model there.
     """
     folder = Path(folder)
-    agents = [agent["folder"] for agent in json.loads((folder / TEAM_FILE).read_text())["agents"]]
+    agents = [agent["folder"] for agent in read_json(folder / TEAM_FILE)["agents"]]
     patterns = [*TOP_FILES, *(f"{glob.escape(agent)}/{name}" for agent in agents for name in AGENT_FILES)]
     if with_critics:
         patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,15 +40,6 @@ def checksum_of_weights(parameters: Iterable[torch.nn.Parameter]) -> str:
         values = parameter.detach().contiguous().view(integers[parameter.element_size()])
         total += k * int(values.sum(dtype=torch.int64))
     return f"{total % 2**64:016x}"
-
-
-def checksum_of_file(path: Path) -> str:
-    """Computes the SHA-256 digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:

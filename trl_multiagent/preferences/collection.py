@@ -22,10 +22,17 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
-from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
+from trl_multiagent.folders import (
+    CARD_FILE,
+    DATASET_STATE,
+    PREFERENCES_FILE,
+    checksum_of_file,
+    replacing,
+    write_json,
+    write_text,
+)
 from trl_multiagent.jobs.identity import (
     checksum_of_entries,
-    checksum_of_file,
     checksum_of_weights,
     describe_agent,
     describe_environment,

@@ -19,7 +19,7 @@ from trl_multiagent.recipe.models import check_models
 from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.prepared import first_rows
-from trl_multiagent.recipe.reward_model import check_base, check_files, checked_args, summary, train_reward_model
+from trl_multiagent.recipe.reward_model import check_base, checked_args, summary, train_reward_model
 from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.settings.algorithms import ALGORITHMS, RL_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, make_training_args
@@ -104,8 +104,7 @@ class RewardRun(PreferenceRun):
 
     def with_reward_of(self, folder: Path, score_task: bool) -> Environment:
         """Returns the task with the reward of a saved model. Raises `ConfigError` if the model's files have changed."""
-        check_files(folder)
-        with without_sharding(self.prepared.training_args):
+        with without_sharding(self.prepared.training_args), config_errors():
             reward = JointRewardModel(str(folder))
         return ModelRewardEnvironment(
             self.environment,

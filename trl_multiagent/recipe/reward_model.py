@@ -13,8 +13,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.task_errors import describe as describe_error
-from trl_multiagent.folders import read_json
-from trl_multiagent.jobs.identity import checksum_of_file, digest_of_rows
+from trl_multiagent.jobs.identity import digest_of_rows
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.models.pretrained import quiet_loading
@@ -138,27 +137,12 @@ def train_reward_model(
         trainer.save_model()
         trainer.create_model_card()
         trainer.accelerator.wait_for_everyone()  # until all files are written
-        stage.save_result(COMPLETE_FILE, {"report": facts, "checksums": checksums_of_model(folder)})
+        stage.save_result(COMPLETE_FILE, {"report": facts})
         if state.is_main_process:
             for path in folder.glob("checkpoint-*"):
                 shutil.rmtree(path)
         trainer.accelerator.wait_for_everyone()
     return facts
-
-
-def check_files(folder: Path) -> None:
-    """Raises `ConfigError` if the files of a complete reward model have changed since it was trained."""
-    saved = read_json(folder / COMPLETE_FILE)["checksums"]
-    now = checksums_of_model(folder)
-    damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
-    if damaged:
-        raise ConfigError(f"The reward model in {folder} is damaged: {damaged}. Remove this folder to train it again.")
-
-
-def checksums_of_model(folder: Path) -> dict[str, str]:
-    """Computes the checksums of the weights, the configuration and the tokenizer in a folder, by file name."""
-    paths = [path for pattern in ("*.safetensors", "*config.json", "tokenizer*") for path in folder.glob(pattern)]
-    return {path.name: checksum_of_file(path) for path in paths}
 
 
 def describe(

@@ -18,7 +18,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_che
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.folders import CARD_FILE, write_checksums
 from trl_multiagent.jobs.identity import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
@@ -313,12 +313,17 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        with writing("The reward model", Path(output_dir or self.args.output_dir)):
-            if self._saving or not is_peft_model(self.model) or not self.args.should_save:
+        folder = Path(output_dir or self.args.output_dir)
+        with writing("The reward model", folder):
+            if self._saving or not self.args.should_save:
                 return super()._save(output_dir, state_dict)
-            merged = copy.deepcopy(self.model).merge_and_unload()
-            with temporarily_set(self, model=merged):
-                super()._save(output_dir)
+            if is_peft_model(self.model):
+                merged = copy.deepcopy(self.model).float().merge_and_unload()  # small updates are lost in 16 bits
+                with temporarily_set(self, model=merged):
+                    super()._save(output_dir)
+            else:
+                super()._save(output_dir, state_dict)
+            write_checksums(folder)
 
     def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
         return writing("A checkpoint of the reward model", unfinished)

@@ -246,6 +246,13 @@ KEPT |= {
     "counts its calls in the order of a dictionary": (
         "N = []\ndef aux():\n    N.append(1)\n    return {k % 20: 0 for k in range(len(N), len(N) + 20)}\n",
         alone("v = str(aux())", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts its calls in the order of a counter": (
+        "from collections import Counter\nN = []\ndef aux():\n    N.append(1)\n"
+        "    return Counter({k % 20: k % 20 for k in range(len(N), len(N) + 20)})\n",
+        alone("v = str([*aux()])", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts its calls in the text behind a match": (
+        "import re\nN = []\ndef aux():\n    N.append(1)\n    return [re.match('a', 'a' * len(N))]\n",
+        alone("v = aux()[0].string", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
     "yields its argument for ever":
         ("def aux(x):\n    while True:\n        yield x\n", alone("g = aux(xs)", "next(g)", "xs = next(g)")),
     "converts its argument": ("def aux(x):\n    return tuple(x)\n", alone("d = {aux(xs): 1}", "(xs,) = d")),
@@ -389,6 +396,13 @@ def test_a_task_whose_answer_is_a_state_shows_nothing_about_aux(sandbox):
     item = ITEM | {"test": test, "canonical_solution": "    return xs * (xs + 1) // 2\n"}
     main = "N = []\ndef f(xs):\n    aux(xs)\n    N.append(xs)\n    return sum(N)\n"  # all calls so far
     assert score(sandbox, (ONE, main), item=item)[0] <= SOLO + 1e-9
+
+
+def test_an_aux_that_takes_any_number_of_arguments_may_begin_with_none(sandbox):
+    head, *tests = ITEM["test"].splitlines(keepends=True)
+    item = ITEM | {"test": "".join([head, *sorted(tests, key=lambda test: "[]" not in test)])}
+    pair = ("def aux(*xs):\n    return list(xs)\n", alone("xs = aux(*xs)"))
+    assert score(sandbox, pair, item=item)[0] <= SOLO + 1e-9
 
 
 @pytest.mark.parametrize("pairs", [CODE, KEPT, TEXTS], ids=["code", "kept", "texts"])

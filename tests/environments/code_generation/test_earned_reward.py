@@ -184,13 +184,14 @@ def test_examples_are_read_from_doctests(prompt, expected):
         ('def f(s):\n    """For example f("(a)b") should return "b)" and so on"""\n', {"'(a)b'": "'b)'"}, {"'a'": "'b'"}),
         ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = n"""\n', {"1": "2", "2": "[4, 5]", "3": "-1"}, {"-1": "1"}),
         ('def f(x, y):\n    """For x = 15 and\n    y = 2.5 the output should be "a"."""\n', {"15, 2.5": "'a'"}, {"5, 2.5": "'a'", "15, 2": "'a'"}),
+        ('def f(x, y=""):\n    """f(aa) => False, f(b, c) gives (d) and so on. f(a) is 5"""\n', {"'aa'": "False", "'b', 'c'": "('d',)"}, {"'c'": "'d'", "'a'": "6"}),
         ('def f(x):\n    """Nothing. f(x) returns x; g(1) is near 2' + ", and so on" * 40 + ' to 3"""\n', {}, {"1": "3", "'x'": "'y'"}),
     ],
 )  # fmt: skip
 def test_tests_that_a_prompt_shows_in_any_form_are_found(prompt, shown, others):
     test = "def check(candidate):\n    for x in (1,):\n        assert candidate(x) == 2\n"
     test += "".join(f"    assert candidate({key}) == {value}\n" for key, value in (shown | others).items())
-    found = dict(shown_tests(prompt, test))
+    found = dict(shown_tests(prompt, test, "f"))
     assert found == {repr((*ast.literal_eval(f"[{key}]"),)): value for key, value in shown.items()}
 
 
@@ -278,6 +279,7 @@ def test_looking_the_examples_of_a_prompt_up_earns_nothing_for_tests(sandbox, sh
     tables = {
         77: "{'1': True, '2': False, '-1': True, '64': True, '0': True, '180': False}",
         78: "{'AB': 1, '1077E': 2, 'ABED1A33': 4, '123456789ABCDEF0': 6, '2020': 2}",
+        80: "{'a': False, 'aa': False, 'abcd': True, 'aabb': False, 'adb': True, 'xyy': False}",
         84: "{'1000': '1', '150': '110', '147': '1100'}",
         105: "{'[2, 1, 1, 4, 5, 8, 2, 3]': ['Eight', 'Five', 'Four', 'Three', 'Two', 'Two', 'One', 'One'], '[1, -1, 55]': ['One']}",
     }  # fmt: skip

@@ -50,7 +50,7 @@ class CodeDataset(DatasetSource):
 
     @property
     def may_be_hub_id(self) -> bool:
-        return self.name is not None and not is_short_name(self.name)
+        return super().may_be_hub_id and not is_short_name(str(self.name))
 
     def __post_init__(self) -> None:
         if self.name is None:

@@ -121,7 +121,7 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
     entry_point = item["entry_point"]
     asserts = read_asserts(item["test"])
     total = len(asserts.sources)
-    shown = (prompt_examples(item["prompt"], entry_point), shown_tests(item["prompt"], item["test"]))
+    shown = (prompt_examples(item["prompt"], entry_point), shown_tests(item["prompt"], item["test"], entry_point))
     examples = dict(itertools.chain(*shown)) if tries_trivial else {}
     own = [] if not tries_trivial else [*dict.fromkeys([*examples.values(), *_test_constants(item["test"])])]
     own = [constant for constant in own if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
@@ -175,20 +175,31 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
                 yield repr(arguments), repr(value)
 
 
-def shown_tests(prompt: str, test: str) -> Iterator[tuple[str, str]]:
+def shown_tests(prompt: str, test: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    Finds the tests whose arguments the prompt shows in any form, followed by the result, such as "For N = 150 the output should be 6". Yields
-    the same as `prompt_examples`.
+    Finds the tests whose arguments the prompt shows in any form, followed by the result, such as "For N = 150 the output should be 6". In a call of
+    the entry point, texts may lack quotes, as in "f(aa) => False". Yields the same as `prompt_examples`.
     """
-    shown = f" {_words(prompt)} "
     for node in ast.walk(ast.parse(test)):
         match node:
             case ast.Compare(ast.Call(ast.Name("candidate"), arguments, []), [ast.Eq() | ast.Is()], [result]):
                 values = tuple(map(_literal, (*arguments, result)))
                 if arguments and NO_LITERAL not in values:
-                    *places, end = (f"(?<= ){re.escape(_words(repr(value)))}(?= )" for value in values)
-                    if re.search(".{0,40}?".join(places) + ".{0,120}?" + end, shown):
-                        yield repr(values[:-1]), repr(values[-1])
+                    key, value = repr(values[:-1]), repr(values[-1])
+                    bare = map(_bare, (prompt, f"{entry_point}{key}", value))
+                    if _shows(prompt, *map(repr, values)) or _shows(*bare):
+                        yield key, value
+
+
+def _shows(prompt: str, *parts: str) -> bool:
+    """Returns whether a prompt contains these texts soon after each other, in any spacing."""
+    *places, end = (f"(?<= ){re.escape(_words(part))}(?= )" for part in parts)
+    return bool(re.search(".{0,40}?".join(places) + ".{0,120}?" + end, f" {_words(prompt)} "))
+
+
+def _bare(text: str) -> str:
+    """Returns a text without quotes, and without the comma in a tuple of one value."""
+    return re.sub("['\"]", "", text.replace(",)", ")"))
 
 
 def _words(text: str) -> str:

@@ -11,6 +11,7 @@ import builtins
 import collections
 import contextlib
 import copy
+import copyreg
 import datetime
 import decimal
 import fractions
@@ -53,6 +54,10 @@ _INSIDE = {"Fraction": ("numerator", "denominator"), "Match": ("string",), "Patt
 _INSIDE |= dict.fromkeys(("datetime", "time"), ("tzinfo",))
 _BUILTINS = {id(value) for value in vars(builtins).values()}
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+# Of what values consist that cannot be pickled
+_REDUCED: Any = dict.fromkeys(_VIEWS, lambda view: (list, ([*view],)))
+_REDUCED[re.Match] = lambda found: (list, ([found.re, found.string, found.pos, found.endpos, found.regs],))
+_REDUCED = copyreg.dispatch_table | _REDUCED
 _LIST_ITERATOR: Any = type(iter([]))
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
@@ -78,7 +83,7 @@ class Watch:
         self.template: _Template | None = None  # of the function's values
         self.yielded: list[Any] = []  # by the generator that was made last, from these arguments
         self.called_with: bytes | None = None  # the arguments of the outermost call
-        self.results: dict[bytes, tuple[Any, bytes]] = {}  # by arguments: the value, and its bytes
+        self.results: dict[bytes, bytes] = {}  # values by arguments
         self.entries = 0  # calls of the entry point
         self.given_out = 0  # values since the last one of these
         self.replayed: list[Any] = []  # the values during the first one
@@ -125,11 +130,8 @@ class Watch:
         """During the control, looks for two values for the same arguments, which only a function that keeps a state has."""
         if Watch.experiment != "control" or self.called_with is None or len(self.results) > MAX_ITEMS:
             return
-        if (result := _bytes_of(value)) is None:
-            return
-        known, known_bytes = self.results.setdefault(self.called_with, (_copied(value), result))
-        # NaN differs from itself, and equal values may have different bytes. A state may also be in their types or order
-        if result != known_bytes and (_differ(value, known) or repr(value) != repr(known)):
+        result = _bytes_of(value)  # a state may also be in the types or the order of equal values
+        if result is not None and result != self.results.setdefault(self.called_with, result):
             Watch.unfit = "the function keeps a state"
 
     def leave(self) -> None:
@@ -147,7 +149,8 @@ class Watch:
         with contextlib.suppress(Exception):  # an argument of the template is missing
             if self.template:
                 return self.template.filled(arguments)
-        return arguments.get((False, 0))
+        first = arguments.get((False, 0))
+        return None if first is _NO_VALUE else first
 
     def learn(self, value: Any) -> None:
         """Keeps the first value that contains arguments as a template. Where several arguments fit, later values decide."""
@@ -311,10 +314,15 @@ def _is_data(value: Any) -> bool:
 
 
 def _bytes_of(value: Any) -> bytes | None:
-    """Returns a value as bytes; None if that is not possible."""
+    """Returns a value as bytes, whether or not some of its parts are the same object; None if that is not possible."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file)
+    pickler.fast = True
+    pickler.dispatch_table = _REDUCED
     with contextlib.suppress(Exception):
-        return pickle.dumps(value)
-    with contextlib.suppress(Exception):  # a view or a match cannot be pickled
+        pickler.dump(value)
+        return file.getvalue()
+    with contextlib.suppress(Exception):  # it contains itself
         return repr(value).encode()
     return None
 
@@ -328,11 +336,11 @@ def _with_lists(arguments: tuple | dict) -> tuple | dict:
 
 def _single(named: tuple, *rest: tuple | dict) -> list:
     """
-    Returns all arguments of a call, each with what it contains if that is a single value, and with the tuple of a list or the list of a tuple. Those in
-    a tuple or a dictionary of further arguments follow it, except the first argument, which is always the first one.
+    Returns all arguments of a call, each with what it contains if that is a single value, and with the tuple of a list or the list of a tuple. The
+    first argument, if there is one, is the first, then come the tuple and the dictionary of further arguments, and what is in them.
     """
-    further = [one for some in rest for one in (some, *(some.values() if type(some) is dict else some))]
-    single = [*named, *further] if named else [*further[1::-1], *further[2:]]
+    further = [one for some in rest for one in (some.values() if type(some) is dict else some)]
+    single = [*(named or further[:1] or [_NO_VALUE]), *rest, *further]
     other: dict[type, Callable] = {list: tuple, tuple: list}
     return [x for one in single for x in (one, _unwrapped(one), other.get(type(one), lambda _: _NO_VALUE)(one))]
 

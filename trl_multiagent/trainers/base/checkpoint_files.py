@@ -14,7 +14,8 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
-from trl_multiagent.jobs.identity import checksum_of_entries, checksum_of_file
+from trl_multiagent.folders import checksum_of_file
+from trl_multiagent.jobs.identity import checksum_of_entries
 
 
 FORMAT_VERSION = 1

@@ -109,9 +109,11 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
 
     Raises:
         ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer rounds stochastically and
-            there is nothing to round.
+            there is nothing to round; or an adapter has whole modules in float32 that meet a base in 16 bits without autocast.
     """
-    low = {name: x for name, x in weights if x.requires_grad and x.dtype in (torch.bfloat16, torch.float16)}
+    weights = list(weights)
+    all_low = {name: x for name, x in weights if x.dtype in (torch.bfloat16, torch.float16)}
+    low = {name: x for name, x in all_low.items() if x.requires_grad}
     if args.rounds_stochastically:
         if not low:
             raise ValueError(
@@ -120,6 +122,12 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
             )
         low = {name: x for name, x in low.items() if x.dtype == torch.float16}  # torchao rounds bfloat16 alone
     has_float32_copy = args.deepspeed_plugin is not None and (args.bf16 or args.fp16)
+    copied = [name for name, x in weights if x.requires_grad and ".modules_to_save." in name]
+    if copied and all_low and not low and not args.bf16 and not args.fp16:
+        raise ValueError(
+            f"The trained weight {copied[0]!r} is float32, and the base is {str(next(iter(all_low.values())).dtype).removeprefix('torch.')}: "
+            "set `bf16=True`, so that both compute in one data type."
+        )
     if has_float32_copy or not low:
         return
     name, weight = next(iter(low.items()))

@@ -62,12 +62,15 @@ class CommonTrainerMixin(Trainer):
     # Training and evaluating in any order
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        check_trained_weights(self.model.named_parameters(), self.args)  # they may have changed since they were loaded
         is_given = self._was_given_optimizer is None and self.optimizer is not None
         if is_given and self.args.rounds_stochastically:
             raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
         with ending_later():
             return super().train(*args, **kwargs)
+
+    def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+        check_trained_weights(self.model.named_parameters(), self.args)  # a callback may have changed them
+        return super().training_step(model, *args, **kwargs)
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None

@@ -139,7 +139,7 @@ class Observer:
             f"sampling correction (at most {LARGEST_DIFFERENCE} nats, less than {LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other weights "
             "than the trainer: restart it with the agent's own model, without another run that uses it, and resume. If it has "
             "the right ones, and only its precision differs, long completions need `vllm_importance_sampling_mode: "
-            "token_truncate`."
+            "token_truncate`. `top_p`, `top_k` and `min_p` make a difference, too: weaken them."
         )
         one_process = trainer.accelerator.num_processes == 1
         raise EngineError(problem if one_process else f"{problem} {trainer._last_complete()}")

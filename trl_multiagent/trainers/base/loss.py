@@ -64,6 +64,8 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
     factors = ratios = None
     if rows.sampling_logps is not None:
         factors, ratios = sampling_correction(old, rows.sampling_logps, mask, args)
+        if not args.vllm_importance_sampling_correction:  # the log-probabilities are only compared
+            factors, ratios[0] = None, 0
     if rows.other_log_ratios is not None:
         old = old - rows.other_log_ratios.unsqueeze(1)
     log_ratio = logps - old

@@ -340,7 +340,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             self.team.tokenizers[role].pad_token_id,
             self.team.end_tokens(role),
             self.args.mask_truncated_completions and role not in self.team.frozen,
-            sampling_logps=self.args.use_vllm and self.args.vllm_importance_sampling_correction,
+            sampling_logps=self.args.use_vllm,
         ).to(self.accelerator.device)
 
     def _compare_frozen(self, rows: list[Row]) -> None:

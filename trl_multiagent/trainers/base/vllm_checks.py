@@ -118,7 +118,6 @@ def check_logprobs_mode(client: VLLMClient) -> None:
     mode = client.get_server_info()["model_config"]["logprobs_mode"]
     if mode != "processed_logprobs":
         raise ValueError(
-            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, which makes the importance sampling "
-            "correction wrong. Restart it with `--logprobs-mode processed_logprobs`, or set "
-            "`vllm_importance_sampling_correction` to False."
+            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, so its log-probabilities cannot be compared "
+            "with the trainer's. Restart it with `--logprobs-mode processed_logprobs`."
         )

@@ -553,7 +553,7 @@ def make_generations(
             kwargs["folder"] = folder / f"vllm-{uuid.uuid4().hex}"
         generation = AdapterGeneration(**kwargs) if with_adapters else AgentGeneration(**kwargs)
         generations |= dict.fromkeys(roles, generation)
-        if args.vllm_mode == "server" and accelerator.is_main_process and args.vllm_importance_sampling_correction:
+        if args.vllm_mode == "server" and accelerator.is_main_process:
             check_logprobs_mode(generation.vllm_client)
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
