@@ -38,13 +38,13 @@ magrpo.per_device_train_batch_size=3;magrpo.gradient_accumulation_steps=3 whole 
 magrpo.num_turns=2;magrpo.handoff=null;magrpo.turn_gradient_weights=[1,2] handoff
 seed=-1 at least 0
 magrpo.frozen_agents=[aux,main] nothing to train
-magrpo.agent_learning_rates={Main: 1e-5} no role
+magrpo.agent_learning_rates={Main: 1e-5} not a role
 magrpo.joint_mode=diagonal 'align'
 magrpo.lr_scheduler_type=cosine_with_min_lr min_lr
 magrpo.optim=galore_adamw galore
 magrpo.eval_strategy=steps eval_split
 magrpo.save_strategy=best eval_strategy
-magrpo.metric_for_best_model=rewrad no metric
+magrpo.metric_for_best_model=rewrad not a metric
 magrpo.generation_kwargs={temprature: 1.0} temperature
 magrpo.entropy_coef=0.1 micro-batches
 magrpo.fsdp=full_shard DeepSpeed
@@ -93,7 +93,7 @@ magrpo.turn_gradient_weights=[1,a] `magrpo.turn_gradient_weights` is 'a'
 magrpo.collaboration_mode=centralized;magrpo.num_turns=2 `num_turns` is 2, but a model that answers for all roles
 magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`collaboration_mode: centr
 magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
-external.mode=expert_edits;external.expert_model=llama where the model 'llama' is: set `external.expert_base_url`
+external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
 madpo madpo.loss_type=exo_pair label_smoothing
 madpo madpo.f_divergence_type=tv 'reverse_kl'
