@@ -210,7 +210,7 @@ def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_
     assert 3 < stopped < ITEMS * 4
     with pytest.raises(SystemExit):
         evaluate(runs / "plain", "--output_dir", tmp_path / "x", "--stop_strings", "{x: [e]}")
-    assert "`stop_strings` is {'x': ['e']}, it must have lists of texts for aux, main." in capsys.readouterr().err
+    assert "`stop_strings` is {'x': ['e']}; it must have lists of texts for aux, main." in capsys.readouterr().err
 
 
 def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsys):

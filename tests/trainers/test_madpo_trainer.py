@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_report(tmp_path):
         ({"loss_type": ["sigmoid", "aot_unpaired"]}, "'aot_unpaired' is not supported"),
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}, "`loss_weights` must have the same length"),
         ({"ld_alpha": 0.5}, "`ld_alpha` is 0.5, which is not supported"),
-        ({"beta": 0.0}, "`beta` is 0.0, it must be greater than 0"),
+        ({"beta": 0.0}, "`beta` is 0.0; it must be greater than 0"),
         ({"truncation_mode": "keep_end"}, "`truncation_mode` is 'keep_end'"),
         ({"reference_free": True, "precompute_ref_log_probs": True}, "needs a reference policy"),
         ({"reference_free": True, "f_divergence_type": "forward_kl"}, "needs a reference policy"),

@@ -167,7 +167,7 @@ def make_endpoint(
     """
     provider = next((provider for provider in PROVIDERS if provider[0] in model.lower()), None)
     if api is not None and api not in APIS:
-        raise ValueError(f"`{called('api')}` is {api!r}, it must be one of {', '.join(map(repr, APIS))}.")
+        raise ValueError(f"`{called('api')}` is {api!r}; it must be one of {', '.join(map(repr, APIS))}.")
     if key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", key_env):
         # The value is not shown, because it may be the key itself
         raise ValueError(

@@ -78,7 +78,7 @@ class EvaluationConfig(HistoryOptions):
         if self.k is None:
             self.k = [k for k in (1, 5, 10) if k <= self.num_episodes]
         if not self.k or len(set(self.k)) < len(self.k):
-            raise ValueError(f"`k` is {self.k}, it must be a list of different numbers, such as [1, 5, 10].")
+            raise ValueError(f"`k` is {self.k}; it must be a list of different numbers, such as [1, 5, 10].")
         if max(self.k) > self.num_episodes:
             raise ValueError(
                 f"pass@{max(self.k)} needs at least {max(self.k)} episodes per item, but `num_episodes` is "

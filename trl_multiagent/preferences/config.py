@@ -74,7 +74,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
     def __post_init__(self) -> None:
         check_arguments(self)
         if self.preference_num_candidates == 1 and self.comparator_policy is None:
-            raise ValueError("`preference_num_candidates` is 1, it must be at least 2: a pair has two answers.")
+            raise ValueError("`preference_num_candidates` is 1; it must be at least 2: a pair has two answers.")
         if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:
             raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
         if self.pair_selection == "comparator_reward" and self.comparator_policy is None:

@@ -151,7 +151,7 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], re
     for column in (*rewards, *references):
         value = row[column]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"{column!r} is {value!r}, it must be a finite number.")
+            raise ValueError(f"{column!r} is {value!r}; it must be a finite number.")
     if rewards and row[CHOSEN_REWARD] <= row[REJECTED_REWARD]:
         raise ValueError(
             f"{CHOSEN_REWARD!r} is {row[CHOSEN_REWARD]!r}, which is not more than {REJECTED_REWARD!r}, "
@@ -175,7 +175,7 @@ def _text(row: dict[str, Any], column: str, as_chat: bool, prompt: str) -> str:
     if isinstance(value, str) or (value is not None and not as_chat):
         raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{column!r} is {value!r}, it must be a text or a list of chat messages.")
+        raise ValueError(f"{column!r} is {value!r}; it must be a text or a list of chat messages.")
     for message in value:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise ValueError(f"{column!r} has the message {message!r}, which needs a text as 'role' and 'content'.")

@@ -44,7 +44,7 @@ def checked(task: Task) -> Task:
         if name in taken:
             raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
         if not (isinstance(section, type) and dataclasses.is_dataclass(section)):
-            raise ConfigError(f"The task's section `{name}` is {section!r}, it must be a dataclass.")
+            raise ConfigError(f"The task's section `{name}` is {section!r}; it must be a dataclass.")
     return task
 
 

@@ -246,7 +246,7 @@ class SeatSettings:
         if len(given) != 1:
             raise ValueError("give exactly one of function, team, population and endpoint.")
         if isinstance(self.population, str) and self.population != "self":
-            raise ValueError(f"population is {self.population!r}, it must be a list of saved teams, or 'self'.")
+            raise ValueError(f"population is {self.population!r}; it must be a list of saved teams, or 'self'.")
 
 
 SHARED_SECTIONS: dict[str, type] = {

@@ -313,7 +313,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     def _check_generation_kwargs(self) -> None:
         for name in ("generation_kwargs", "chat_template_kwargs"):
             if not isinstance(getattr(self, name), dict | None):
-                raise ValueError(f"`{name}` is {short(getattr(self, name))}, it must be a mapping.")
+                raise ValueError(f"`{name}` is {short(getattr(self, name))}; it must be a mapping.")
         kwargs = self.generation_kwargs or {}
         for name, reason in (RESERVED | RESERVED_WITH_VLLM if self.use_vllm else RESERVED).items():
             if name in kwargs and (name, kwargs[name]) != ("do_sample", True):
