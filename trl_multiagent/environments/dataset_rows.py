@@ -83,7 +83,7 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
         row = bisect_left(range(1, len(values) + 1), True, key=lambda length: not is_column(values[:length]))
         raise ValueError(
             f"{source}, row {row + 1}: field `{field}` is {kind_of(values[row])}, {' '.join(repr(values[row]).split())[:80]}, "
-            "which does not go with its type in the rows before. A field must have one type."
+            "which does not match its type in the rows before. A field must have one type."
         )
     try:
         return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])

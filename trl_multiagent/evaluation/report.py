@@ -185,8 +185,8 @@ class Report:
         rows = [[result.name, *[turn.replace("_", " ") for turn in turns], *(["last, of maximum"] if percent else [])]]
         for name in dict.fromkeys(name for turn in turns for name in numbers[turn]):
             row = [name, *[show(numbers[turn].get(name), name) for turn in turns]]
-            of_maximum = [f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""]
-            rows.append([*row, *(of_maximum if percent else [])])
+            share = f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""
+            rows.append([*row, share] if percent else row)
         return text_table(rows)
 
 

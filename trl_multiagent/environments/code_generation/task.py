@@ -56,7 +56,7 @@ class CodeDataset(DatasetSource):
         path = Path(self.name)
         is_local = path.suffix in LOCAL_SUFFIXES
         if path.is_file() and not is_local:
-            raise ValueError(f"`dataset.name` is {self.name!r}, it must be a Hub id or the path of a {LOCAL_FILE}.")
+            raise ValueError(f"`dataset.name` is {self.name!r}; it must be a Hub id or the path of a {LOCAL_FILE}.")
         if not path.exists() and (is_local or self.name.startswith(("/", "./", "../"))):
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 

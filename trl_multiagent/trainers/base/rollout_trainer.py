@@ -522,9 +522,9 @@ def check_inputs(
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
     """Checks that the team fits the environment."""
     if not isinstance(environment, Environment):
-        kind = type(environment).__name__
+        type_name = type(environment).__name__
         raise TypeError(
-            f"`environment` must be an `Environment`, got `{kind}`: make a `FunctionEnvironment`, or a subclass."
+            f"`environment` must be an `Environment`, got `{type_name}`: make a `FunctionEnvironment`, or a subclass."
         )
     check_roles(environment.roles)
     if tuple(team.roles) != tuple(environment.roles):

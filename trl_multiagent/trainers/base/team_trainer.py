@@ -391,7 +391,7 @@ def check_devices(team: AgentTeam, args: TeamConfig) -> None:
         return
     if set(args.devices) != set(team.roles):
         raise ValueError(
-            f"`devices` has the roles {list(args.devices)}, it must have those of the team: {list(team.roles)}."
+            f"`devices` has the roles {list(args.devices)}; it must have those of the team: {list(team.roles)}."
         )
     if team.form != "full" or args.critic_names(team.trained_roles):
         raise ValueError(
