@@ -116,7 +116,7 @@ def test_one_role_with_bare_templates_is_trl_on_the_plain_rows(tmp_path):
         assert ours.train_dataset[name] == theirs.train_dataset[name]
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, reports):
     whole = reward_trainer(tmp_path / "whole", max_steps=4, save_strategy="steps", save_steps=2)
     whole.train()
     resumed = reward_trainer(tmp_path / "resumed", model=tiny_classifier(), max_steps=4)

@@ -26,7 +26,7 @@ def weights(trainer):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_team_learns_and_is_saved(tmp_path, form):
+def test_every_form_of_team_learns_and_is_saved(tmp_path, reports, form):
     team = team_of(form)
     before = {name: x.clone() for name, x in team.named_parameters() if x.requires_grad}
     trainer = train(tmp_path, team)

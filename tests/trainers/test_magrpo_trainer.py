@@ -411,7 +411,7 @@ def test_reference_team_can_follow_the_policy(tmp_path):
     assert not all(torch.equal(x, initial[name]) for name, x in trainer.team.state_dict().items())
 
 
-def test_trackers_get_a_group_per_agent_and_trees(tmp_path, monkeypatch):
+def test_trackers_get_a_group_per_agent_and_trees(tmp_path, reports, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
     sent = []
     for name in ("wandb", "trackio"):
