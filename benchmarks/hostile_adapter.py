@@ -63,7 +63,8 @@ def build(prompt, aux_completion, main_completion, tests, entry_point) -> Progra
     source = "\n\n".join((before, extract(aux), extract(main)))
     future = re.compile(r"^from __future__ .*\n?", re.MULTILINE)  # must come first
     source = "".join(future.findall(source)) + future.sub("", source)
-    return Program(source, entry_point, checks, setup=before, unittest="unittest.TestCase" in checks)
+    folder = "sqlite3" in checks and _sandbox.has_folders()
+    return Program(source, entry_point, checks, setup=before, unittest="unittest.TestCase" in checks, folder=folder)
 
 
 def score(prompt, aux_completion, main_completion, tests, entry_point) -> dict:

@@ -17,16 +17,16 @@ from trl_multiagent.settings.schema import TRL_NAMES
 PAGE = Path(__file__).parent / "configuration.md"
 START, END = "<!-- trl arguments -->\n", "<!-- end of trl arguments -->\n"
 DIFFERS = {
-    "bf16": "by default on where the hardware has it",
+    "bf16": "on by default if the hardware supports it",
     "loss_type": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
-    "per_device_eval_batch_size": "by default as many episodes as the first turn of a step has completions",
+    "per_device_eval_batch_size": "by default the number of completions of a step's first turn",
     "scale_rewards": "only 'none'; see `advantage_normalization`",
 }
 NO_EFFECT = {
     "do_train": "a trainer trains when `train()` is called",
-    "do_eval": "`eval_strategy` says whether there is an evaluation",
+    "do_eval": "`eval_strategy` decides whether a run evaluates",
     "do_predict": "there is no prediction",
-    "local_rank": "`accelerate launch` says which process this is",
+    "local_rank": "`accelerate launch` sets the rank of the process",
     "log_multimodal": "agents read and write text",
 }
 

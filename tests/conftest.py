@@ -1,3 +1,4 @@
+import gc
 import gzip
 import os
 import signal
@@ -8,6 +9,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+# Libraries make a million objects when they are imported. With Python's thresholds, a fifth of that time goes into looking at them again
+gc.set_threshold(50_000, 50, 50)
 
 from pathlib import Path
 
@@ -66,6 +69,16 @@ def own_modules(tmp_path_factory):
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):
             del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """Trainings write their reports, as they do for users."""
+    from trl_multiagent.trainers.base.run_report import RunReport
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunReport, "refresh", RunReport.drawn)
+        yield
 
 
 @pytest.fixture(scope="session")

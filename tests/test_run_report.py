@@ -22,6 +22,8 @@ from pages import read_page, write_run
 from tiny import SAVED, Workflow, tiny_environment, tiny_trainer
 
 
+pytestmark = pytest.mark.usefixtures("reports")
+
 HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{data}} \u2028"
 
 

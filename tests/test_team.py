@@ -12,7 +12,7 @@ from trl_multiagent import AgentTeam, FunctionEnvironment
 from trl_multiagent.environments import TaskError
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 
-from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
+from tiny import FORMS, Workflow, byte_tokenizer, count_reward, flip, team_of, tiny_environment, tiny_llama, tiny_team
 
 
 def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", seed=42, **config):
@@ -84,6 +84,7 @@ def test_a_team_file_of_another_format_version_is_refused(tmp_path):
     [
         ('{"form": "full", "agents', r"team\.json is damaged: Unterminated"),
         ("[]", "format version None"),
+        ("[" * 100_000, r"team\.json is damaged: maximum recursion depth"),
         ('{"format_version": 1, "form": "full"}', r"team\.json is damaged: KeyError\('agents'\)"),
         ('{"format_version": 1, "form": "full", "agents": ["aux"]}', r"team\.json is damaged: TypeError"),
         ('{"format_version": 1, "form": "fuml", "agents": [{"role": "a", "folder": "a"}]}', "its form is 'fuml'"),
@@ -97,6 +98,24 @@ def test_a_team_file_of_another_format_version_is_refused(tmp_path):
 def test_a_damaged_team_file_is_named(text, problem, tmp_path):
     (tmp_path / "team.json").write_text(text)
     with pytest.raises(ValueError, match=problem):
+        AgentTeam.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("form", ["full", "shared", "lora"])
+def test_a_saved_team_that_has_changed_is_refused(form, tmp_path):
+    team_of(form).save_pretrained(tmp_path)
+    folder = tmp_path / "agents" / ("shared" if form == "shared" else "main")
+    weights = folder / ("adapter_model.safetensors" if form == "lora" else "model.safetensors")
+    for path in (weights, folder / "tokenizer.json"):
+        flip(path)
+        with pytest.raises(
+            ValueError, match=rf"{folder} is damaged: changed since it was saved: {path.name}\. Copy it"
+        ):
+            AgentTeam.from_pretrained(str(tmp_path))
+        flip(path)
+    flip(weights)
+    (folder / "checksums.json").unlink()  # as in a team of an earlier release, or when the change was meant
+    if form != "lora":  # whose base was not saved
         AgentTeam.from_pretrained(str(tmp_path))
 
 
@@ -497,18 +516,18 @@ def test_collaborate_on_many_items():
         ({"temperatur": 1}, "Unknown argument `temperatur=1`: did you mean `temperature`\\?"),
         ({"max_completion_length": 8}, "Unknown argument `max_completion_length=8`: did you mean `max_new_tokens`\\?"),
         ({"xyz": None}, "Unknown argument `xyz=None`: use a field of"),
-        ({"num_turns": 0}, "`num_turns` is 0, it must be a whole number of at least 1"),
+        ({"num_turns": 0}, "`num_turns` is 0; it must be a whole number of at least 1"),
         ({"num_turns": 1.5}, "`num_turns` is 1.5"),
-        ({"temperature": -1}, "`temperature` is -1, it must be a number from 0"),
+        ({"temperature": -1}, "`temperature` is -1; it must be a number from 0"),
         ({"temperature": float("nan")}, "`temperature` is nan"),
         ({"temperature": 0, "do_sample": True}, "which `do_sample=True` contradicts"),
-        ({"top_p": 2}, "`top_p` is 2, it must be a number from 0 to 1"),
+        ({"top_p": 2}, "`top_p` is 2; it must be a number from 0 to 1"),
         ({"top_k": -1}, "`top_k` is -1"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be greater than 0"),
         ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
         (
             {"stop_strings": {"x": ["."]}},
-            "`stop_strings` is {'x': \\['.'\\]}, it must have lists of texts for aux, main",
+            "`stop_strings` is {'x': \\['.'\\]}; it must have lists of texts for aux, main",
         ),
         ({"stop_strings": {"aux": "."}}, "it must have lists of texts for aux, main"),
         ({"stop_strings": {"aux": ["", "."]}}, "it must have lists of texts for aux, main"),

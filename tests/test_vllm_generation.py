@@ -196,8 +196,8 @@ def test_the_correction_multiplies_the_loss(tmp_path, models, corrects):
         step, full_step = x - before[name], other.team.state_dict()[name] - before[name]
         assert torch.allclose(step, full_step / (1.25 if corrects else 1.0), rtol=1e-3, atol=1e-6), name
         assert full_step.abs().max() > 1e-5
-    difference = trainer.state.log_history[0].get("agents/aux/sampling_logp_difference")
-    assert difference == (pytest.approx(math.log(1.25), abs=1e-4) if corrects else None)
+    difference = trainer.state.log_history[0]["agents/aux/sampling_logp_difference"]
+    assert difference == pytest.approx(math.log(1.25), abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -518,10 +518,12 @@ def lost(self):
     """Weights that do not arrive."""
 
 
-def test_weights_that_do_not_arrive_in_an_engine_end_the_training(tmp_path, models, monkeypatch):
+@pytest.mark.parametrize("corrects", [True, False])
+def test_weights_that_do_not_arrive_in_an_engine_end_the_training(tmp_path, models, monkeypatch, corrects):
     sync = AgentGeneration.sync_weights
     monkeypatch.setattr(AgentGeneration, "sync_weights", lambda self: lost(self) if self.sent_steps else sync(self))
     settings = {**TRAINING, "num_turns": 1, "max_steps": 8, "learning_rate": 5.0, **SAVED, "save_steps": 100}
+    settings["vllm_importance_sampling_correction"] = corrects
     trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **settings)
     with pytest.raises(UnavailableError) as error:
         trainer.train()

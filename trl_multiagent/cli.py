@@ -23,7 +23,7 @@ from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, end_on_signal, leavin
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 
-# The tasks that have a name; the first is the default. Any other one is given as `package.module:NAME`
+# The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
 TASKS = {
     "code_generation": "trl_multiagent.demo.task:TASK",
     "bug_fixing": "trl_multiagent.environments.bug_fixing.task:TASK",
@@ -34,23 +34,24 @@ TASKS = {
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 
-# For which `accelerate launch` waits after Ctrl-C and SIGTERM until several processes have ended their step
+# `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step
 SECONDS_TO_END = "3600"
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Returns the parser of the command, and that of `train`. With an algorithm, `train ALGORITHM --help` prints the recipe's help."""
+    """Returns the parser of all commands and the parser of `train`, whose help is for `train --help` without an algorithm."""
     parser = argparse.ArgumentParser(prog="trl-multiagent", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=trl_multiagent.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     commands.add_parser("env", help="Print the versions that a bug report needs.")
     add_push(commands)
-    text = "Writes task.py and config.yaml: a task that trains as it is, on any machine and without downloads."
     init = commands.add_parser(
-        "init", help="Write a small task of your own to start from.", description=text, allow_abbrev=False
+        "init",
+        help="Write a small task of your own to start from.",
+        description="Writes task.py and config.yaml: a task that trains as it is, on any machine and without downloads.",
+        allow_abbrev=False,
     )
-    text = "Where to write it; by default the working directory."
-    init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help=text)
+    init.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="By default the working directory.")
 
     add_results(commands)
 
@@ -70,11 +71,11 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "evaluate": "Evaluate saved teams: pass@k, every part of the reward, cost, baselines.",
         "cross-play": "Play the agents of several runs with each other.",
     }
+    accelerate_help = "Configuration for `accelerate launch`: a file, or a name in the package, such as zero3."
+    processes_help = "Number of processes, for `accelerate launch`."
     for command in (train, *(commands.add_parser(name, help=text, **rest) for name, text in helps.items())):
-        text = "Configuration for `accelerate launch`: a file, or the name of one in the package, such as zero3."
-        command.add_argument("--accelerate_config", metavar="FILE", help=text)
-        text = "Number of processes, for `accelerate launch`."
-        command.add_argument("--num_processes", metavar="N", type=positive, help=text)
+        command.add_argument("--accelerate_config", metavar="FILE", help=accelerate_help)
+        command.add_argument("--num_processes", metavar="N", type=positive, help=processes_help)
     add_seeds(train, None)
     for command in (train, commands.add_parser("run", help="What `train` launches in every process.", **rest)):
         command.add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
@@ -83,26 +84,28 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 
 def add_results(commands: Any) -> None:
     """Adds the commands `report`, `reproduce` and `plan`."""
-    text = "Makes report.html in the folder of a run or an evaluation, or compares several runs. Runs with the same settings "
-    text += "but for their seeds are a group, which has means and bands."
     report = commands.add_parser(
         "report",
         help="Make the page of a run or an evaluation, or compare runs.",
-        description=text,
+        description="Makes report.html in the folder of a run or an evaluation, or compares several runs. Runs that differ "
+        "only in their seeds form a group, which has means and bands.",
         allow_abbrev=False,
     )
-    text = "Output folder of a run or an evaluation, or a folder of several runs."
-    report.add_argument("folders", metavar="RUN", nargs="+", help=text)
-    text = "The page to write; by default report.html in the folder, or comparison.html here for several folders."
-    report.add_argument("--output", metavar="FILE", help=text)
-    text = "Train a team for several seeds and its control, evaluate them, and show the published numbers."
-    again = commands.add_parser("reproduce", help=text, description=text + " Other arguments go to the trainings.")
-    again.add_argument("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
-    add_seeds(again, [0, 1, 2])
-    again.add_argument("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
+    folders_help = "Output folder of a run or an evaluation, or a folder of several runs."
+    report.add_argument("folders", metavar="RUN", nargs="+", help=folders_help)
+    page_help = "The page to write; by default report.html in the folder, or comparison.html here for several folders."
+    report.add_argument("--output", metavar="FILE", help=page_help)
 
-    text = "Print the plan of a training: steps, calls, memory of each GPU by part, and the shortest time of a step."
-    plan = commands.add_parser("plan", help=text, description=text + " Other arguments are those of `train`.")
+    about = "Train a team for several seeds and its control, evaluate them, and show the published numbers."
+    reproduce = commands.add_parser(
+        "reproduce", help=about, description=f"{about} Other arguments go to the trainings."
+    )
+    reproduce.add_argument("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
+    add_seeds(reproduce, [0, 1, 2])
+    reproduce.add_argument("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
+
+    about = "Print the plan of a training: steps, calls, memory of each GPU by part, and the shortest time of a step."
+    plan = commands.add_parser("plan", help=about, description=about + " Other arguments are those of `train`.")
     plan.add_argument("config", metavar="CONFIG", help="YAML file of a training, or its name in the package.")
     plan.add_argument(
         "--gpu", default="H100", help="Kind of GPU: T4, 4090, L40S, A100-40, A100, H100 (default) or H200."
@@ -117,14 +120,14 @@ def add_push(commands: Any) -> None:
         "push",
         help="Upload a saved team, or the folder of a run, to the Hugging Face Hub.",
         description="Uploads a saved team, or the folder of a run without its checkpoints, to the Hugging Face Hub. Files "
-        "that are there already are not sent again.",
+        "that the repository already has are not sent again.",
         allow_abbrev=False,
     )
-    text = "Folder that a team or a trainer saved, or of collected preferences."
-    push.add_argument("folder", metavar="FOLDER", help=text)
+    folder_help = "Folder of a saved team, of a run, or of collected preferences."
+    push.add_argument("folder", metavar="FOLDER", help=folder_help)
     push.add_argument("repo_id", metavar="REPO_ID", help="Repository, created if it does not exist.")
-    text = "Make a repository that is created private."
-    push.add_argument("--private", action="store_true", default=None, help=text)
+    private_help = "Make the repository private if it is created."
+    push.add_argument("--private", action="store_true", default=None, help=private_help)
     push.add_argument("--token", help="Token with write access; by default that of `hf auth login` or HF_TOKEN.")
     push.add_argument("--revision", metavar="BRANCH", help="Branch, created if it does not exist; by default main.")
     push.add_argument("--commit_message", metavar="TEXT", default="Upload team", help="Message of the commit.")
@@ -140,10 +143,8 @@ def positive(text: str) -> int:
 
 def add_seeds(parser: argparse.ArgumentParser, default: list[int] | None) -> None:
     """Adds the flags for several seeds."""
-    text = (
-        "Train once per seed, each in its own folder, such as 0,1,2. Started again, it goes on with what is missing."
-    )
-    parser.add_argument("--seeds", metavar="LIST", type=several_seeds, default=default, help=text)
+    seeds_help = "Train once per seed, such as 0,1,2, each in its own folder. Repeat it to train missing ones."
+    parser.add_argument("--seeds", metavar="LIST", type=several_seeds, default=default, help=seeds_help)
     parser.add_argument("--jobs", metavar="N", type=positive, default=1, help="Seeds at the same time, 1 by default.")
 
 
@@ -151,14 +152,14 @@ def several_seeds(text: str) -> list[int]:
     """Reads seeds that are separated by commas."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) < 2**32 for part in parts) or len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different seeds, such as 0,1,2.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of distinct seeds, such as 0,1,2.")
     return [int(part) for part in parts]
 
 
 def launch(command: Sequence[str], check: Callable[[], object], prog: str, options: argparse.Namespace) -> None:
     """
-    Starts a command of `trl-multiagent` as `options.accelerate_config` and `options.num_processes` say. Before that, `check` reads the
-    settings; it raises `ConfigError` if one is wrong, which ends the program `prog` with one line.
+    Starts a command of `trl-multiagent` with `options.accelerate_config` and `options.num_processes`. Before that, `check` reads the
+    settings. If one is wrong, `check` raises `ConfigError`, which ends the program `prog` with one line.
     """
     from trl_multiagent.settings.read import ACCELERATE, ConfigError, config_file, fail
 
@@ -194,8 +195,8 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
             sys.exit(error.returncode)  # the process has printed its error
         print(f"{prog}: ended by {signal.Signals(-error.returncode).name}.", file=sys.stderr)
         sys.exit(128 - error.returncode)
-    except SignalException as error:  # of several processes
-        for process in psutil.Process().children(recursive=True):  # after a second Ctrl-C
+    except SignalException as error:  # raised if several processes run
+        for process in psutil.Process().children(recursive=True):  # some are left after a second Ctrl-C
             process.kill()
         sys.exit(128 + error.sigval)
     except ChildFailedError as error:
@@ -203,7 +204,7 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
 
 
 def check_accelerate_config(file: str) -> None:
-    """Refuses a file that `accelerate launch` cannot read, or that needs a package which is not installed."""
+    """Raises `ConfigError` if `accelerate launch` cannot read the file, or if it needs a package that is not installed."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import DistributedType, is_deepspeed_available
     from yaml import YAMLError
@@ -269,8 +270,10 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
     if options.seeds is not None:
         from trl_multiagent.recipe.seeds import print_results, train_with_seeds
 
-        flags = [(f"--{name}", vars(options)[name]) for name in ("accelerate_config", "num_processes")]
-        launch_flags = [str(text) for flag in flags if flag[1] is not None for text in flag]
+        launch_flags = []
+        for name in ("accelerate_config", "num_processes"):
+            if (value := vars(options)[name]) is not None:
+                launch_flags += [f"--{name}", str(value)]
         status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, options.jobs, launch_flags)
         if status or "--dry_run" in argv:
             sys.exit(status)
@@ -282,11 +285,11 @@ def reproduce(arguments: argparse.Namespace, rest: Sequence[str], parser: argpar
     """Reproduces an experiment, or lists all of them."""
     from trl_multiagent.recipe import reproduce
 
-    known, name = reproduce.experiments(), arguments.name
+    experiments, name = reproduce.experiments(), arguments.name
     if name is None:
-        return print("\n".join(f"{name:<10}{experiment['about']}" for name, experiment in known.items()))
-    if name not in known:
-        parser.error(f"there is no experiment {name!r}: choose one of {', '.join(known)}.")
+        return print("\n".join(f"{key:<10}{experiment['about']}" for key, experiment in experiments.items()))
+    if name not in experiments:
+        parser.error(f"there is no experiment {name!r}: choose one of {', '.join(experiments)}.")
     folder = arguments.output_dir or Path("outputs") / "reproduce" / name
     sys.exit(reproduce.reproduce(name, TASKS, arguments.seeds, arguments.jobs, folder, rest))
 
@@ -313,7 +316,7 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    with end_on_signal("trl-multiagent", list):  # while libraries are imported; a run has a line of its own
+    with end_on_signal("trl-multiagent", list):  # for the time of imports; a run handles signals itself
         run_command(argv)
 
 
@@ -326,7 +329,7 @@ def run_command(argv: Sequence[str] | None) -> None:
     command = arguments.command
     if command in ("env", "init", "push", "report") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if command != "run":  # which has the command that launched it
+    if command != "run":  # `run` inherits the variable from the command that launched it
         os.environ[COMMAND_VARIABLE] = shlex.join(["trl-multiagent", *argv])
     if command == "env":
         from trl.scripts.env import print_env

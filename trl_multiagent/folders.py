@@ -1,8 +1,9 @@
-"""Names of files in the folders of models, teams and runs; locks of folders; atomic writes. Importing this module must stay fast."""
+"""File names in the folders of models, teams and runs; locks of folders; atomic writes. Importing this module must stay fast."""
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -23,23 +24,32 @@ TEAM_FILE = "team.json"
 CRITICS_FOLDER = "critics"  # in the folder of a team
 RECIPE_FILE = "config.yaml"  # the settings of a run
 CURVE_FILE = "reward_curve.png"  # the picture in a team's model card
-RUN_FILE = "run.json"  # what a run is
+RUN_FILE = "run.json"  # facts about a run
 LOG_FILE = "log.jsonl"  # the entries of its log
 ALARMS_FILE = "alarms.jsonl"
+CHECKSUMS_FILE = "checksums.json"  # in the folder of a model, of these files
+CHECKED_FILES = (
+    "*.safetensors",
+    MODEL_CONFIG,
+    ADAPTER_CONFIG,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them
 
 
 def cache_folder() -> Path:
-    """Returns the folder of what is made once, such as small models: `TRL_MULTIAGENT_CACHE`, by default `~/.cache/trl_multiagent`."""
+    """Returns the folder of cached models and data: `TRL_MULTIAGENT_CACHE`, by default `~/.cache/trl_multiagent`."""
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("TRL_MULTIAGENT_CACHE") or user_cache / "trl_multiagent")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file, which replaces `path` when it is on the disk. A killed process leaves it, and the next overwrites it."""
+    """Yields the path of a new file, which replaces `path` once it is on the disk. A killed process leaves the file; the next write overwrites it."""
     unfinished = unfinished_path(path)
     try:
         with naming(path):
@@ -53,13 +63,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Returns whether an error of the system says that a disk is full, or that a limit of the user or of a file's size is reached."""
+    """Returns whether an error means that a disk is full, or that a quota or the largest file size is reached."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Inside, an error such as that of a full disk names the file."""
+    """Adds the file to an `OSError` within the block that names none, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -69,7 +79,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def unfinished_path(path: Path) -> Path:
-    """Returns where the new content of a file is written first."""
+    """Returns the path to which the new content of a file is written first."""
     return path.with_name(f"_{path.name}_unfinished")
 
 
@@ -85,25 +95,54 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads what [`write_json`] wrote. A damaged file is a `ValueError` that names it."""
+    """Reads a file that [`write_json`] wrote. Raises a `ValueError` that names the file if it is damaged."""
     with naming_damage(path):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
 @contextlib.contextmanager
 def naming_damage(path: Path) -> Iterator[None]:
-    """Inside, an error of JSON or of the encoding names the file."""
+    """Adds the file to an error of JSON or of the encoding within the block."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
+
+
+def checksum_of_file(path: Path) -> str:
+    """Computes the SHA-256 digest of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes the checksums of the weights, the configuration and the tokenizer of a saved model into its folder."""
+    paths = sorted(path for pattern in CHECKED_FILES for path in folder.glob(pattern))
+    write_json(folder / CHECKSUMS_FILE, {path.name: checksum_of_file(path) for path in paths})
+
+
+def check_checksums(name: str) -> None:
+    """Raises `ValueError` if files of a model have changed since it was saved. A model from elsewhere has no checksums."""
+    folder = Path(name)
+    saved = read_json(folder / CHECKSUMS_FILE) if (folder / CHECKSUMS_FILE).is_file() else {}
+    damaged = [
+        x for x, checksum in saved.items() if not (folder / x).is_file() or checksum_of_file(folder / x) != checksum
+    ]
+    if damaged:
+        raise ValueError(
+            f"{folder} is damaged: changed since it was saved: {', '.join(damaged)}. Copy it again, or remove it and train again. "
+            f"If you changed it, remove {CHECKSUMS_FILE} there."
+        )
 
 
 @contextlib.contextmanager
 def locked(folder: Path, advice: str) -> Iterator[None]:
     """
     Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the process. Raises a
-    `ValueError` that ends with `advice`, what to do then, if another program has locked it, or it is a file.
+    `ValueError` that ends with `advice` if another program has locked the folder, or if it is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: {advice}.")
@@ -122,10 +161,10 @@ def locked(folder: Path, advice: str) -> Iterator[None]:
 
 
 def holds_model(folder: Path) -> bool:
-    """Returns whether a folder is that of a model, an adapter or a saved team."""
+    """Returns whether a folder holds a model, an adapter or a saved team."""
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def is_collection(folder: str | Path) -> bool:
-    """Returns whether a folder holds collected preferences, all of them."""
+    """Returns whether a folder holds a complete collection of preferences."""
     return all((Path(folder) / name).is_file() for name in (DATASET_STATE, PREFERENCES_FILE))

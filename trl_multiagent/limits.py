@@ -1,8 +1,8 @@
 """
-The values that a setting may have.
+Checks the values of settings.
 
-A setting is a field of a dataclass that [`setting`] makes. Its type is the annotation; bounds and choices stand beside it. pydantic checks
-both, for YAML files and for arguments from Python alike.
+A setting is a dataclass field that [`setting`] makes, with a type annotation and limits such as bounds or choices. pydantic checks both, for
+YAML files and for arguments from Python.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 
 LARGEST_INTEGER = 2**63 - 1
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-# The words of pydantic's messages that are replaced
+# Replacements of words in pydantic's messages
 WORDS = {
     "Value error, ": "",
     "Input should ": "",
@@ -45,7 +45,7 @@ class Setting(dataclasses.Field):
 
 
 def documented(cls: type, name: str) -> str:
-    """Returns the entry of a parameter in the docstring of a class as one line. It has the form of those of transformers and TRL."""
+    """Returns the entry of a parameter in the docstring of a class, in the form of transformers and TRL, as one line."""
     text = inspect.cleandoc(cls.__doc__ or "")
     entry = re.search(rf"^    {name} \(.+?\):\s(.+?)(?=\n    \S|\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
     return re.sub(r"\[(`)~?(.+?`)\]", r"\1\2", " ".join(entry[1].split())) if entry else ""
@@ -56,12 +56,12 @@ def setting(help: str = "", default: Any = None, **limits: Any) -> Any:
     Describes one setting. Use it as the default of a field in the dataclass of a section.
 
     Args:
-        help (`str`, *optional*): Text for `--help`. By default, it is that of the parameter in the docstring of the class.
+        help (`str`, *optional*): Text for `--help`. By default, it is the text of the parameter in the docstring of the class.
         default (`Any`, *optional*): Value of the setting if the user does not give one.
-        **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` for all others. Those of a
-            list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. Numbers must be finite, and texts not blank.
+        **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` to exclude a number. The limits
+            of a list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. Numbers must be finite, texts not blank.
     """
-    plain = dataclasses.field(default=default, metadata={"help": help})  # which `HfArgumentParser` gives to argparse
+    plain = dataclasses.field(default=default, metadata={"help": help})  # `HfArgumentParser` passes `help` to argparse
     field = Setting(**{name: getattr(plain, name) for name in inspect.signature(dataclasses.Field).parameters})
     field.limits = limits
     return field
@@ -71,7 +71,7 @@ def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """
     Checks the value of a setting against its type (`hint`) and its limits, and returns it with that type: a number that YAML reads as text,
     such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed. Raises a `ValueError` if the value is
-    not allowed, whose message is the end of a sentence that starts with the name of the setting.
+    not allowed. Its message is the end of a sentence that starts with the name of the setting.
     """
     adapter = TypeAdapter(_constrained(hint, limits), config=STRICT)
     try:
@@ -82,22 +82,24 @@ def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
                 return adapter.validate_python([value])
         raise ValueError(_describe(error, value)) from error
     if isinstance(checked, dict | list) and not _is_finite(checked):  # the type of an entry may be `Any`
-        raise ValueError(f"is {short(value)}, it must have finite numbers only.")
+        raise ValueError(f"is {short(value)}; it must have finite numbers only.")
     if isinstance(checked, dict) and checked.keys() - limits.get("keys", checked):
-        raise ValueError(f"is {short(value)}, it must only have {', '.join(map(repr, limits['keys']))}.")
+        raise ValueError(f"is {short(value)}; it must only have {', '.join(map(repr, limits['keys']))}.")
     return checked
 
 
 def check_arguments(args: Any) -> None:
     """
-    Checks the arguments of a configuration class: those that [`setting`] describes, and inherited ones in two ClassVars of the class and
-    its base classes. `refused` maps arguments that must keep their default to the reason, `positive` lists numbers that must be greater
-    than 0. TRL and transformers check the others. Raises `ValueError` if a value is not allowed.
+    Checks the arguments of a configuration class. Raises `ValueError` if a value is not allowed.
+
+    These are the arguments that [`setting`] describes, and inherited arguments in two ClassVars of the class and its base classes: `refused`
+    maps arguments that must keep their default to the reason, `positive` lists numbers that must be greater than 0. TRL and transformers
+    check the others.
     """
     hints, refused = hints_of(args.__class__), refused_by(type(args))
     for name in {name for base in type(args).__mro__ for name in vars(base).get("positive", ())}:
         if getattr(args, name) is not None and getattr(args, name) <= 0:
-            raise ValueError(f"`{name}` is {getattr(args, name)}, it must be greater than 0.")
+            raise ValueError(f"`{name}` is {getattr(args, name)}; it must be greater than 0.")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         if same(value, field.default):
@@ -112,12 +114,12 @@ def check_arguments(args: Any) -> None:
 
 
 def asks_for_something(value: Any) -> bool:
-    """Returns whether a value switches something on. Parsers of command lines read `no` as False."""
+    """Returns whether a value switches a feature on. Command-line parsers read `no` as False."""
     return bool(value) and value != "no" and value is not dataclasses.MISSING
 
 
 def refused_by(cls: type) -> dict[str, str]:
-    """Returns the inherited arguments that a configuration class refuses, each with the reason, as it and its base classes list them."""
+    """Returns the inherited arguments that a configuration class or one of its base classes refuses, each with the reason."""
     return {name: why for base in reversed(cls.__mro__) for name, why in vars(base).get("refused", {}).items()}
 
 
@@ -175,7 +177,7 @@ def _read_no(value: Any) -> Any:
 
 
 def _read_number(value: Any) -> Any:
-    """YAML reads 1e-5, without a point, as text."""
+    """Converts a text such as 1e-5 to a number. YAML reads it as text, because it has no point."""
     is_number = isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value)
     return float(value) if is_number else value
 
@@ -200,7 +202,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _describe(error: ValidationError, value: Any) -> str:
-    """Says what is wrong, as the end of a sentence that starts with the name of the setting."""
+    """Describes the error, as the end of a sentence that starts with the name of the setting."""
     problems = error.errors(include_url=False)
     first = problems[0]
     keys = [part for part in first["loc"] if isinstance(value, dict) and part in value]
@@ -208,4 +210,4 @@ def _describe(error: ValidationError, value: Any) -> str:
     text = " or ".join(dict.fromkeys(problem["msg"].partition(", got ")[0] for problem in problems))
     for word, ours in WORDS.items():
         text = text.replace(word, ours)
-    return f"is {short(first['input'])}{where}, it must {text}."
+    return f"is {short(first['input'])}{where}; it must {text}."

@@ -5,10 +5,10 @@ import warnings
 
 
 def quiet_libraries() -> None:
-    """Called when the package is imported, before it imports these libraries."""
-    # On a machine without a GPU, bitsandbytes recommends a package for 4-bit weights, whether or not there are any
+    """Hides messages of other libraries. The package calls this on its import, before it imports these libraries."""
+    # On a machine without a GPU, bitsandbytes recommends a package for 4-bit weights, even if a run has none
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # On import, torchao lists the kernels that it has no GPU for
+    # On import, torchao lists the kernels that need another GPU
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # TRL's own default is the deprecated name
@@ -18,7 +18,7 @@ def quiet_libraries() -> None:
 
 
 def hide_progress_bars() -> None:
-    """Hides the progress bars of other libraries, such as "Loading weights". A trainer's `disable_tqdm` does not concern them."""
+    """Hides the progress bars of other libraries, such as "Loading weights", which a trainer's `disable_tqdm` does not hide."""
     import datasets
     from transformers.utils import logging as transformers_logging
 

@@ -16,9 +16,9 @@ class CodeRewardFunction:
     """
     A reward function of TRL for code: it runs the problem's tests in the sandbox. An answer earns 0 to 2.1, see docs/reward.md.
 
-    It reads the columns of HumanEval (`entry_point`, `test` and, if there is one, `canonical_solution`) or of MBPP (`code`, `test_list` and
-    `test_imports`), and from the prompt the function to write. If the model gets another text than HumanEval's `prompt`, the column
-    `problem` has to contain that prompt.
+    It reads the columns of HumanEval (`entry_point`, `test` and, if present, `canonical_solution`) or of MBPP (`code`, `test_list` and
+    `test_imports`), and reads the function to write from the prompt. If the model's prompt is not HumanEval's `prompt`, the column `problem`
+    has to contain the latter.
 
     Args:
         kind (`str`, *optional*, defaults to `"earned"`): The kind of the reward, `"earned"` or `"paper"`.
@@ -69,7 +69,7 @@ class CodeRewardFunction:
 
 
 def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:
-    """Makes an item of code generation from the columns of HumanEval or MBPP. A missing or malformed one is a `ValueError` with `where`."""
+    """Makes an item of code generation from the columns of HumanEval or MBPP. Raises a `ValueError` with `where` if one is missing or wrong."""
     if "test_list" in row:
         return mbpp_row({"test_imports": [], **row, "prompt": prompt}, where)
     missing = [name for name in ("entry_point", "test") if name not in row]

@@ -1,4 +1,4 @@
-"""Makes texts that models, data or servers wrote safe to print."""
+"""Makes texts of models, data or servers safe to print."""
 
 
 def printable(text: str) -> str:

@@ -5,6 +5,7 @@ that a start takes no time. Run as a script, this is that process: it reads a ru
 
 import atexit
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -164,6 +165,7 @@ def run_to_the_end(command) -> None:
 
 
 def main() -> None:
+    gc.set_threshold(50_000, 50, 50)  # as in `conftest.py`
     from trl_multiagent.report.pictures import picture
 
     import tiny  # noqa: F401

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import accelerate.utils.other
+import jinja2
 import torch
 
 
@@ -15,6 +17,11 @@ def make_libraries_quick() -> None:
     torch.set_num_threads(1)  # the models here are too small to share
     # accelerate reads whole files of metadata, several times a step, to find out which packages are installed
     importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+    # TRL compiles the template of a model card with each one. accelerate looks through all modules, at every generation, for compiled ones
+    jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
+    accelerate.utils.other.has_compiled_regions = lambda module: False
+    # torch goes through the modules of a model with a generator per module, several times a step
+    torch.nn.Module.named_modules, torch.nn.Module.train = named_modules, train
     # Every training ends with a full collection, although Python collects by itself. What is imported by now is never looked at
     collect = gc.collect
     gc.collect = lambda generation=2: collect(0)
@@ -26,6 +33,38 @@ def make_libraries_quick() -> None:
     hub = sys.modules.get("trl_multiagent.trainers.base.hub")
     if hub is not None:  # every checkpoint has a picture, which takes as long to draw as a step
         hub.draw_reward_curve = no_picture
+    report = sys.modules.get("trl_multiagent.trainers.base.run_report")
+    if report is not None:  # every training ends with a page, which takes as long
+        report.RunReport.drawn, report.RunReport.refresh = report.RunReport.refresh, no_page
+    problems = sys.modules.get("trl_multiagent.environments.python_code.problems")
+    if problems is not None:  # a start reads every problem, and the tests of a benchmark are the same each time
+        problems.unusable_test = functools.cache(problems.unusable_test)
+
+
+def named_modules(self, memo=None, prefix="", remove_duplicate=True):
+    memo = set() if memo is None else memo
+    pending = [(prefix, self)]
+    while pending:
+        name, module = pending.pop()
+        if module in memo:
+            continue
+        if remove_duplicate:
+            memo.add(module)
+        yield name, module
+        start = f"{name}." if name else ""
+        pending += [(start + key, child) for key, child in reversed(module._modules.items()) if child is not None]
+
+
+def train(self, mode=True):
+    self.__dict__["training"] = mode
+    for child in self._modules.values():
+        if child is not None:
+            child.train(mode)
+    return self
+
+
+def no_page(*_, **__) -> None:
+    """Stands in for the refresh of a run's report, which tests with the fixture `reports` write."""
 
 
 def no_picture(series: Mapping, path: Path) -> None:

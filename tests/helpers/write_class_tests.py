@@ -1,6 +1,6 @@
 """
 Writes `trl_multiagent/data/classeval_tests.json.gz`: which test methods of the package's ClassEval count. To be run after a change of the data, or of
-how answers are merged. Takes about a minute.
+how answers are merged. Takes about a minute, on a machine whose sandbox can give programs a folder.
 """
 
 import gzip
@@ -19,6 +19,7 @@ LEFT_OUT = {"ClassEval_17", "ClassEval_58"}  # whose tests depend on today's dat
 def main() -> None:
     items = [make_item(row, row["task_id"]) for row in read_embedded("classeval", "test")]
     with Sandbox(check_timeout=10.0) as sandbox:
+        assert sandbox.has_folders()
         found = dict(zip(map(key_of, items), find_tests(items, sandbox), strict=True))
     table = found | {key_of(item): None for item in items if item["task_id"] in LEFT_OUT}
     path = Path(trl_multiagent.__file__).parent / "data" / "classeval_tests.json.gz"

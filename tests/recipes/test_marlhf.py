@@ -116,7 +116,7 @@ def test_a_wrong_reward_model_is_refused_before_the_collection(tiny_model, tmp_p
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "unknown"}')
     for argv, message in (
         (["--reward_model_name", str(tmp_path / "broken")], "the reward model cannot be loaded from "),
-        (["--override", "marlhf.reward_training={eos_token: <end>}"], "'<end>' is no token of the tokenizer in "),
+        (["--override", "marlhf.reward_training={eos_token: <end>}"], "'<end>' is not a token of the tokenizer in "),
         (["--resume_from_checkpoint", "true"], "RUN_ID or `output_dir`"),
     ):
         with pytest.raises(SystemExit) as exit:
@@ -161,7 +161,10 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     flip(run / "_reward_model" / "model.safetensors")
     with pytest.raises(SystemExit):
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
-    assert "_reward_model is damaged: model.safetensors. Remove this folder" in capsys.readouterr().err
+    assert (
+        "_reward_model is damaged: changed since it was saved: model.safetensors. Copy it again, or remove it"
+        in capsys.readouterr().err
+    )
     flip(run / "_reward_model" / "model.safetensors")
     run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
     states = [log_history(where / "checkpoint-2") for where in (folder, run)]

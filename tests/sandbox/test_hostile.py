@@ -21,7 +21,7 @@ cheat_any_proxy patch_random_seed flat_frame_counter gc_queue_forge protocol_dee
 net_abstract rlimit_raise missing_package guard_assert_false ok_types ok_prompt_helper ok_returns_fn ok_partial
 spin_gcd spin_same_hash_dict spin_between threads_sleep net_datagram protocol_out_of_band protocol_shape recursion_callback
 ok_threads_at_once ok_subclasses ok_object object_equal_to_everything object_magic_mock object_should_stop object_own_mock
-object_suppressing_exit object_forged_references
+object_suppressing_exit object_forged_references folder_modules folder_left_for_later folder_lease folder_deep
 """.split()
 
 

@@ -1,6 +1,5 @@
 """Deadlines, memory, and what the kernel keeps a program from."""
 
-import itertools
 import os
 import socket
 import subprocess
@@ -89,14 +88,14 @@ SPIN = {
 
 def test_no_set_of_programs_stops_the_run():
     programs = []
-    for n, (answer, check) in itertools.product(range(2), SPIN.values()):
+    for n, (answer, check) in enumerate(SPIN.values()):
         source = f"def f(x): return {answer} if x == 1 else x  # {n}"
         programs.append(Program(source, "f", f"import re\nassert {check}\nassert f(3) == 3"))
     honest = [Program(f"def f(x): return x + {n} - {n}", "f", CHECKS) for n in range(6)]
     with Sandbox(workers=2, check_timeout=0.3, retries=0) as sandbox:
         verdicts = sandbox.run(programs + honest)
-    assert {tuple(statuses(verdict)) for verdict in verdicts[:8]} == {("timeout", "passed")}
-    assert [verdict.passed for verdict in verdicts[8:]] == [6] * 6
+    assert {tuple(statuses(verdict)) for verdict in verdicts[:4]} == {("timeout", "passed")}
+    assert [verdict.passed for verdict in verdicts[4:]] == [6] * 6
 
 
 def test_a_program_that_makes_the_checks_spin_at_another_place_each_time_gets_nothing():
@@ -123,12 +122,12 @@ def test_checks_that_an_answer_makes_wait_are_lost(monkeypatch):
 def test_processor_time_is_what_counts_beside_endless_programs():
     busy = "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < end: pass\n    return x"
     napping = "import time\ndef f(x):\n    time.sleep(0.35)\n    return x"
-    loops = [Program(f"def f(x):\n    while {n}: pass", "f", "assert f(1) == 1") for n in range(1, 7)]
+    loops = [Program(f"def f(x):\n    while {n}: pass", "f", "assert f(1) == 1") for n in range(1, 4)]
     honest = [Program(f"{source}  # {n}", "f", "assert f(1) == 1") for source in (busy, napping) for n in range(2)]
     with Sandbox(workers=1, check_timeout=0.5, max_timeouts=1) as sandbox:
         verdicts = sandbox.run(loops + honest)
-    assert [verdict.passed for verdict in verdicts] == [0] * 6 + [1] * 4
-    assert all(verdict.cpu_seconds < 1 for verdict in verdicts[:6])
+    assert [verdict.passed for verdict in verdicts] == [0] * 3 + [1] * 4
+    assert all(verdict.cpu_seconds < 1 for verdict in verdicts[:3])
 
 
 WRITE = """
@@ -245,12 +244,12 @@ def test_no_datagram_gets_out_wherever_its_address_is():
 
 def test_stuck_programs_do_not_hold_up_the_others():
     check = "def check(candidate):\n    assert candidate(1) == 1\n"
-    loops = [Program(f"def f(x):\n    while {n}: pass", "f", check) for n in range(1, 9)]
+    stuck = [Program(f"import time\ndef f(x): time.sleep({n})", "f", check) for n in range(60, 68)]
     honest = [Program(f"def f(x): return x + {n} - {n}", "f", check) for n in range(56)]
     with Sandbox(workers=2, check_timeout=1.0, max_timeouts=1) as sandbox:
         sandbox.run(honest[:2])
         start = time.monotonic()
-        verdicts = sandbox.run(loops + honest)
+        verdicts = sandbox.run(stuck + honest)
         elapsed = time.monotonic() - start
     # one after the other, 2 workers would take half of the sum, all at once an eighth of it, and the time to start helpers; a
     # busy machine makes every part longer
@@ -364,13 +363,13 @@ def f(x):
 def test_waiting_for_a_core_is_not_held_against_a_program():
     spin = [sys.executable, "-I", "-S", "-c", "while True: pass"]
     # sessions of their own, because the kernel may share the cores out by session
-    busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(3 * os.cpu_count())]
+    busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(2 * os.cpu_count())]
     try:
-        source = "import time\ndef f(x):\n    end = time.process_time() + 0.7\n    while time.process_time() < end: pass\n    return x"
-        with Sandbox(workers=1, check_timeout=1.0) as sandbox:
+        source = "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < end: pass\n    return x"
+        with Sandbox(workers=1, check_timeout=0.5) as sandbox:
             verdict = sandbox.run([Program(source, "f", "assert f(1) == 1")])[0]
         assert verdict.passed == 1
-        assert verdict.seconds > 1.0
+        assert verdict.seconds > 0.5
     finally:
         for process in busy:
             process.kill()

@@ -116,7 +116,7 @@ def test_one_role_with_bare_templates_is_trl_on_the_plain_rows(tmp_path):
         assert ours.train_dataset[name] == theirs.train_dataset[name]
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, reports):
     whole = reward_trainer(tmp_path / "whole", max_steps=4, save_strategy="steps", save_steps=2)
     whole.train()
     resumed = reward_trainer(tmp_path / "resumed", model=tiny_classifier(), max_steps=4)
@@ -239,6 +239,9 @@ def test_the_saved_model_is_an_ordinary_one_and_a_reward_function(tmp_path, form
         assert score(trainer.model, ids) == pytest.approx(score(loaded, ids), abs=1e-5)
     with pytest.raises(ValueError, match=r"trained on answers of \['aux', 'main'\], but the roles are \['main'"):
         FunctionEnvironment({"main": "", "aux": ""}, loaded)
+    flip(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"{tmp_path} is damaged: changed since it was saved: model.safetensors"):
+        FunctionEnvironment(prompts, str(tmp_path))
 
 
 def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
@@ -250,7 +253,7 @@ def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
     messages = [[{"role": "user", "content": "Write."}]], [[{"role": "assistant", "content": "rain"}]]
     assert reward(prompts=["Write."], completions=["rain"], trainer_state=None) == [expected]
     assert reward(prompts=messages[0], completions=messages[1]) == [expected]
-    with pytest.raises(ValueError, match="is no joint reward model"):
+    with pytest.raises(ValueError, match="is not a joint reward model"):
         JointRewardModel(tiny_classifier(), byte_tokenizer())
 
 

@@ -26,7 +26,7 @@ def weights(trainer):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_team_learns_and_is_saved(tmp_path, form):
+def test_every_form_of_team_learns_and_is_saved(tmp_path, reports, form):
     team = team_of(form)
     before = {name: x.clone() for name, x in team.named_parameters() if x.requires_grad}
     trainer = train(tmp_path, team)
@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_report(tmp_path):
         ({"loss_type": ["sigmoid", "aot_unpaired"]}, "'aot_unpaired' is not supported"),
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}, "`loss_weights` must have the same length"),
         ({"ld_alpha": 0.5}, "`ld_alpha` is 0.5, which is not supported"),
-        ({"beta": 0.0}, "`beta` is 0.0, it must be greater than 0"),
+        ({"beta": 0.0}, "`beta` is 0.0; it must be greater than 0"),
         ({"truncation_mode": "keep_end"}, "`truncation_mode` is 'keep_end'"),
         ({"reference_free": True, "precompute_ref_log_probs": True}, "needs a reference policy"),
         ({"reference_free": True, "f_divergence_type": "forward_kl"}, "needs a reference policy"),
@@ -185,7 +185,7 @@ def test_impossible_settings_are_refused(tmp_path, settings, problem):
         ({"train_dataset": None}, "`train_dataset` must be a `datasets.Dataset`"),
         ({"train_dataset": pairs(["aux", "critic"])}, "no column 'main_prompt'"),
         ({"eval_dataset": pairs(["aux"])}, "`eval_dataset` has no column 'main_prompt'"),
-        ({"eval_dataset": {"a": tiny_items(2)}}, r"`eval_dataset\['a'\]` has the columns \['x'\], which are no"),
+        ({"eval_dataset": {"a": tiny_items(2)}}, r"`eval_dataset\['a'\]` has the columns \['x'\], which are not"),
         ({"max_length": 20}, "Row 2 of `train_dataset`: 'main_prompt' has 20 tokens, which leaves no token"),
         ({"train_dataset": pairs(chat=True)}, "'aux_prompt' has chat messages, but the tokenizer of 'aux' has no"),
         ({"environment": tiny_environment(["aux"])}, r"The team has the roles \['aux', 'main'\], the environment"),

@@ -7,7 +7,7 @@ import torch
 from distributed_forms import Deterministic
 from pairs import pair_config, pair_trainer, pairs
 from peft import LoraConfig
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import LlamaConfig, LlamaForSequenceClassification, TrainerCallback
 
 from trl_multiagent import (
     AgentTeam,
@@ -18,6 +18,7 @@ from trl_multiagent import (
     MAGRPOConfig,
     MAGRPOTrainer,
 )
+from trl_multiagent.environments.reward_models import JointRewardModel
 
 from tiny import byte_tokenizer, team_of, tiny_llama, tiny_team, tiny_trainer
 
@@ -48,10 +49,10 @@ def reward_model(dtype):
     return model.bfloat16().to(dtype)  # the same values in both data types
 
 
-def reward_trainer(folder, dtype=torch.float32, peft_config=None, **settings):
+def reward_trainer(folder, dtype=torch.float32, peft_config=None, callbacks=None, **settings):
     args = pair_config(folder, JointRewardConfig, **settings)
-    tokenizer = byte_tokenizer()
-    return JointRewardTrainer(reward_model(dtype), args, pairs(), processing_class=tokenizer, peft_config=peft_config)
+    own = {"processing_class": byte_tokenizer(), "peft_config": peft_config, "callbacks": callbacks}
+    return JointRewardTrainer(reward_model(dtype), args, pairs(), **own)
 
 
 def make_trainer(folder, kind, bf16):
@@ -122,6 +123,18 @@ def test_before_its_first_step_the_policy_is_the_one_that_sampled(tmp_path):
     trainer.train()
     first, second = ratios[:2], ratios[2:]
     assert all(torch.equal(x, torch.ones_like(x)) for x in first) and not all((x == 1).all() for x in second)
+
+
+def test_a_reward_model_keeps_the_small_updates_of_its_adapter(tmp_path):
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], task_type="SEQ_CLS")
+    trainer = reward_trainer(tmp_path, torch.bfloat16, config, bf16=True, **SETTINGS)
+    trainer.train()
+    trainer.save_model()
+    layer = trainer.model.base_model.model.model.layers[0].self_attn.q_proj
+    update = 2 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    saved = JointRewardModel(str(tmp_path)).model.model.layers[0].self_attn.q_proj.weight
+    change = saved.detach() - layer.base_layer.weight.float()
+    assert torch.cosine_similarity(change.flatten(), update.flatten(), dim=0) > 0.99 and update.norm() > 0
 
 
 # Weights in bfloat16
@@ -246,6 +259,24 @@ def test_weights_that_were_rounded_after_the_trainer_was_made(tmp_path, make):
     trainer.model.bfloat16()
     with pytest.raises(ValueError, match="is bfloat16, in which small updates are lost"):
         trainer.train()
+    rounds = TrainerCallback()
+    rounds.on_train_begin = lambda *args, model, **kwargs: model.bfloat16()
+    trainer = make(tmp_path, callbacks=[rounds])
+    with pytest.raises(ValueError, match="is bfloat16, in which small updates are lost"):
+        trainer.train()
+
+
+def test_modules_of_an_adapter_that_are_trained_in_full_need_autocast(tmp_path):
+    """They are float32, and a base in bfloat16 does not compute with them."""
+    config = LoraConfig(r=2, target_modules="all-linear", modules_to_save=["norm"])
+    tiny_llama().bfloat16().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    team = AgentTeam.from_pretrained(tmp_path, ["aux", "main"], config, base_dtype="bfloat16")
+    head = LoraConfig(r=4, target_modules="all-linear", task_type="SEQ_CLS")
+    for make in (lambda: tiny_trainer(tmp_path, team), lambda: reward_trainer(tmp_path, torch.bfloat16, head)):
+        with pytest.raises(ValueError, match=r"weight '.*modules_to_save.*' is float32, .* bfloat16: set `bf16=True`"):
+            make()
+    tiny_trainer(tmp_path, team, bf16=True, max_steps=1).train()
 
 
 def test_an_optimizer_that_does_not_round_as_its_arguments_say(tmp_path, monkeypatch):

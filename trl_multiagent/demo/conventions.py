@@ -21,8 +21,8 @@ def conventions(
     Finds the convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps them), or
     `None` for an answer that fits neither, for example because it is wrong or because main does not use `aux`.
 
-    Each function runs without the partner's function: aux alone, and main with a correct aux of each convention. `problems`: what each
-    joint action answers.
+    Each function runs without the partner's function: aux alone, and main with a correct aux of each convention. `problems`: the problem
+    of each joint action.
     """
     programs = []
     for problem, answers in zip(problems, joint_actions, strict=True):
@@ -52,6 +52,6 @@ def check(inputs: list, outputs: list) -> str:
 
 
 def followed(verdicts: Sequence[Verdict]) -> str | None:
-    """Returns the convention whose tests all passed; `None` if this is not true of exactly one."""
+    """Returns the convention whose tests all passed; `None` if neither or both of them passed."""
     passed = [name for name, verdict in zip(CONVENTIONS, verdicts, strict=True) if verdict.passed == INPUTS]
     return passed[0] if len(passed) == 1 else None

@@ -63,7 +63,7 @@ def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Ra
 
 def write_main(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
     """
-    Writes the main function's answer: in convention `"A"` it maps what aux returns, in `"B"` it takes it as it is. `fault`: a key of
+    Writes the main function's answer: in convention `"A"` it maps the values that aux returns, in `"B"` it does not. `fault`: a key of
     `MAIN_FAULTS`, or none. `rng` draws the wrong reduction of the fault `"reduction"`.
     """
     argument, call = problem.argument, f"aux({problem.argument})"

@@ -1,7 +1,7 @@
 """
 The demo's base model: a small Llama trained from scratch on noisy demonstrations.
 
-There are two: one for a single turn, and one that has also seen how answers are revised after feedback.
+There are two such models: one for a single turn, and one that was also trained on revisions after feedback.
 """
 
 import random
@@ -47,6 +47,6 @@ def demo_model(progress: bool = True, num_turns: int = 1) -> str:
 
     Args:
         progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
-        num_turns (`int`, *optional*, defaults to `1`): `2` for the model that has seen revisions.
+        num_turns (`int`, *optional*, defaults to `1`): `2` for the model that was also trained on revisions.
     """
     return (ONE_TURN if num_turns == 1 else TWO_TURNS).path(progress)

@@ -19,7 +19,7 @@ from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 
 SEED = 20
 HELD_OUT = 96
-VARIANTS = 3  # of each training combination: other inputs, another wording
+VARIANTS = 3  # of each training combination; they differ in inputs and wording
 ASSERTS = 4
 
 
@@ -143,7 +143,7 @@ class Problem:
 
     def inputs(self, rng: random.Random, length: int) -> list | str:
         """
-        Draws an argument for which the likely wrong solutions give another result than a right solution.
+        Draws an argument on which the likely wrong solutions differ from the right one.
 
         At least two of its elements are kept and at least one is not. The result changes if the map is left out or applied twice,
         which happens when the agents follow different conventions.

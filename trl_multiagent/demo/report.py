@@ -98,7 +98,7 @@ class DemoReport(TrainerCallback):
             print(sample(self.start, self.end, k))
         print(f"\nTraining         {num_steps} steps in {self.seconds:.0f} s", flush=True)
         path = Path(self.trainer.args.output_dir) / "learning_curve.png"
-        if any("reward" in entry for entry in log_history):  # not if the training samples nothing
+        if any("reward" in entry for entry in log_history):  # a training without sampling logs no reward
             draw_learning_curve(log_history, self.start, self.end, path)
             print(f"Learning curve   {path}", flush=True)
 
@@ -143,8 +143,8 @@ def numbers(side: Evaluation) -> dict[str, str]:
 
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
     """Returns the first episodes of the first problem about lists and of the first problem about strings."""
-    found = ([k for k, item in enumerate(items) if f"({start}):" in item["prompt"]] for start in ("xs", "s"))
-    return [places[0] * num_episodes for places in found if places]
+    positions = ([k for k, item in enumerate(items) if f"({name}):" in item["prompt"]] for name in ("xs", "s"))
+    return [same_argument[0] * num_episodes for same_argument in positions if same_argument]
 
 
 def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
@@ -175,15 +175,15 @@ def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluat
     logs = [entry for entry in log_history if "reward" in entry]
     turn = f"turn_{start.num_turns}"
     reward = "reward" if start.num_turns == 1 else f"{turn}/reward_mean"
-    if f"{turn}/rewards/task" in logs[0]:  # the reward in training is that of a model, which has another scale
+    if f"{turn}/rewards/task" in logs[0]:  # the training uses a reward model, whose scale differs
         reward = f"{turn}/rewards/task"
     steps = [entry["step"] for entry in logs]
     panels = (
         ("Joint reward", reward, 4.0, [fmean(x[-1].outcome.reward for x in side.episodes) for side in (start, end)]),
         ("Share of tests passed", f"{turn}/test_pass_rate", 1.0, [x.mean("test_pass_rate") for x in (start, end)]),
     )
-    with picture(path, panels=2) as every:
-        for axes, (title, key, maximum, held_out) in zip(every, panels, strict=True):
+    with picture(path, panels=2) as all_axes:
+        for axes, (title, key, maximum, held_out) in zip(all_axes, panels, strict=True):
             draw_curve(axes, steps, [entry[key] for entry in logs], "training")
             axes.axhline(maximum, color=GREY, linestyle=":", label="maximum")
             axes.plot([0, steps[-1]], held_out, "o", color=COLORS[1], markersize=8, label="held-out problems")

@@ -4,7 +4,7 @@ Demonstrations of a second turn: an agent's first answer, the feedback on the te
 The feedback is that of the code generation environment, on the program of two first demonstrations. It tells an agent which of its
 functions are missing or malformed and which test fails, but not which convention its partner follows. So a demonstrator repairs its own
 mistakes; if it made none and the tests fail, it changes its convention in half of the cases. Two copies of a model that was trained on
-these demonstrations often change it both, and disagree again. What remains to be learned is who changes.
+these demonstrations often both change it, and disagree again. The team has to learn which agent changes.
 """
 
 import random

@@ -22,19 +22,19 @@ from trl_multiagent.endpoints.endpoint import ANTHROPIC, EndpointError, Endpoint
 from trl_multiagent.endpoints.files import Answer, AnswerCache, Ledger, Question
 
 
-RETRIED = (408, 409, 425, 429)  # and all from 500 on
-NOT_FOR_ONE = (401, 402, 403, 404)  # the next question would be refused, too
+RETRIED = (408, 409, 425, 429)  # and every status from 500 on
+CONCERNS_ALL = (401, 402, 403, 404)  # statuses with which every question would be refused
 FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between attempts, doubled each time
 MAX_BODY = 8 * 2**20  # bytes of an answer; the longest ones of models have about one million
 MAX_REASON = 300  # characters of an endpoint's error message
-MIN_KEY = 6  # shorter texts are no keys, and occur in any answer
+MIN_KEY = 6  # shorter texts are not keys, and occur in any answer
 MAX_COUNT = 10**9  # tokens of one request
 CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
 
 
 @dataclass
 class Usage:
-    """The use of an endpoint. `requests` counts those that were sent again, `failures` and `cached` count questions."""
+    """The use of an endpoint. `requests` includes repeated ones; `failures` and `cached` count questions."""
 
     requests: int = 0
     failures: int = 0
@@ -62,7 +62,7 @@ class EndpointClient:
         self._random = random.Random()  # the global one belongs to the training
 
     def take_usage(self) -> Usage:
-        """Returns what was used since the last call of this method."""
+        """Returns the usage since the last call of this method."""
         usage, self.usage = self.usage, Usage()
         return usage
 
@@ -72,11 +72,11 @@ class EndpointClient:
 
         Args:
             questions (`Sequence[Question]`): The questions.
-            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether no request is sent any more after a question got no answer.
-                Answers that are on their way are waited for, and kept.
+            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether to send no more requests after a question got no answer.
+                Requests that are under way are completed, and their answers kept.
 
         Returns:
-            `list[Answer | EndpointError]`: For each question the answer, or why there is none.
+            `list[Answer | EndpointError]`: The answer to each question, or the error that prevented it.
         """
         keys = [question.key(self.endpoint.parameters) for question in questions]
         results: dict[str, Answer | EndpointError] = {}
@@ -132,7 +132,7 @@ class _Call:
     def connect(self) -> AbstractAsyncContextManager[Any]:
         """
         Returns the provider's client. It reads no key from the environment, repeats no request, reads at most `MAX_BODY` bytes of an answer,
-        and follows no redirect, which could lead prompts to another host.
+        and follows no redirect, because a redirect could send prompts to another host.
         """
         endpoint, library = self.endpoint, self.library
         settings: dict[str, Any] = {"follow_redirects": False, "event_hooks": {"response": [read_body]}}
@@ -149,7 +149,7 @@ class _Call:
         )
 
     async def answer(self, sdk: Any, key: str, question: Question) -> Answer | EndpointError:
-        """Returns the answer to a question, which is kept, or why there is none."""
+        """Returns the answer to a question and caches it, or returns the error that prevented it."""
         async with self.slots:
             try:
                 answer = await self.answer_with_retries(sdk, question)
@@ -206,7 +206,7 @@ class _Call:
         return budget is None or self.client.ledger.tokens + self.reserved + tokens <= budget
 
     async def send(self, sdk: Any, question: Question) -> str:
-        """Sends one request and returns the body of the answer. Without one, raises [`EndpointError`]."""
+        """Sends one request and returns the body of the answer. Raises [`EndpointError`] if there is none."""
         endpoint, library = self.endpoint, self.library
         messages = list(question.messages)
         arguments: dict[str, Any] = dict(endpoint.parameters)
@@ -237,11 +237,11 @@ class _Call:
             f"{self.endpoint} answered with status {status}: {self.excerpt(body)}",
             retry=retry,
             wait=retry_after(headers.get("retry-after")) if status in (429, 503) else None,
-            concerns_all=status in NOT_FOR_ONE,
+            concerns_all=status in CONCERNS_ALL,
         )
 
     def read(self, received: str, question: Question) -> Answer:
-        """Reads the body of an answer, and counts its tokens. One without a text is an [`EndpointError`]."""
+        """Reads the body of an answer, and counts its tokens. Raises [`EndpointError`] if it has no text."""
         try:
             body = json.loads(received)
         except (ValueError, RecursionError):
@@ -278,13 +278,13 @@ class _Call:
         return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
 
     def without_key(self, text: str) -> str:
-        """Returns a text that came from outside. An endpoint may repeat the key, which must not get into logs and files."""
+        """Removes the key from a received text. An endpoint may repeat the key, which must not get into logs and files."""
         return text.replace(self.key, "[key]") if self.key is not None and len(self.key) >= MIN_KEY else text
 
 
 async def read_body(response: Any) -> None:
-    """Reads the body of an answer, whatever its status. One that is compressed or longer than `MAX_BODY` is a `ReadError`."""
-    from httpx2 import ByteStream, ReadError  # which the providers' clients use
+    """Reads the body of an answer with any status. Raises `ReadError` if it is compressed or longer than `MAX_BODY`."""
+    from httpx2 import ByteStream, ReadError  # the HTTP library of the providers' clients
 
     if response.headers.get("content-encoding", "identity") != "identity":
         raise ReadError("the answer is compressed, which the request did not allow")
@@ -295,16 +295,16 @@ async def read_body(response: Any) -> None:
             if len(body) > MAX_BODY:
                 raise ReadError(f"the answer is longer than {MAX_BODY} bytes")
     response.stream = ByteStream(bytes(body))
-    response.encoding = "utf-8"  # as JSON has; the answer could name one that is no encoding of texts
+    response.encoding = "utf-8"  # JSON's encoding; the header could name a codec that does not decode text
 
 
 def as_count(value: Any) -> int | None:
-    """Returns a number of tokens; `None` if it cannot be one, as 0 cannot: a budget would never be spent."""
+    """Returns a value as a number of tokens, or `None` if it is not one. 0 is not, because it would never use up a budget."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else None
 
 
 def retry_after(value: str | None) -> float | None:
-    """Returns the seconds that the header Retry-After asks for, a number or a date; `None` if it asks for nothing."""
+    """Returns the seconds to wait by the header Retry-After, a number or a date; `None` if it has neither."""
     if value is None:
         return None
     with contextlib.suppress(ValueError):
@@ -315,7 +315,7 @@ def retry_after(value: str | None) -> float | None:
 
 
 def run_in_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a coroutine to its end, also where an event loop runs already, as in a notebook. Ctrl-C cancels it."""
+    """Runs a coroutine to its end, even if an event loop already runs, as in a notebook. Ctrl-C cancels it."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine)
     with contextlib.closing(loop), ThreadPoolExecutor(1, thread_name_prefix="endpoint") as pool:

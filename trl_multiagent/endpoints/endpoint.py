@@ -1,5 +1,5 @@
 """
-Which model to ask, where it is, and what its answers may cost.
+Settings of an endpoint: its model, its address, and the limits of its use.
 
 A key is never a setting: [`EndpointSettings`] has the name of the environment variable that holds it.
 """
@@ -19,7 +19,7 @@ from trl_multiagent.terminal import printable
 
 OPENAI, ANTHROPIC = "openai", "anthropic"
 APIS = (OPENAI, ANTHROPIC)
-# The provider of a model, found by its name. The first match counts: a part of the name, the API, the base URL, the variable with the key
+# Providers: a part of the model's name, the API, the base URL, the variable with the key. The first match counts
 PROVIDERS = (
     ("claude", ANTHROPIC, "https://api.anthropic.com", "ANTHROPIC_API_KEY"),
     ("deepseek", OPENAI, "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
@@ -27,15 +27,15 @@ PROVIDERS = (
     ("gpt-", OPENAI, "https://api.openai.com/v1", "OPENAI_API_KEY"),
 )
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Fields of a request that it has anyway
+# Fields that every request has, so that `extra_body` must not have them
 OWN_FIELDS = ("model", "messages", "system", "max_tokens", "max_completion_tokens", "temperature", "stream", "n")
 SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
 
 
 class EndpointError(RuntimeError):
     """
-    A question has no answer. The message says why, on one line and without the key. `retry`: asking again may help, after `wait` seconds if
-    the endpoint has sent a time. `concerns_all`: other questions would fail for the same reason.
+    Raised if a question gets no answer. The message says why, on one line and without the key. `retry`: another try may help, after `wait`
+    seconds if the endpoint has sent a time. `concerns_all`: other questions would fail for the same reason.
     """
 
     def __init__(self, message: str, retry: bool = False, wait: float | None = None, concerns_all: bool = False):
@@ -46,8 +46,8 @@ class EndpointError(RuntimeError):
 @dataclass(frozen=True)
 class EndpointSettings:
     """
-    A model that answers over the network, and the limits of its use. [`make_endpoint`] checks them, and finds out the rest from the model's name.
-    Sections that have them beside other settings get them from [`endpoint_section`].
+    A model that answers over the network, and the limits of its use. [`make_endpoint`] checks the settings, and derives missing ones from
+    the model's name. [`endpoint_section`] adds them to a section that has other settings, too.
     """
 
     model: str = setting("The model's name, at its provider or at `base_url`.")
@@ -55,28 +55,28 @@ class EndpointSettings:
         "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name.",
         choices=APIS,
     )
-    base_url: str = setting("Where the endpoint is; by default at the provider of the model's name.")
+    base_url: str = setting("URL of the endpoint; by default that of the model's provider.")
     key_env: str | None = setting(
         "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With a URL and without "
         "this, no key is sent."
     )
-    max_tokens: int = setting("Tokens of an answer at most.", 2048, ge=1)
-    temperature: float | None = setting("Temperature of the sampling; by default the endpoint's own.", ge=0, le=2)
-    top_p: float | None = setting("Nucleus of the sampling; by default the endpoint's own.", gt=0, le=1)
-    extra_body: dict[str, Any] | None = setting("More fields of each request.")
+    max_tokens: int = setting("Maximum number of tokens of an answer.", 2048, ge=1)
+    temperature: float | None = setting("Sampling temperature; by default the endpoint's own.", ge=0, le=2)
+    top_p: float | None = setting("Nucleus sampling probability; by default the endpoint's own.", gt=0, le=1)
+    extra_body: dict[str, Any] | None = setting("Additional fields of each request.")
     timeout: float = setting("Seconds that one request may take.", 120.0, gt=0, le=1000000)
     deadline: float = setting("Seconds that all requests of a turn may take together.", 600.0, gt=0, le=1000000)
     tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1, le=1000)
-    concurrency: int = setting("Requests at the same time, in each process.", 16, ge=1, le=10000)
+    concurrency: int = setting("Number of parallel requests in each process.", 16, ge=1, le=10000)
     token_budget: int | None = setting(
-        "Tokens of all requests and answers at most, over all processes and restarts.", ge=1
+        "Maximum number of tokens of all requests and answers, over all processes and restarts.", ge=1
     )
     input_price: float | None = setting("Price of a million prompt tokens, to log the cost.", ge=0, le=1000000000)
     output_price: float | None = setting("Price of a million answer tokens.", ge=0, le=1000000000)
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The fields of a request on which its answer depends, besides the messages."""
+        """The fields of a request, other than the messages, on which its answer depends."""
         limit = "max_tokens"
         if self.api == OPENAI and urlsplit(self.base_url).hostname == "api.openai.com":
             limit = "max_completion_tokens"  # newer models refuse the other name, which other servers need
@@ -95,11 +95,11 @@ class EndpointSettings:
         return self.input_price is not None or self.output_price is not None
 
     def cost(self, input_tokens: int, output_tokens: int) -> float:
-        """Price of some tokens, in the currency of the prices; 0 without prices."""
+        """Computes the price of some tokens, in the currency of the prices; 0 without prices."""
         return (input_tokens * (self.input_price or 0.0) + output_tokens * (self.output_price or 0.0)) / 1e6
 
     def problem(self) -> str | None:
-        """Returns why this process cannot use the endpoint, or `None`. Nothing is contacted to find out."""
+        """Returns why this process cannot use the endpoint, or `None`. This contacts nothing."""
         if importlib.util.find_spec(self.api) is None:
             return f"the package {self.api} is not installed: pip install 'trl-multiagent[endpoints]'"
         try:
@@ -109,7 +109,7 @@ class EndpointSettings:
         return None
 
     def read_key(self) -> str | None:
-        """Reads the key from its environment variable. One that is missing or cannot be a key is an [`EndpointError`]."""
+        """Reads the key from its environment variable. Raises [`EndpointError`] if it is missing or cannot be a key."""
         if self.key_env is None:
             return None
         key = os.environ.get(self.key_env, "").strip()
@@ -131,15 +131,16 @@ FIELDS = {field.name: field for field in dataclasses.fields(EndpointSettings)}
 
 def endpoint_section(keys: Mapping[str, str], own: Collection[str]) -> Any:
     """
-    Makes a base class for a section that has settings of an endpoint beside others: a dataclass with the fields of [`EndpointSettings`] that are
-    in `keys`, each under the name there. The section describes those in `own` itself.
+    Makes a base class for a section that has settings of an endpoint among others. It is a dataclass with those fields of
+    [`EndpointSettings`] that are in `keys`, each under its name there. Fields in `own` are left out: the section defines them itself.
     """
-    section = []
-    for name, key in [(name, key) for name, key in keys.items() if name not in own]:
-        x: Any = FIELDS[name]
-        hint = x.type | None if x.default is None else x.type
-        section.append((key, hint, setting(x.metadata["help"], x.default, **x.limits)))
-    return dataclasses.make_dataclass("EndpointSection", section, kw_only=True)  # see `SamplingOptions`
+    fields = []
+    for name, key in keys.items():
+        if name not in own:
+            field: Any = FIELDS[name]
+            hint = field.type | None if field.default is None else field.type
+            fields.append((key, hint, setting(field.metadata["help"], field.default, **field.limits)))
+    return dataclasses.make_dataclass("EndpointSection", fields, kw_only=True)  # see `SamplingOptions`
 
 
 def make_endpoint(
@@ -151,33 +152,33 @@ def make_endpoint(
     **settings: Any,
 ) -> EndpointSettings:
     """
-    Makes the settings of an endpoint from a model's name, and completes what is not given.
+    Makes the settings of an endpoint. Missing ones follow from the model's name.
 
     Args:
         model (`str`): The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider follows from it.
         base_url, key_env, api (`str`, *optional*): See [`EndpointSettings`]. A key is only sent to a URL that is given here if `key_env` is
             given, too.
-        called (`Callable[[str], str]`, *optional*): Returns what messages call a field.
+        called (`Callable[[str], str]`, *optional*): Returns the name of a field in messages.
         **settings: The other fields of [`EndpointSettings`].
 
     Raises:
-        ValueError: The name says nothing about the provider and there is no `base_url`; a value is impossible, would make every request fail,
-            or would put a key into saved settings.
+        ValueError: The provider does not follow from the name and there is no `base_url`; or a value is impossible, would make every request
+            fail, or would put a key into saved settings.
     """
     provider = next((provider for provider in PROVIDERS if provider[0] in model.lower()), None)
     if api is not None and api not in APIS:
-        raise ValueError(f"`{called('api')}` is {api!r}, it must be one of {', '.join(map(repr, APIS))}.")
+        raise ValueError(f"`{called('api')}` is {api!r}; it must be one of {', '.join(map(repr, APIS))}.")
     if key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", key_env):
         # The value is not shown, because it may be the key itself
         raise ValueError(
             f"`{called('key_env')}` must be the name of an environment variable in capital letters, such as DEEPSEEK_API_KEY: keys do "
-            "not belong into settings."
+            "not belong in settings."
         )
     if base_url is not None:
         check_url(called("base_url"), base_url)
         api = api or (OPENAI if provider is None else provider[1])
     elif provider is None or api not in (None, provider[1]):
-        raise ValueError(f"Nothing is known about where the model {model!r} is: set `{called('base_url')}`.")
+        raise ValueError(f"The endpoint of the model {model!r} is not known: set `{called('base_url')}`.")
     else:
         _, api, base_url, own_key = provider
         key_env = key_env or own_key
@@ -196,7 +197,7 @@ def check_requests(endpoint: EndpointSettings, called: Callable[[str], str]) -> 
         )
     for name in endpoint.extra_body or {}:
         if name in OWN_FIELDS:
-            raise ValueError(f"`{called('extra_body')}` has {name!r}, which a request has anyway: remove it.")
+            raise ValueError(f"`{called('extra_body')}` has {name!r}, which every request has: remove it.")
         if SECRET.search(name):
             raise ValueError(
                 f"`{called('extra_body')}` has {name!r}, which looks like a key: settings are saved with the run. Name the environment "
@@ -229,5 +230,5 @@ def describe_requests(endpoint: EndpointSettings | None, requests: int, input_to
 
 
 def describe_endpoint(endpoint: EndpointSettings) -> dict[str, Any]:
-    """Returns what an endpoint's answers depend on, as plain values. The place is no part of it: a server may move."""
+    """Returns the settings on which an endpoint's answers depend, as plain values. The URL is not one of them: a server may move."""
     return {"api": endpoint.api, **endpoint.parameters}

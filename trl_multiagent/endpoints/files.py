@@ -1,4 +1,4 @@
-"""Files of an endpoint: a cache of answers, so that no request is paid for twice, and the tokens that were used, so that a budget lasts."""
+"""Files of an endpoint: a cache, so that no answer is paid for twice, and a count of used tokens, so that a budget holds across restarts."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ USAGE_FILE = "usage.jsonl"
 class Question:
     """A request to a model."""
 
-    messages: tuple[dict[str, str], ...]  # chat messages with `role` and `content`. The first may be of the system
+    messages: tuple[dict[str, str], ...]  # chat messages with `role` and `content`; the first may be a system message
     sample: str = ""  # distinguishes questions with the same messages that need different answers
 
     @property
@@ -69,8 +69,8 @@ class AnswerCache:
 
 class Ledger:
     """
-    The tokens of all requests so far, one line per answer. Processes append to the same file in the folder, and a run that is continued
-    goes on with it, so a budget is that of the whole run.
+    The tokens of all requests so far, one line per answer. All processes append to the same file in the folder, and a resumed run
+    continues it, so a budget holds for the whole run.
     """
 
     def __init__(self, folder: Path):
@@ -92,7 +92,7 @@ class Ledger:
         complete = added[: added.rfind(b"\n") + 1]
         self._read += len(complete)
         for line in complete.splitlines():
-            with contextlib.suppress(ValueError):  # damaged; after an unfinished line, the next one stands behind it
+            with contextlib.suppress(ValueError):  # a damaged line; on an unfinished one, the next entry follows
                 input_tokens, output_tokens = json.loads(line[line.rfind(b"[") :])
                 self.input_tokens += input_tokens
                 self.output_tokens += output_tokens
@@ -101,7 +101,7 @@ class Ledger:
     def add(self, input_tokens: int, output_tokens: int) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps([input_tokens, output_tokens]) + "\n"
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # what others need not read
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)  # only the user may read it
         with open(handle, "ab", buffering=0) as file:  # one write, so that lines of several processes do not mix
             file.write(line.encode())
         self.update()

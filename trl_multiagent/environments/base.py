@@ -28,8 +28,8 @@ MAX_ROLE = 100  # characters; names are in prompts, too
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     """
-    Returns roles as a tuple. Raises `ValueError` if they are not a list of distinct names, or one cannot be the name of a folder and a
-    module. Case does not count, because many file systems ignore it.
+    Returns roles as a tuple. Raises `ValueError` if they are not a list of distinct names, or if a name cannot be used for a folder and a
+    module. Names that differ only in case are equal, because many file systems ignore case.
     """
     if isinstance(roles, str) or not isinstance(roles, Sequence):
         raise ValueError(f"`roles` must be a list with one name per agent, such as ['aux', 'main'], not {roles!r}.")
@@ -92,15 +92,16 @@ class Environment(ABC):
     An environment must not store the state of an episode. Its methods get the history of each branch, so many branches of a rollout tree
     can be played at once. The model card of the team contains its `repr`, which may include a version of the reward.
 
-    `watched_metrics` names metrics of the outcomes that are near zero if something is wrong, each with what that is. A training warns if
-    one of them stays near zero in the first turn.
+    `watched_metrics` maps metrics of the outcomes that are near zero if something is wrong to a description of the problem. A training
+    warns if one of them stays near zero in the first turn.
 
     `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An evaluation uses them
     for confidence intervals and for percentages of the largest value.
 
     `order` holds the roles that act at each turn, if they are the same in all episodes. After these turns, the episodes end.
 
-    `unseen` is the sentence of prompts that says that agents do not see each other's answers, and what [`~Environment.show_answers`] replaces it by.
+    `unseen` is the sentence in prompts that says that agents do not see each other's answers, and its replacement in
+    [`~Environment.show_answers`].
     """
 
     roles: tuple[str, ...]
@@ -145,8 +146,7 @@ class Environment(ABC):
 
     def check_turns(self, num_turns: int) -> None:
         """
-        Raises `ValueError` if this environment cannot play so many turns. By default it can, unless its `order` has more. Nothing is loaded for
-        this.
+        Raises `ValueError` if this environment cannot play so many turns: by default, if its `order` has more. It must not load anything.
         """
         if self.order is not None and num_turns < len(self.order):
             raise ValueError(f"`num_turns` is {num_turns}, but an episode has {len(self.order)}: set it to that.")
@@ -157,8 +157,8 @@ class Environment(ABC):
 
     def prepare(self, num_turns: int) -> None:  # noqa: B027
         """
-        Checks or loads what an episode of `num_turns` needs from outside, such as another model, before any data or agent is loaded. Raises
-        [`UnavailableError`] if something is missing. A dry run does not call it. By default nothing is needed.
+        Checks or loads the outside resources of an episode of `num_turns`, such as another model, before any data or agent is loaded. Raises
+        [`UnavailableError`] if one is missing. A dry run does not call this method. By default it does nothing.
         """
 
     def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
@@ -168,7 +168,7 @@ class Environment(ABC):
         Args:
             items (`Sequence[dict]`): The items to train on; none if they are not known.
             num_later_prompts (`int`): Upper bound of the number of branches, after the first turn, for which prompts will be made.
-            answer_tokens (`int`): Tokens of an agent's answer at most.
+            answer_tokens (`int`): Largest number of tokens of an agent's answer.
 
         Returns:
             `dict[str, str]`: Lines of the plan, by name.
@@ -186,8 +186,8 @@ class Environment(ABC):
             histories (`list[History]`): The past turns of each branch, oldest first; empty at the first turn.
 
         Returns:
-            `list[Outcome]`: One outcome per joint action, in order. A number stands for an outcome with this reward, and so does each entry
-            of an array or a tensor of shape (number of joint actions,).
+            `list[Outcome]`: One outcome per joint action, in order. A number is short for an outcome with this reward. An array or a tensor
+            of shape (number of joint actions,) may replace the list.
         """
 
     def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
@@ -241,19 +241,19 @@ class Environment(ABC):
 
 def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
     """
-    Calls [`~Environment.next_prompts`]. The prompts of each item are in the order of the roles. Raises [`TaskError`] if it fails, does not
-    return a dict of valid prompts for each item, or returns none for an item at its first turn.
+    Calls [`~Environment.next_prompts`] and sorts the prompts of each item in the order of the roles. Raises [`TaskError`] if the method
+    fails, does not return a dict of valid prompts for each item, or returns no prompt for an item at its first turn.
     """
     name = f"`{type(environment).__name__}.next_prompts`"
     with task_code(name):
         prompts = environment.next_prompts(items, histories)
     if not isinstance(prompts, list | tuple) or len(prompts) != len(items):
         raise TaskError(f"{name} returned {show(prompts)}; it must return a list of {len(items)} dicts, one per item.")
-    for of_item, history in zip(prompts, histories, strict=True):
-        check_prompts(name, of_item, environment.roles)
-        if not of_item and not history:
+    for item_prompts, history in zip(prompts, histories, strict=True):
+        check_prompts(name, item_prompts, environment.roles)
+        if not item_prompts and not history:
             raise TaskError(f"{name} returned no prompt at the first turn; at least one role must act.")
-    return [{role: of_item[role] for role in environment.roles if role in of_item} for of_item in prompts]
+    return [{role: by_role[role] for role in environment.roles if role in by_role} for by_role in prompts]
 
 
 def ask_one(environment: Environment, item: dict, history: History) -> dict[str, Prompt]:
@@ -266,7 +266,7 @@ def ask_one(environment: Environment, item: dict, history: History) -> dict[str,
 
 
 def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
-    """Refuses a value of the function `name` that is not a dict with prompts of roles."""
+    """Raises [`TaskError`] if the return value of the function `name` is not a dict with prompts of roles."""
     if not isinstance(prompts, Mapping):
         raise TaskError(
             f"{name} returned {show(prompts)}; it must return a dict with a prompt for each role that acts."
@@ -279,14 +279,14 @@ def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
 
 
 def check_all_act(subject: str, prompts: Mapping[str, Prompt], roles: Sequence[str]) -> None:
-    """Raises [`TaskError`] if one of the `roles` has no prompt. `subject` needs the answers of all of them."""
+    """Raises [`TaskError`] if one of the `roles` has no prompt. The message says that `subject` needs the answers of all roles."""
     idle = [role for role in roles if role not in prompts]
     if idle:
         raise TaskError(f"{subject} needs the answers of all roles in every turn, but {', '.join(idle)} does not act.")
 
 
 def check_prompt(name: str, prompt: Any) -> None:
-    """Refuses a value of the function `name` that is neither text nor chat messages."""
+    """Raises [`TaskError`] if the return value of the function `name` is neither text nor chat messages."""
 
     def is_message(message: Any) -> bool:
         return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
@@ -304,8 +304,8 @@ def judge(
 ) -> list[Outcome]:
     """
     Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`. A reward per
-    role becomes the outcome's `role_rewards`, and their mean its reward. Raises [`TaskError`] if it fails, or does not return one outcome
-    with finite rewards per joint action.
+    role becomes the outcome's `role_rewards`, and their mean its reward. Raises [`TaskError`] if the method fails, or does not return one
+    outcome with finite rewards per joint action.
     """
     name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
     with task_code(name):
@@ -313,8 +313,8 @@ def judge(
         outcomes = method(items, joint_actions, histories)
     values = as_list(outcomes)
     if values is None or len(values) != count:
-        found = show(outcomes) if values is None else f"{len(values)} outcomes"
-        raise TaskError(f"{name} returned {found}; it must return a list of {count} outcomes.")
+        returned = show(outcomes) if values is None else f"{len(values)} outcomes"
+        raise TaskError(f"{name} returned {returned}; it must return a list of {count} outcomes.")
     for position, outcome in enumerate(values):
         where = f"for joint action {position + 1} of {count}"
         if not isinstance(outcome, Outcome):
@@ -337,7 +337,7 @@ def judge(
 
 
 def finite(name: str, reward: Any, where: str, position: int) -> float:
-    """Returns a reward of the function `name` as a finite `float`. Raises [`TaskError`] if it is none."""
+    """Converts a reward of the function `name` to `float`. Raises [`TaskError`] if it is not a finite number."""
     number = as_number(reward)
     if number is None:
         raise TaskError(f"{name} returned the reward {show(reward)} {where}; it must be a number.")
@@ -355,7 +355,7 @@ def scoring_metrics(environment: Environment) -> dict[str, float]:
 
 
 def resume_settings(environment: Environment) -> dict[str, Any]:
-    """Calls [`~Environment.resume_settings`] and converts the values to those that JSON has."""
+    """Calls [`~Environment.resume_settings`] and converts the values to types of JSON."""
     name = f"`{type(environment).__name__}.resume_settings`"
     with task_code(name):
         settings = environment.resume_settings()

@@ -1,4 +1,4 @@
-"""One model that answers for all roles of a task: the text that it gets, and how its answer is divided among the roles."""
+"""One model that answers for all roles of a task: its prompt, and the division of its answer among the roles."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ MISSING, DOUBLED = "missing_blocks", "doubled_blocks"
 
 @dataclass
 class Blocks:
-    """The blocks of an answer for all roles: the answer of each, empty if it has no block or several, and those roles."""
+    """An answer for all roles, split by role. Roles without a block (`missing`) or with several (`doubled`) have an empty answer."""
 
     answers: dict[str, str]
     missing: list[str]
@@ -36,7 +36,7 @@ class Blocks:
 
 
 def central_prompt(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
-    """Writes the prompt of a model that answers for all roles, from the prompt of each. Of chat messages, the contents count."""
+    """Writes the prompt of a model that answers for all roles, from the prompt of each role. It uses only the contents of chat messages."""
     tags = "\n".join(f"<{role}>\nanswer of {role}\n</{role}>" for role in roles)
     return f"{assignments(roles, prompts)}Write the answers of all roles, each in its tags and with nothing else:\n{tags}\n\n"
 
@@ -50,10 +50,10 @@ def assignments(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
 
 def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
     """
-    Divides an answer for all roles. What is outside of the blocks is left out.
+    Divides an answer for all roles. Text outside of the blocks is dropped.
 
-    A block begins with `<role>` and ends with `</role>`. Without its end, it goes up to the next block, or to the end of the text. The line
-    breaks after its first tag and before its last one do not belong to it.
+    A block begins with `<role>` and ends with `</role>`. A block without an end tag ends at the next block, or at the end of the text. The
+    line breaks after the first tag and before the last one are removed.
     """
     opening = re.compile(f"<({'|'.join(map(re.escape, roles))})>")
     found: dict[str, list[str]] = {role: [] for role in roles}
@@ -78,10 +78,10 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
 class CentralizedEnvironment(EnvironmentWrapper):
     """
     A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
-    [`split_blocks`]. The joint reward is the task's. This is a control, which shows what a team adds to one model that has all roles.
+    [`split_blocks`]. The joint reward is the task's. As a control, it shows the gain of a team over one model that has all roles.
 
-    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles that have no block, or several. A
-    task with one role is a `ValueError`.
+    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles with no block and with several.
+    Raises `ValueError` if the task has one role.
     """
 
     def __init__(self, task: Environment):
@@ -112,17 +112,17 @@ class CentralizedEnvironment(EnvironmentWrapper):
             return []
         blocks = [split_blocks(joint_action[CENTRAL_ROLE], roles) for joint_action in joint_actions]
         # The token ids belong to the whole answer, not to the answers of roles, so the task gets none
-        of_task = replace(
+        task_context = replace(
             context,
             prompts=ask(self.task, items, histories),
             completion_ids=None,
             chat_roles=frozenset(roles if context.chat_roles else ()),
         )
-        with scoring(of_task):
-            outcomes = judge(self.task, items, [one.answers for one in blocks], histories, evaluation)
-        for outcome, one in zip(outcomes, blocks, strict=True):
-            outcome.metrics |= {MISSING: float(len(one.missing)), DOUBLED: float(len(one.doubled))}
-            outcome.extra |= {f"answer/{role}": text for role, text in one.answers.items()}
+        with scoring(task_context):
+            outcomes = judge(self.task, items, [split.answers for split in blocks], histories, evaluation)
+        for outcome, split in zip(outcomes, blocks, strict=True):
+            outcome.metrics |= {MISSING: float(len(split.missing)), DOUBLED: float(len(split.doubled))}
+            outcome.extra |= {f"answer/{role}": text for role, text in split.answers.items()}
         return outcomes
 
     def resume_settings(self) -> dict[str, Any]:

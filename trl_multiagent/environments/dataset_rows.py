@@ -9,7 +9,7 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded, read_split
+from trl_multiagent.environments.embedded import EMBEDDED, SHORT_NAMES, read_embedded, read_split
 
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 def read_file(path: Path) -> list[dict]:
     """
-    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`. Raises `FileNotFoundError`, or a `ValueError` that names the file and the
-    row if it is not UTF-8 or not JSON, or a row is not an object.
+    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`. Raises `FileNotFoundError`, or, if the file is not JSON in UTF-8 or a
+    row is not an object, a `ValueError` that names the file and the row.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a {LOCAL_FILE}.")
@@ -83,7 +83,7 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
         row = bisect_left(range(1, len(values) + 1), True, key=lambda length: not is_column(values[:length]))
         raise ValueError(
             f"{source}, row {row + 1}: field `{field}` is {kind_of(values[row])}, {' '.join(repr(values[row]).split())[:80]}, "
-            "which does not go with its type in the rows before. A field must have one type."
+            "which does not match its type in the rows before. A field must have one type."
         )
     try:
         return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])
@@ -92,7 +92,7 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
 
 
 def check_texts(rows: list[dict], source: str) -> None:
-    """Refuses rows with half of a surrogate pair, such as `"\\ud800"` in JSON, which is no text and cannot be encoded as UTF-8."""
+    """Raises `ValueError` if a row has half of a surrogate pair, such as `"\\ud800"` in JSON, which cannot be encoded as UTF-8."""
     for number, row in enumerate(rows, 1):
         for field, value in row.items():
             if SURROGATES.search(json.dumps([field, value], ensure_ascii=False, default=str)):
@@ -111,7 +111,7 @@ def is_column(values: list) -> bool:
 
 
 def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) -> None:
-    """Refuses a dataset with a null in one of these columns, by a `ValueError` that names its row and field."""
+    """Raises a `ValueError` that names the row and the field if one of these columns has a null."""
     for column in columns:
         if column in dataset.column_names and None in dataset[column]:
             row = list(dataset[column]).index(None)
@@ -120,9 +120,9 @@ def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) ->
 
 def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
     """
-    Loads the rows of a dataset that comes with the package, that is on the Hub, or that is a local file.
+    Loads the rows of a dataset of the package, on the Hub, or in a local file.
 
-    If the Hub cannot be reached, the package's copy is read where there is one, and a warning says so.
+    If the Hub cannot be reached, the package's copy is read if there is one, and a warning says so.
 
     Args:
         name (`str`): A key of `EMBEDDED`, the id of a dataset on the Hub, or the path of a local file.
@@ -133,7 +133,7 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
         ValueError: the dataset cannot be loaded, or the split selects no rows.
         ConnectionError: the Hub cannot be reached.
     """
-    if is_short_name(name):
+    if name in SHORT_NAMES:
         return read_embedded(name, split)
     if name.endswith(LOCAL_SUFFIXES):
         return select_rows(make_dataset(read_file(Path(name)), name), split, name).to_list()
@@ -191,15 +191,15 @@ def without_marks(row: dict) -> dict:
 
 def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
     """
-    Refuses a row in which a field is missing, is empty, or has another type than `fields` demands, by a `ValueError` that begins with
-    `where`, the file and number of the row, and names the field.
+    Raises `ValueError` if a field of a row is missing, is empty, or has another type than in `fields`. The message names the field and
+    begins with `where`, the file and number of the row.
     """
-    for field, kind in fields.items():
+    for field, required_type in fields.items():
         if row.get(field) is None:
             raise ValueError(f"{where}: field `{field}` is missing.")
         value = row[field]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{where}: field `{field}` must be {kind_of(kind())}, not {kind_of(value)}.")
+        if not isinstance(value, required_type) or isinstance(value, bool):
+            raise ValueError(f"{where}: field `{field}` must be {kind_of(required_type())}, not {kind_of(value)}.")
         if isinstance(value, str) and not value.strip():
             raise ValueError(f"{where}: field `{field}` is empty.")
 
@@ -218,7 +218,7 @@ def kind_of(value: object) -> str:
 
 
 def item_ids(dataset: datasets.Dataset) -> list[str]:
-    """Returns the name of each item: its `item_id`, `task_id` or `id` if all of them are different, or else its number."""
+    """Returns the name of each item: its `item_id`, `task_id` or `id` if these all differ, else its number."""
     for column in ID_COLUMNS:
         if column in dataset.column_names:
             names = [str(value) for value in dataset[column]]

@@ -24,12 +24,8 @@ EMBEDDED = {
     "classeval": ("classeval", "test"),
     "FudanSELab/ClassEval": ("classeval", "test"),
 }
+SHORT_NAMES = tuple(name for name in EMBEDDED if "/" not in name)  # the others are those of the Hub
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
-
-
-def is_short_name(name: str) -> bool:
-    """Returns whether `name` is the package's own name of a benchmark. Other names in `EMBEDDED` are those of the Hub."""
-    return name in EMBEDDED and "/" not in name
 
 
 def read_embedded(name: str, split: str | None) -> list[dict]:
@@ -45,8 +41,8 @@ def read_embedded(name: str, split: str | None) -> list[dict]:
 
 def generated_rows(make: Callable[[str], list[dict]], sizes: dict[str, int], split: str | None) -> list[dict]:
     """
-    Returns the generated rows that a split selects, by default all of `train`. `make` makes the rows of a split, of which there are as many as `sizes`
-    says. Raises `ValueError` as [`read_split`].
+    Returns the generated rows that a split selects, by default all of `train`. `make` makes the rows of a split; `sizes` has their numbers.
+    Raises `ValueError` as [`read_split`] does.
     """
     chosen = read_split(split, sizes, "the generated data", default="train")
     made = {name: make(name) for name in {name for name, _ in chosen}}

@@ -101,7 +101,7 @@ class FunctionEnvironment(Environment):
         self.reward_names = [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
 
     def _reward_function(self, function: RewardFunction) -> Callable:
-        """Checks a reward function. A reward model, or the id of one, becomes a function."""
+        """Checks a reward function. Makes a function of a reward model or its id."""
         if isinstance(function, RoleReward):
             if function.role not in self.roles:
                 raise ValueError(f"A reward is for the role {function.role!r}, but the roles are {list(self.roles)}.")
@@ -122,7 +122,7 @@ class FunctionEnvironment(Environment):
                 )
             return model
         check_reward_function(function)
-        return function  # type: ignore[return-value]  # it is no model and can be called
+        return function  # type: ignore[return-value]  # it is not a model, and can be called
 
     def __repr__(self) -> str:
         names = ", ".join(self.reward_names)
@@ -171,8 +171,8 @@ class FunctionEnvironment(Environment):
         last, past = [items[k] for k in ends], [histories[k] for k in ends]
         prompts = self.next_prompts(last, past)
         shown = [
-            {role: prompt for turn in turns for role, prompt in turn.prompts.items()} | of_item
-            for turns, of_item in zip(past, prompts, strict=True)
+            {role: prompt for turn in turns for role, prompt in turn.prompts.items()} | last_prompts
+            for turns, last_prompts in zip(past, prompts, strict=True)
         ]
         answers = [{**last_answers(histories[k]), **joint_actions[k]} for k in ends]
         answers = [{role: texts[role] for role in self.roles} for texts in answers]
@@ -193,51 +193,51 @@ class FunctionEnvironment(Environment):
         else:  # the environment was called directly
             arguments["prompts"] = [self.prompts(*branch) for branch in zip(items, histories, strict=True)]
         arguments |= {"completions": joint_actions, "trainer_state": context.trainer_state}
-        arguments["episodes"] = [
-            [*(x.joint_action for x in past), {role: now[role] for role in (self.order[-1] if self.order else now)}]
-            for past, now in zip(histories, joint_actions, strict=True)
-        ]
+        arguments["episodes"] = []
+        for past, answers in zip(histories, joint_actions, strict=True):
+            last = {role: answers[role] for role in (self.order[-1] if self.order else answers)}
+            arguments["episodes"].append([*(turn.joint_action for turn in past), last])
         names = [f"The reward function `{name}`" for name in self.reward_names]
-        of_functions = []
+        calls = []
         for name, function in zip(names, self.reward_funcs, strict=True):
-            own = {**arguments, "log_metric": partial(log_metric, name, context.metrics)}
-            own["log_extra"] = partial(log_extra, name, outcomes)
+            call = {**arguments, "log_metric": partial(log_metric, name, context.metrics)}
+            call["log_extra"] = partial(log_extra, name, outcomes)
             if self.conversational and not isinstance(function, RoleReward):
                 for key, speaker in (("prompts", "user"), ("completions", "assistant")):
-                    own[key] = [
+                    call[key] = [
                         {role: as_messages(x, speaker) if role in chat_roles else x for role, x in texts.items()}
                         for texts in arguments[key]
                     ]
-            of_functions.append(own)
-        outputs = call_rewards(names, self.reward_funcs, of_functions, self.reward_timeout)
+            calls.append(call)
+        outputs = call_rewards(names, self.reward_funcs, calls, self.reward_timeout)
         by_role: list[dict[str, float]] = [{} for _ in items]
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
             rewards = as_rewards(name, output, len(items))
-            for outcome, own, reward in zip(outcomes, by_role, rewards, strict=True):
+            for outcome, role_rewards, reward in zip(outcomes, by_role, rewards, strict=True):
                 if isinstance(reward, dict):
                     if unknown := [role for role in reward if role not in self.roles]:
                         raise TaskError(
                             f"{name} returned a reward for {unknown[0]!r}; the roles are {', '.join(self.roles)}."
                         )
-                    own |= {role: own.get(role, 0.0) + weight * x for role, x in reward.items()}
+                    role_rewards |= {role: role_rewards.get(role, 0.0) + weight * x for role, x in reward.items()}
                     outcome.metrics |= {f"rewards/{key}/{role}": x for role, x in reward.items()}
                 elif reward is not None:
                     outcome.reward += weight * reward
                     outcome.metrics[f"rewards/{key}"] = reward
-        for outcome, own, item, joint_action in zip(outcomes, by_role, items, joint_actions, strict=True):
+        for outcome, role_rewards, item, joint_action in zip(outcomes, by_role, items, joint_actions, strict=True):
             if not outcome.metrics:
                 raise TaskError(
                     f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
                     f"{joint_action!r} of item {item!r}; at least one must score it."
                 )
-            if own:
+            if role_rewards:
                 joint = outcome.reward
-                outcome.set_role_rewards({role: joint + own.get(role, 0.0) for role in self.roles})
+                outcome.set_role_rewards({role: joint + role_rewards.get(role, 0.0) for role in self.roles})
         return outcomes
 
 
 def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Returns the roles of each turn. Raises `ValueError` if they are not lists of roles in which every role occurs."""
+    """Returns the roles of each turn. Raises `ValueError` if `order` is not a list of lists of roles, or if a role does not occur."""
     turns = order if isinstance(order, list | tuple) else ()
     if not turns or not all(isinstance(turn, list | tuple) and turn for turn in turns):
         raise ValueError(f"`order` is {show(order)}; it must be a list of lists of roles, such as [[{roles[0]}]].")
@@ -266,7 +266,7 @@ def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict
 
 
 def fill_template(role: str, template: str, item: dict) -> str:
-    """Fills a template with the columns of an item. A missing column, or a brace without its partner, is a [`TaskError`]."""
+    """Fills a template with the columns of an item. Raises [`TaskError`] if a column is missing, or a brace has no partner."""
     try:
         return template.format(**item)
     except KeyError as error:
@@ -279,13 +279,13 @@ def fill_template(role: str, template: str, item: dict) -> str:
 
 
 def is_model(function: Any) -> bool:
-    """Returns whether this is a reward model or the id of one. Torch is not imported for this: without it, there are no models."""
+    """Returns whether this is a reward model or its id. This does not import torch: before its import, there are no models."""
     torch = sys.modules.get("torch")
     return isinstance(function, str) or (torch is not None and isinstance(function, torch.nn.Module))
 
 
 def load_if_model(function: Any) -> Any:
-    """Makes a reward function from a reward model or the id of one. Other functions are returned as they are."""
+    """Makes a reward function from a reward model or its id. Returns other functions unchanged."""
     if not is_model(function):
         return function
     from trl_multiagent.environments.reward_models import load_reward_model  # imports torch and TRL
@@ -294,7 +294,7 @@ def load_if_model(function: Any) -> Any:
 
 
 def log_metric(name: str, metrics: dict[str, list[float]], metric: str, value: float) -> None:
-    """TRL's `log_metric` for the reward function `name`. The mean over a logging step is logged."""
+    """Implements TRL's `log_metric` for the reward function `name`. The mean over a logging step is logged."""
     number = as_number(value)
     if not isinstance(metric, str) or number is None:
         raise TaskError(f"{name} logged the metric {metric!r} with the value {show(value)}; it must be a number.")
@@ -302,7 +302,7 @@ def log_metric(name: str, metrics: dict[str, list[float]], metric: str, value: f
 
 
 def log_extra(name: str, outcomes: list[Outcome], column: str, values: Sequence) -> None:
-    """TRL's `log_extra` for the reward function `name`. The values become a column of the tables of completions."""
+    """Implements TRL's `log_extra` for the reward function `name`. The values become a column of the tables of completions."""
     values = list(values)
     if len(values) != len(outcomes):
         raise TaskError(

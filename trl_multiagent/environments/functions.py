@@ -95,7 +95,7 @@ class Functions:
         self.make_environment()
 
     def make_environment(self) -> FunctionEnvironment:
-        """Imports the functions and makes the environment. A function that cannot be used is a `ValueError`."""
+        """Imports the functions and makes the environment. Raises `ValueError` if a function cannot be used."""
         functions = [import_function("functions.reward_funcs", path) for path in self.reward_funcs or ()]
         transition = None if self.transition is None else import_function("functions.transition", self.transition)
         templates: dict[str, str | Callable[[dict], Prompt]] = {

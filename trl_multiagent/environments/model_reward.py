@@ -27,15 +27,15 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     """
     A task whose reward in training comes from a model. Prompts and evaluation are those of the task.
 
-    The metrics have both rewards side by side: `rewards/model`; `rewards/task`; `rewards/model_scaled`, the model's on the axis of the
-    task's; and `rewards/correlation` of both over a batch.
+    The metrics show both rewards: `rewards/model`; `rewards/task`; `rewards/model_scaled`, the model's reward on the task's scale; and
+    `rewards/correlation`, their correlation over a batch.
 
     Args:
         task ([`Environment`]): The task.
         reward (`Callable`): Reward function for the answers of all roles, such as a [`JointRewardModel`].
         scale (`tuple[float, float]`, *optional*): Slope and intercept of the task's reward as a function of the model's.
         score_task (`bool`, *optional*, defaults to `True`): Whether the task's reward is computed in training, too. It is only logged.
-        version (`str`, *optional*): Names the reward model in checkpoints, which a run with another one does not continue.
+        version (`str`, *optional*): Name of the reward model in checkpoints. A run with another reward model cannot resume them.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class ModelRewardEnvironment(EnvironmentWrapper):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         prompts = ask(self.task, items, histories)
-        for of_item in filter(None, prompts):
-            check_all_act("A joint reward model", of_item, self.roles)
+        for by_role in filter(None, prompts):
+            check_all_act("A joint reward model", by_role, self.roles)
         return prompts
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
@@ -98,7 +98,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
 
 
 def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Pearson's correlation; `None` if it is not defined, because one of the two is constant."""
+    """Computes Pearson's correlation; `None` if one of the two is constant."""
     try:
         r = correlation(one, other)
     except StatisticsError:

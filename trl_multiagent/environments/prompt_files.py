@@ -28,8 +28,8 @@ class OwnPrompt:
 
     def make(self, values: Mapping[str, str], *arguments: Any) -> Prompt:
         """
-        Makes the prompt: the template filled with `values`, or what the function returns for the `arguments`. Raises [`TaskError`] if the
-        function fails, or does not return a prompt.
+        Makes the prompt: fills the template with `values`, or calls the function with the `arguments`. Raises [`TaskError`] if the function
+        fails, or does not return a prompt.
         """
         if self.function is None:
             return (self.template or "").format(**values)
@@ -68,7 +68,7 @@ class PromptFiles:
         saved = self.given()
         for name, prompt in self.prompts.items():
             if prompt.template is not None:
-                # `${` would refer to another setting. A backslash in front of it would escape the one that is put there
+                # OmegaConf would read `${` as another setting, so it is escaped, and so are backslashes in front of it
                 saved[name] = re.sub(r"(\\*)\$\{", r"\1\1\\${", prompt.template)
         return saved
 
@@ -113,7 +113,7 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
 
 
 def check_template(name: str, template: str, fields: Sequence[str]) -> None:
-    """Refuses a template with a field other than `fields`, or with a brace without its partner, by a `ValueError`."""
+    """Raises `ValueError` if a template has a field other than `fields`, or a brace without its partner."""
     advice = f"Fields are {', '.join(f'{{{field}}}' for field in fields)}; write {{{{ and }}}} for braces."
     try:
         parts = list(Formatter().parse(template))

@@ -1,4 +1,4 @@
-"""Calls reward functions as TRL's trainers do: plain and `async` ones, and those that read one role's completions."""
+"""Calls reward functions as TRL's trainers do. They may be plain or `async`, and may score only one role."""
 
 import asyncio
 import functools
@@ -26,7 +26,7 @@ class RoleReward:
 
     def __call__(self, prompts: Sequence[dict], completions: Sequence[dict], **kwargs: Any) -> Any:
         number = len(completions)
-        scored = [k for k, of_all in enumerate(completions) if self.role in of_all]  # where the agent acts
+        scored = [k for k, by_role in enumerate(completions) if self.role in by_role]  # where the agent acts
         if not scored:
             return [None] * number
         own_prompts = [prompts[k][self.role] for k in scored]
@@ -36,7 +36,7 @@ class RoleReward:
             own_completions = [as_messages(completion, "assistant") for completion in own_completions]
         kwargs = {name: [x[k] for k in scored] if isinstance(x, list) else x for name, x in kwargs.items()}
         if kwargs.get("completion_ids") is not None:
-            kwargs["completion_ids"] = [of_all[self.role] for of_all in kwargs["completion_ids"]]
+            kwargs["completion_ids"] = [by_role[self.role] for by_role in kwargs["completion_ids"]]
         kwargs |= {"prompts": own_prompts, "completions": own_completions}
         rewards = self.function(**accepted_arguments(self.function, kwargs))
         if len(scored) == number:
@@ -47,12 +47,12 @@ class RoleReward:
         if self.conversational is not None:
             return self.conversational
         module = inspect.getmodule(unwrapped(self.function))
-        of_trl = module is not None and module.__name__.startswith("trl.rewards")  # they read messages only
-        return of_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
+        is_trl = module is not None and module.__name__.startswith("trl.rewards")  # these read messages only
+        return is_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
 
 
 def spread(rewards: Any, positions: Sequence[int], number: int) -> list[Any]:
-    """Returns a list of a number of rewards: those that are given at their positions, `None` at all others."""
+    """Returns a list of length `number` with the rewards at their positions and `None` elsewhere."""
     by_position = dict(zip(positions, rewards, strict=True))
     return [by_position.get(k) for k in range(number)]
 
@@ -66,8 +66,8 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
     """
     Makes a reward of one agent's completions, with a reward function that was written for a single model.
 
-    The role says which completions are scored, not which agent learns from the score: it is added to the joint reward, on which every agent
-    is trained.
+    The role selects the completions that are scored, not the agent that learns from them: the score is added to the joint reward, on which
+    every agent is trained.
 
     Args:
         role (`str`): The agent.
@@ -75,7 +75,7 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
             `trl.rewards.think_format_reward`, plain or `async`, or a reward model or its id. It gets the agent's prompts, completions and
             `completion_ids`.
         conversational (`bool`, *optional*): Whether the function gets lists of chat messages instead of texts. By default it does if the
-            agent's prompts are chat messages, which they are if its tokenizer has a chat template. TRL's own functions always do.
+            agent's tokenizer has a chat template, so that its prompts are chat messages. TRL's own functions always get messages.
 
     Example:
 
@@ -89,7 +89,7 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
 
 
 def as_messages(text: Any, role: str) -> list[dict[str, str]]:
-    """Returns a text as a list of one chat message; chat messages as they are."""
+    """Returns a text as a list of one chat message, and chat messages unchanged."""
     return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
@@ -107,7 +107,7 @@ def is_async(function: Any) -> bool:
 
 
 def check_reward_function(function: Any) -> None:
-    """Refuses what cannot be called as a reward function, by a `TypeError`: no function, a class, a generator, or positional parameters."""
+    """Raises `TypeError` for a value that is not a reward function: not callable, a class, a generator, or with positional-only parameters."""
     inner = unwrapped(function)
     if not callable(inner):
         raise TypeError(f"`reward_funcs` contains {show(inner)}, which is not a function.")
@@ -146,7 +146,7 @@ def _parameters(function: Callable) -> Mapping[str, inspect.Parameter] | None:
 
 @functools.cache
 def event_loop(process: int) -> asyncio.AbstractEventLoop:
-    """Starts the event loop of a process in a daemon thread. A forked process needs its own one, because threads are not forked."""
+    """Starts the event loop of a process in a daemon thread. A forked process needs its own loop, because threads are not forked."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
     return loop
@@ -156,16 +156,16 @@ def call_rewards(
     names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
 ) -> list[Any]:
     """
-    Calls reward functions with their arguments, and returns what each returned. `names` are those in messages.
+    Calls reward functions with their arguments, and returns their results. `names`: their names in messages.
 
-    The `async` ones run on the event loop of this process, concurrently with each other and with the plain ones, which run one after the
+    `async` functions run on the event loop of this process, concurrently with each other and with plain functions, which run one after the
     other in this thread. They may take `timeout` seconds. Raises [`TaskError`] if a function fails, or does not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
     running: dict[Future, int] = {}
     start = time.monotonic()
     try:
-        # The `async` ones start first
+        # `async` functions start first
         for k in sorted(range(len(functions)), key=lambda k: not is_async(functions[k])):
             with task_code(names[k]):
                 outputs[k] = functions[k](**accepted_arguments(functions[k], arguments[k]))
@@ -190,7 +190,7 @@ def call_rewards(
 
 
 async def _finish(name: str, output: Awaitable) -> tuple[Any, TaskError | TaskInterrupt | None]:
-    """Awaits the result of a function. An error is returned, because an interrupt that is raised would end the event loop."""
+    """Awaits the result of a function. Returns an error instead of raising it, because a raised interrupt would end the event loop."""
     try:
         with task_code(name):
             return await output, None

@@ -13,6 +13,7 @@ from trl.data_utils import apply_chat_template
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.folders import check_checksums
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.joint_text import CONFIG_KEY, JointText
 from trl_multiagent.models.positions import check_texts
@@ -45,6 +46,7 @@ class RewardModel:
             )
         try:
             if isinstance(model, str):
+                check_checksums(model)
                 model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
             name = get_config_model_id(model.config)
             self.tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
@@ -61,7 +63,7 @@ class RewardModel:
     def __call__(self, prompts: list, completions: list, **kwargs: Any) -> list[float]:
         texts = [self._encode(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
         check_texts(f"the reward model {self.__name__!r}", self.model, [len(ids) for ids in texts])
-        if not self._placed:  # not earlier: a process learns which device is its own when the trainer is made
+        if not self._placed:  # not earlier, because the trainer sets the device of this process
             self.model.to(torch.accelerator.current_accelerator() or "cpu")
             self._placed = True
         device, training = next(self.model.parameters()).device, self.model.training
@@ -81,7 +83,7 @@ class RewardModel:
         return marker_pattern(self.tokenizer, partial(self.tokenizer.apply_chat_template, tokenize=False))
 
     def _encode(self, prompt: Any, completion: Any) -> list[int]:
-        """Tokenizes what the model reads."""
+        """Tokenizes a prompt and its completion."""
         if isinstance(prompt, str):
             text = prompt + completion
         else:
@@ -93,7 +95,7 @@ class RewardModel:
 class JointRewardModel(RewardModel):
     """
     A joint reward model, see [`JointRewardTrainer`], as a reward function. It reads the problem and the answers of all roles, in the
-    wording with which it was trained.
+    wording of its training.
 
     [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if it was trained on
     the answers of a single role. Arguments and errors are those of [`RewardModel`].
@@ -110,15 +112,15 @@ class JointRewardModel(RewardModel):
         super().__init__(model, tokenizer)
         if not is_joint(self.model):
             raise ValueError(
-                f"{show_model(model)} is no joint reward model: its configuration has no {CONFIG_KEY!r}, which "
+                f"{show_model(model)} is not a joint reward model: its configuration has no {CONFIG_KEY!r}, which "
                 "`JointRewardTrainer` writes."
             )
         self.joint_text = JointText.from_config(self.model.config.joint_text)
         self.roles = self.joint_text.roles
-        self.num_cut = 0  # texts that lost a part of their problem, so far
+        self.num_cut = 0  # texts so far whose problem was truncated
 
     def _encode(self, prompt: Any, completion: Any) -> list[int]:
-        if not isinstance(prompt, Mapping):  # of a trainer with a single model
+        if not isinstance(prompt, Mapping):  # from a trainer with a single model
             (role,) = self.joint_text.roles
             prompt, completion = {role: prompt}, {role: completion}
         ids, is_cut = self.joint_text.encode(self.tokenizer, prompt, completion)
@@ -127,7 +129,7 @@ class JointRewardModel(RewardModel):
 
 
 def load_reward_model(model: str | nn.Module) -> RewardModel:
-    """Makes a reward function from a model or its id: of the whole team if it was trained as such, or else of one agent."""
+    """Makes a reward function from a model or its id: for the whole team if it is a joint reward model, else for one agent."""
     reward = RewardModel(model)
     if not is_joint(reward.model):
         return reward

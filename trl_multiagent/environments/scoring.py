@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class ScoringContext:
-    """Facts about the joint actions that an environment scores, besides the arguments of `Environment.score`."""
+    """Facts about the joint actions that an environment scores, in addition to the arguments of `Environment.score`."""
 
-    prompts: "list[dict[str, Prompt]] | None" = None  # that each joint action answers
+    prompts: "list[dict[str, Prompt]] | None" = None  # of each joint action
     completion_ids: list[dict[str, list[int]]] | None = None  # of each joint action, by role
-    chat_roles: frozenset[str] = frozenset()  # whose prompts are chat messages
+    chat_roles: frozenset[str] = frozenset()  # the roles whose prompts are chat messages
     trainer_state: "TrainerState | None" = None  # `None` without a trainer
     metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
 
@@ -28,13 +28,13 @@ _CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", defa
 
 
 def scoring_context() -> ScoringContext:
-    """Returns the context of the batch that is scored now; an empty one if the environment was called directly."""
+    """Returns the context of the current batch; an empty one if the environment was called directly."""
     return _CONTEXT.get() or ScoringContext()
 
 
 @contextlib.contextmanager
 def scoring(context: ScoringContext) -> Iterator[None]:
-    """Inside, [`scoring_context`] returns `context`."""
+    """Makes [`scoring_context`] return `context` within the block."""
     token = _CONTEXT.set(context)
     try:
         yield

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DatasetSource:
-    """The section `dataset`. A family with more settings for its data defines a subclass. `generated`: names of data that the family makes itself."""
+    """The section `dataset`. A family with more settings for its data defines a subclass. `generated`: names of data that is made here or comes with the package."""
 
     generated: ClassVar[tuple[str, ...]] = ()
     name: str | None = setting("Source of the data, such as a Hub id or the path of a file.")
@@ -31,7 +31,7 @@ class DatasetSource:
 
     @property
     def without_effect(self) -> list[str]:
-        """The paths of the given settings of this section that have no effect, each with the reason. One note names them."""
+        """The settings of this section that the user gave but that have no effect, each with the reason. A note lists them."""
         return []
 
     @property
@@ -43,7 +43,7 @@ class DatasetSource:
 @dataclass(frozen=True)
 class TaskSettings:
     """
-    The settings of a run that its task gets.
+    The settings of a run that are passed to its task.
 
     Args:
         sections (`dict[str, Any]`): The sections in [`Task`]`.settings` and the section `dataset`, each as an instance of its dataclass
@@ -117,6 +117,6 @@ class Task:
     roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None
 
     def environment(self, settings: TaskSettings) -> Environment:
-        """Makes the environment of a run: that of `make_environment`, or one in which a single agent answers for all of its roles."""
+        """Makes the environment of a run with `make_environment`, and wraps it if a single agent answers for all roles."""
         environment = self.make_environment(settings)
         return CentralizedEnvironment(environment) if settings.is_centralized else environment

@@ -1,7 +1,7 @@
 """
 Errors in the code of a task: reward functions, templates, the methods of an environment.
 
-Each becomes a [`TaskError`] that names the function, which a distributed run reports on all processes.
+Each becomes a [`TaskError`] that names the function. A distributed run reports it on all processes.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class TaskError(ValueError):
 
 
 class UnavailableError(TaskError):
-    """A resource outside of the task is missing, such as another model's answer. A recipe shows the message alone and ends with status 2."""
+    """A resource outside of the task is missing, such as another model's answer. A recipe shows only the message and ends with status 2."""
 
 
 class TaskInterrupt(KeyboardInterrupt):

@@ -22,8 +22,8 @@ AGAIN = "Answer again, with the answers of the others in mind. Give your whole a
 
 class PipelineSampler(TeamSampler):
     """
-    The agents answer one after the other, and each sees the answers of the agents before it, which `environment.show_answers` adds to
-    its prompt. The prompts of the nodes are replaced by those that the agents got.
+    Samples the agents one after the other. `environment.show_answers` adds the earlier agents' answers to an agent's prompt. The prompts of
+    the nodes are replaced by these longer ones.
     """
 
     def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
@@ -36,19 +36,19 @@ class PipelineSampler(TeamSampler):
             tokenizer, own = self.team.tokenizers[role], acting(role, nodes)
             markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
             for node in own if samples else ():
-                answers = {other: of_node.texts[0] for other, of_node in node.samples.items()}
+                answers = {other: samples_of_other.texts[0] for other, samples_of_other in node.samples.items()}
                 if markers is not None:
                     answers = {other: without_markers(text, markers) for other, text in answers.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
                 node.prompts = {**node.prompts, role: shown}
             samples |= self.sample((role,), nodes, num_generations)
-            for node, of_node in zip(own, samples[role], strict=True):
-                node.samples[role] = of_node
+            for node, node_samples in zip(own, samples[role], strict=True):
+                node.samples[role] = node_samples
         return samples
 
 
 class DiscussionEnvironment(EnvironmentWrapper):
-    """An environment whose turns have two rounds: a draft, which is not scored, and an answer, before which agents see the others' drafts."""
+    """An environment whose turns have two rounds: a draft, which is not scored, and an answer whose prompt shows the others' drafts."""
 
     def check_turns(self, num_turns: int) -> None:
         self.task.check_turns((num_turns + 1) // 2)
@@ -58,15 +58,14 @@ class DiscussionEnvironment(EnvironmentWrapper):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         prompts = ask(self.task, items, [answers_of(history) for history in histories])
-        for history, of_item in zip(histories, prompts, strict=True):
-            if len(history) % 2:  # the drafts are there
+        for history, by_role in zip(histories, prompts, strict=True):
+            if len(history) % 2:  # the last round was a draft
                 drafts = history[-1].joint_action
-                of_item |= {role: self._show(role, prompt, drafts) for role, prompt in of_item.items()}
+                by_role |= {role: self._show(role, prompt, drafts) for role, prompt in by_role.items()}
         return prompts
 
     def _show(self, role: str, prompt: Prompt, drafts: Mapping[str, str]) -> Prompt:
-        others = {other: text for other, text in drafts.items() if other != role}
-        shown = self.task.show_answers(role, prompt, others)
+        shown = self.task.show_answers(role, prompt, {name: x for name, x in drafts.items() if name != role})
         if isinstance(shown, str):
             return f"{AGAIN}\n{shown}"
         *before, last = shown
@@ -86,14 +85,14 @@ class DiscussionEnvironment(EnvironmentWrapper):
 
 
 def answers_of(history: History) -> History:
-    """Returns the turns of the task: those of a discussion without its drafts."""
+    """Returns the history of a discussion without its drafts."""
     return history[1::2]
 
 
 def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
     """
-    Returns the most tokens of one answer of a baseline, if the agents of the team may have `max_completion_length`. With the budget
-    `"turn"`, all answers of a turn together have as many tokens at most as those of the team. With `"answer"`, one answer has as many.
+    Returns the token limit of one answer of a baseline, if that of the team's agents is `max_completion_length`. With the budget `"turn"`, the
+    baseline and the team have the same limit for all answers of a turn together; with `"answer"`, for a single answer.
     """
     if budget == "answer":
         return max_completion_length

@@ -1,4 +1,4 @@
-"""Teams of agents that come from several runs, and cross-play: the agents of all runs with each other, as matrices of runs by runs."""
+"""Cross-play: evaluates teams of agents from several runs, as matrices of runs by runs."""
 
 from __future__ import annotations
 
@@ -101,19 +101,16 @@ def summarize_cross_play(
     results: Mapping[Mix, Result], runs: Sequence[str], metric: str, config: EvaluationConfig
 ) -> CrossPlay | None:
     """
-    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: those of each of [`mixes`]. `runs`: the names
-    of the runs. Returns `None` if there is no such metric.
+    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: the result of each of [`mixes`]. `runs`: the
+    names of the runs. Returns `None` if there is no such metric.
     """
     roles = next(iter(results.values())).policy.environment.roles
     columns = {mix: result.column(metric) for mix, result in results.items()}
     if any(column is None for column in columns.values()):
         return None
     size, varied = len(runs), roles_to_vary(roles)
-    # Shape: (roles, runs, runs, items)
-    values = np.array(
-        [[[columns[mix_of(roles, role, i, j)] for j in range(size)] for i in range(size)] for role in varied],
-        dtype=float,
-    )
+    teams = [mix_of(roles, role, i, j) for role in varied for i in range(size) for j in range(size)]
+    values = np.array([columns[mix] for mix in teams], dtype=float).reshape(len(varied), size, size, -1)
     values = values[..., ~np.isnan(values).any(axis=(0, 1, 2))]  # items that have the metric
     per_pair = values.mean(axis=0)
     together = per_pair[np.eye(size, dtype=bool)].mean(axis=0)

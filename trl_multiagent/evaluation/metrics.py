@@ -57,16 +57,16 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     episodes: list[list[Records]] = [[] for _ in range(num_items)]
     for record in records:
         episodes[record["item"]].append(record["turns"][policy.rounds - 1 :: policy.rounds])
-    of_items = [item_values(turns, config) for turns in episodes]
-    num_turns = max(len(turns) for of_item in episodes for turns in of_item)
+    by_item = [item_values(turns, config) for turns in episodes]
+    num_turns = max(len(turns) for item_episodes in episodes for turns in item_episodes)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
     if "reward" in ranges:
         weight = sum(discount_of(config) ** t for t in range(num_turns))
         ranges["return"] = (weight * ranges["reward"][0], weight * ranges["reward"][1])
     turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
-    names = list(dict.fromkeys(key for values in of_items for key in values))
+    names = list(dict.fromkeys(key for values in by_item for key in values))
     names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
-    values = np.array([[values.get(key, np.nan) for key in names] for values in of_items])
+    values = np.array([[values.get(key, np.nan) for key in names] for values in by_item])
     return Result(policy, names, values, total_cost(records), speed_of(records, policy.is_pipeline), ranges)
 
 
@@ -76,8 +76,8 @@ def discount_of(config: EvaluationConfig) -> float:
 
 def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple[str, str], float]:
     """
-    Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts. If the roles have
-    rewards of their own, `reward/<role>` and `return/<role>` are these.
+    Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts. If each role has a
+    reward of its own, `reward/<role>` and `return/<role>` are among the values.
     """
     roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
     values, discount = {}, discount_of(config)
@@ -85,19 +85,19 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
         returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
         values[FINAL, f"return/{role}" if role else "return"] = float(np.mean(returns))
     for t in range(max(map(len, episodes))):
-        of_turn = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
-        values |= {(f"turn_{t + 1}", name): value for name, value in of_turn.items()}
+        by_metric = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
+        values |= {(f"turn_{t + 1}", name): value for name, value in by_metric.items()}
     last = turn_values([turns[-1] for turns in episodes], roles, config)
     return values | {(FINAL, name): value for name, value in last.items()}
 
 
 def role_reward(turn: dict[str, Any], role: str | None) -> float:
-    """Returns the reward of a role in a turn: its own, or that of the team, as with `None`."""
+    """Returns the reward of a role in a turn: its own if it has one, else the team's. The role `None` is the team."""
     return turn.get("role_rewards", {}).get(role, turn["reward"])
 
 
 def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) -> dict[str, float]:
-    """Computes the values of one turn of an item's episodes, by metric. `roles`: those that have rewards of their own."""
+    """Computes the values of one turn of an item's episodes, by metric. `roles`: the roles with rewards of their own."""
     values = {"reward": float(np.mean([turn["reward"] for turn in turns]))}
     values |= {f"reward/{role}": float(np.mean([role_reward(turn, role) for turn in turns])) for role in roles}
     passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
@@ -110,7 +110,7 @@ def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) 
 
 
 def total_cost(records: Records) -> dict[str, float]:
-    """Sums what the episodes cost, drafts included. A call is one completion; the wall time is that of the batches, with scoring."""
+    """Sums the cost of the episodes, drafts included. A call is one completion; the wall time of a batch includes scoring."""
     turns = [turn for record in records for turn in record["turns"]]
     return {
         "episodes": len(records),
@@ -123,13 +123,13 @@ def total_cost(records: Records) -> dict[str, float]:
 
 def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
     """
-    Computes how fast a policy answered, without scoring, from the wall times of its generate calls. A call makes the answers of a whole
-    batch, so latency depends on the number of episodes that are played at a time. Every episode counts for its share of its batch.
+    Computes the speed of a policy, without scoring, from the wall times of its generate calls. A call makes the answers of a whole batch, so
+    latency depends on the number of episodes that are played at a time. Every episode counts for its share of its batch.
 
     Returns:
-        `dict`: `episodes`, the mean number of episodes at a time. `latency`, the seconds of an episode in which each role generates, and
-        `tokens_per_second`, its tokens in a second of these. `sequential_*` and `parallel_*`, the same for the team: if the agents answer
-        one after the other, as they do here, and if each had a machine of its own, so that every turn takes as long as its slowest agent.
+        `dict`: `episodes`, the mean number of episodes at a time. For each role, `latency`, the seconds that it generates in an episode, and
+        `tokens_per_second`, its tokens in each of these seconds. For the team, both as `sequential_*`, if the agents answer one after the
+        other, as they do here, and as `parallel_*`, if each agent had its own machine, so that a turn took as long as its slowest agent.
         The agents of a pipeline cannot be parallel.
     """
     timings = [record["timing"] for record in records]
@@ -142,17 +142,17 @@ def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
         total = sum(x / timing["batch_episodes"] for x, timing in zip(seconds, timings, strict=True))
         return float(np.mean(seconds)), num_tokens / total if total else math.nan
 
-    of_roles = {role: measure(lambda turn, role=role: turn.get(role, 0.0), number) for role, number in tokens.items()}
-    of_team = {
+    by_role = {role: measure(lambda turn, role=role: turn.get(role, 0.0), number) for role, number in tokens.items()}
+    team = {
         "sequential": measure(lambda turn: sum(turn.values()), sum(tokens.values())),
         "parallel": measure(lambda turn: (sum if is_pipeline else max)(turn.values()), sum(tokens.values())),
     }
     return {
         "episodes": float(np.mean([timing["batch_episodes"] for timing in timings])),
-        "latency": {role: latency for role, (latency, _) in of_roles.items()},
-        "tokens_per_second": {role: rate for role, (_, rate) in of_roles.items()},
-        **{f"{name}_latency": latency for name, (latency, _) in of_team.items()},
-        **{f"{name}_tokens_per_second": rate for name, (_, rate) in of_team.items()},
+        "latency": {role: latency for role, (latency, _) in by_role.items()},
+        "tokens_per_second": {role: rate for role, (_, rate) in by_role.items()},
+        **{f"{name}_latency": latency for name, (latency, _) in team.items()},
+        **{f"{name}_tokens_per_second": rate for name, (_, rate) in team.items()},
     }
 
 
@@ -165,8 +165,8 @@ def numbers_of(results: Sequence[Result], config: EvaluationConfig) -> Numbers:
 
 def paired_differences(pairs: Sequence[tuple[Result, Result]], config: EvaluationConfig) -> Numbers:
     """
-    Estimates the mean over pairs of a team's value minus that of the policy that is compared with it, on the same items, with confidence
-    intervals over items, and over pairs if there are several.
+    Estimates the mean difference between a team and the policy that is compared with it, on the same items. The confidence intervals are over
+    items, and over pairs if there are several.
     """
     names = common_names([result for pair in pairs for result in pair])
     bounds = []
@@ -193,10 +193,10 @@ def summarize(
     bounds: Sequence[Sequence[tuple[float, float]]],
     config: EvaluationConfig,
 ) -> Numbers:
-    """Estimates all columns, by turn and metric. `values` and `bounds`: those of each team. See [`~statistics.estimates`]."""
+    """Estimates all columns, by turn and metric, see [`~statistics.estimates`]. `values` and `bounds` have an entry per team."""
     numbers: Numbers = {}
     widest = [(min(low for low, _ in x), max(high for _, high in x)) for x in zip(*bounds, strict=True)]
-    found = estimates(np.stack(values), widest, config.num_bootstraps, config.confidence, config.seed)
-    for (turn, metric), estimate in zip(names, found, strict=True):
+    columns = estimates(np.stack(values), widest, config.num_bootstraps, config.confidence, config.seed)
+    for (turn, metric), estimate in zip(names, columns, strict=True):
         numbers.setdefault(turn, {})[metric] = estimate
     return numbers

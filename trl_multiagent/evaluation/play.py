@@ -41,7 +41,7 @@ NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team
 
 @dataclass
 class LoadedTeam:
-    """A team that can sample, and what must be the same when an evaluation with it is continued."""
+    """A team that can sample, and its description, which must be the same when an evaluation is resumed."""
 
     team: SamplingTeam
     description: dict[str, Any]
@@ -56,13 +56,13 @@ class Replaced(NamedTuple):
 
 @dataclass
 class Policy:
-    """What answers the items: a team in its environment."""
+    """A team in its environment, which answers the items."""
 
     name: str  # in tables, and of the folder of its transcripts
     kind: str  # "team", "baseline", "control", "ablation", or "pair": agents of several runs in a cross-play
     environment: Environment  # its task, with the roles of the team
     load: Callable[[], LoadedTeam]  # loads the team, on its device
-    max_completion_length: int  # tokens of a completion at most
+    max_completion_length: int  # in tokens
     source: str = ""  # where the team comes from
     is_pipeline: bool = False  # whether the agents answer one after the other
     rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
@@ -125,8 +125,8 @@ class EpisodeGenerator(TransformersGenerator):
 
 def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, accelerator: Accelerator) -> Records:
     """
-    Plays all episodes of a policy that its transcripts do not have yet. Returns the transcripts, in the order of the items; none in all
-    processes but the main one.
+    Plays all episodes of a policy that its transcripts do not have yet. Returns the transcripts in the order of the items in the main
+    process, and an empty list in the others.
 
     Items are played in batches that do not depend on the number of processes, each by one process. A batch that was interrupted is played
     again as a whole. Raises `ValueError` if the roles do not match, or the folder holds the transcripts of another evaluation.
@@ -135,8 +135,8 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
         loaded = policy.load()
         roles = policy.environment.roles
         if loaded.team.roles != tuple(roles):
-            own = list(loaded.team.roles)
-            raise ValueError(f"The team in {policy.source} has the roles {own}, the environment {list(roles)}.")
+            team_roles = list(loaded.team.roles)
+            raise ValueError(f"The team in {policy.source} has the roles {team_roles}, the environment {list(roles)}.")
     settings = describe_policy(policy, loaded, dataset, config)
     stage = Stage(transcripts_folder(config, policy), "evaluation", settings, accelerator)
     with stage.open():
@@ -153,7 +153,7 @@ def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
 
 
 def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
-    """Returns what must be the same when an evaluation is continued."""
+    """Returns the settings that must be the same when an evaluation is resumed."""
     settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
     settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
     settings |= {"format": TRANSCRIPT_FORMAT, "pipeline": policy.is_pipeline}
@@ -171,7 +171,7 @@ def _play_batches(
     accelerator: Accelerator,
     stage: Stage,
 ) -> None:
-    """Plays the batches of this process that are not there yet, and writes each of them."""
+    """Plays the missing batches of this process, and writes each of them."""
     own = chunks_of(len(dataset), config.items_per_batch)[accelerator.process_index :: accelerator.num_processes]
     missing = [batch for batch in own if not stage.has(part_of(batch))]
     generator = EpisodeGenerator(policy, loaded.team, config)
@@ -228,7 +228,7 @@ def play_batch(
         num_episodes=config.num_episodes,
         numbers=batch,
     )
-    scoring_metrics(policy.environment)  # they are about the last call; reading them starts the next count
+    scoring_metrics(policy.environment)  # resets the environment's counts
     timing = {
         "batch_seconds": time.perf_counter() - start,
         "batch_episodes": len(levels[0]),
@@ -247,7 +247,7 @@ def play_batch(
 
 
 def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
-    """Returns what happened in one turn of an episode, as plain values. Numbers that are not finite are left out."""
+    """Returns the record of one turn of an episode, as plain values. Numbers that are not finite are left out."""
     (outcome,) = node.outcomes
     return {
         "prompts": dict(node.prompts),

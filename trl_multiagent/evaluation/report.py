@@ -56,7 +56,7 @@ class Report:
         self.cross_play = [summary for summary in summaries if summary is not None]
 
     def _pairs(self) -> dict[str, dict[str, list[tuple[Result, Result]]]]:
-        """Returns what is compared: for each row of each comparison, pairs of a team and another policy."""
+        """Returns the comparisons: for each row of each comparison, pairs of a team and another policy."""
         pairs: dict[str, dict[str, list[tuple[Result, Result]]]] = {}
         teams = {team.name: team for team in self.teams}
         for result in self.results:
@@ -116,7 +116,7 @@ class Report:
 
     def table(self) -> str:
         """Returns the results as text."""
-        note = f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}."
+        note = f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}; none if all teams have the same mean."
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
             f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {self.config.confidence:.0%} confidence "
@@ -185,8 +185,8 @@ class Report:
         rows = [[result.name, *[turn.replace("_", " ") for turn in turns], *(["last, of maximum"] if percent else [])]]
         for name in dict.fromkeys(name for turn in turns for name in numbers[turn]):
             row = [name, *[show(numbers[turn].get(name), name) for turn in turns]]
-            of_maximum = [f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""]
-            rows.append([*row, *(of_maximum if percent else [])])
+            share = f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""
+            rows.append([*row, share] if percent else row)
         return text_table(rows)
 
 
@@ -204,7 +204,7 @@ def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
 
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
-    return {turn: {name: x._asdict() for name, x in of_turn.items()} for turn, of_turn in numbers.items()}
+    return {turn: {name: x._asdict() for name, x in by_metric.items()} for turn, by_metric in numbers.items()}
 
 
 def show(estimate: Estimate | None, name: str) -> str:
@@ -272,8 +272,8 @@ def draw_cross_play(cross_plays: Sequence[CrossPlay], path: Path) -> None:
     """Draws the matrices, one panel per metric and role."""
     panels = [(x, role, matrix) for x in cross_plays for role, matrix in x.matrices.items()]
     side = max(3.2, 0.8 * len(cross_plays[0].runs) + 1.4)
-    with picture(path, len(panels), (side + 0.6, side)) as every:
-        for axes, (cross_play, role, matrix) in zip(every, panels, strict=True):
+    with picture(path, len(panels), (side + 0.6, side)) as all_axes:
+        for axes, (cross_play, role, matrix) in zip(all_axes, panels, strict=True):
             low, high = min(0.0, float(np.min(matrix))), float(np.max(matrix))
             high = 1.0 if cross_play.metric.startswith("pass@") else high if high > low else low + 1.0
             draw_matrix(axes, matrix, cross_play.runs, low, high)

@@ -28,12 +28,12 @@ class Estimate(NamedTuple):
 
 def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
     """
-    Computes the unbiased estimate of pass@k of one item: 1 - C(n - c, k) / C(n, k), the probability that k different ones of the n
-    sampled answers contain at least one of the c that pass.
+    Computes the unbiased estimate of pass@k of one item: 1 - C(n - c, k) / C(n, k), the probability that k of the n sampled answers contain at
+    least one of the c that pass.
 
     Args:
         num_episodes (`int`): n, the number of sampled answers.
-        num_passed (`int`): c, the number of those that pass.
+        num_passed (`int`): c, the number of answers that pass.
         k (`int`): Number of tries, at most n.
 
     Raises:
@@ -68,16 +68,16 @@ def estimates(
     num_teams, _, num_metrics = values.shape
     if num_metrics == 0:
         return []
-    of_items = nan_mean(values, axis=0)
+    item_means = nan_mean(values, axis=0)
     limits = np.array(bounds, dtype=float).T
-    intervals = np.stack([t_interval(of_items[:, m], confidence) for m in range(num_metrics)], axis=1)
+    intervals = np.stack([t_interval(item_means[:, m], confidence) for m in range(num_metrics)], axis=1)
     bounded = np.isfinite(limits).all(axis=0)
-    intervals[:, bounded] = bounded_intervals(of_items[:, bounded], limits[:, bounded], num_draws, confidence, seed)
+    intervals[:, bounded] = bounded_intervals(item_means[:, bounded], limits[:, bounded], num_draws, confidence, seed)
     means = nan_mean(values.reshape(-1, num_metrics), axis=0)
-    distances = np.abs(intervals - nan_mean(of_items, axis=0))
+    distances = np.abs(intervals - nan_mean(item_means, axis=0))
     if num_teams > 1:
-        of_teams = nan_mean(values, axis=1)
-        radius = [(high - low) / 2 for low, high in (t_interval(x, confidence) for x in of_teams.T)]
+        team_means = nan_mean(values, axis=1)
+        radius = [(high - low) / 2 for low, high in (t_interval(x, confidence) for x in team_means.T)]
         distances = np.sqrt(distances**2 + np.square(radius))
     low, high = np.clip([means - distances[0], means + distances[1]], *limits)
     return [Estimate(*map(float, x)) for x in zip(means, low, high, strict=True)]
@@ -91,8 +91,8 @@ def bounded_intervals(
     https://huggingface.co/papers/1905.06208).
 
     The upper end is a quantile of the weighted mean of the n values and the upper bound, with weights from the flat Dirichlet distribution of
-    n + 1 parts; the lower end is the same with the lower bound. This is the Bayesian bootstrap with one more value, for what the sample does not
-    show. For zeros and ones it is the interval of Clopper and Pearson.
+    n + 1 parts; the lower end is the same with the lower bound. This is the Bayesian bootstrap with one more value, which stands for the unseen
+    part of the distribution. For zeros and ones it is the interval of Clopper and Pearson.
 
     `values` have the shape `(num_items, num_metrics)`, with NaN if an item does not have the metric; `bounds`, the smallest and the largest
     possible value of each metric, and the returned lower and upper ends have the shape `(2, num_metrics)`.
@@ -112,7 +112,7 @@ def bounded_intervals(
 
 
 def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
-    """Computes the means of the values that are not NaN; NaN without any."""
+    """Computes the means of the values that are not NaN, or NaN if there are none."""
     is_there = ~np.isnan(values)
     counts = is_there.sum(axis=axis)
     sums = np.where(is_there, values, 0.0).sum(axis=axis)

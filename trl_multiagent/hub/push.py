@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,20 +12,22 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from trl_multiagent.folders import (
     ADAPTER_CONFIG,
     CARD_FILE,
+    CHECKSUMS_FILE,
     CRITICS_FOLDER,
     CURVE_FILE,
     MODEL_CONFIG,
     RECIPE_FILE,
     TEAM_FILE,
+    read_json,
 )
 from trl_multiagent.report.model_card import rename_card
 
 
-# The files of a team beside those of its agents: the card, and what it shows and links
+# The files of a team other than those of its agents: its description, the card, and the files that the card shows or links
 TOP_FILES = (TEAM_FILE, CARD_FILE, CURVE_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
 AGENT_FILES = (
-    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, "generation_config.json"),
+    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, CHECKSUMS_FILE, "generation_config.json"),
     *("*.safetensors", "*.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.model", "chat_template.*", "additional_chat_templates/*.jinja"),
@@ -46,14 +47,14 @@ def push_folder(
     with_critics: bool = False,
 ) -> CommitInfo:
     """
-    Uploads the team in the folder of a saved team or of a training run, and nothing else, see [`team_files`]. Files that the repository
-    already has are not sent again. The model card in the folder is changed, so that it loads the team from this repository.
+    Uploads only the team in the folder of a saved team or of a training run, see [`team_files`]. Files that the repository already has are not
+    sent again. The code in the model card of the folder is changed to load the team from this repository.
 
     Args:
         folder (`str` or `Path`): A folder that `save_pretrained` of a team or a trainer wrote.
         repo_id (`str`): Repository, created if it does not exist.
         private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
-        with_critics (`bool`, *optional*, defaults to `False`): Whether the critics of an actor-critic run are uploaded too.
+        with_critics (`bool`, *optional*, defaults to `False`): Whether to upload the critics of an actor-critic run, too.
 
     Raises:
         `ValueError`: The folder contains no team, or a part of one.
@@ -75,14 +76,14 @@ def push_folder(
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
-    Lists the files in a folder that belong to the team, as paths relative to it: `team.json`, the models and tokenizers in the folders that it
-    names, the model card and what it shows, and the settings. Links that lead out of the folder are left out.
+    Lists the files of the team in a folder, as paths relative to the folder: `team.json`, the models and tokenizers of its agents, the model
+    card and its picture, and the settings. Links that lead out of the folder are left out.
 
     Raises:
         ValueError: an agent has no model there.
     """
     folder = Path(folder)
-    agents = [agent["folder"] for agent in json.loads((folder / TEAM_FILE).read_text())["agents"]]
+    agents = [agent["folder"] for agent in read_json(folder / TEAM_FILE)["agents"]]
     patterns = [*TOP_FILES, *(f"{glob.escape(agent)}/{name}" for agent in agents for name in AGENT_FILES)]
     if with_critics:
         patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]
@@ -98,7 +99,7 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
 
 
 def as_patterns(files: Sequence[str]) -> list[str]:
-    """Returns patterns for the Hub's client that match these paths alone."""
+    """Returns patterns for the Hub's client that match only these paths."""
     return [glob.escape(path) for path in files]
 
 

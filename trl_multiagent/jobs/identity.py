@@ -1,9 +1,8 @@
-"""Describes what a piece of work depends on (weights, rows, environments), and compares two such descriptions."""
+"""Describes the inputs of a run or stage (weights, rows, environments), and compares two such descriptions."""
 
 import hashlib
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ def describe_environment(environment: Environment) -> dict[str, Any]:
 
 
 def describe_agent(agent: torch.nn.Module, critics: Iterable[torch.nn.Parameter] = ()) -> str:
-    """Returns the architecture of an agent and its numbers of parameters. Those of critics' adapters do not count."""
+    """Returns the architecture of an agent and its numbers of parameters, without those of critics' adapters."""
     added = get_model_param_count(torch.nn.ParameterList(critics))
     trained = get_model_param_count(agent, trainable_only=True) - added
     return f"{agent.config.model_type}, {get_model_param_count(agent) - added} parameters, {trained} trained"
@@ -41,15 +40,6 @@ def checksum_of_weights(parameters: Iterable[torch.nn.Parameter]) -> str:
         values = parameter.detach().contiguous().view(integers[parameter.element_size()])
         total += k * int(values.sum(dtype=torch.int64))
     return f"{total % 2**64:016x}"
-
-
-def checksum_of_file(path: Path) -> str:
-    """Computes the SHA-256 digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
@@ -98,8 +88,8 @@ def column_bytes(column: pa.Array) -> list[bytes]:
 
 def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
-    Compares the settings of a checkpoint with those of a run. Returns, for each setting that differs, its values in both. Settings that
-    only one of them has are ignored, because releases differ in what they save, except for the environment's own settings.
+    Compares the settings of a checkpoint with those of a run. Returns both values of each setting that differs. Settings that only one of
+    them has are ignored, because releases save different settings. This does not apply to the environment's own settings.
     """
     changes = {
         name: (saved[name], here[name])

@@ -1,4 +1,4 @@
-"""Connects the processes of a program: all of them end when one fails, have the same settings, and stop together."""
+"""Connects the processes of a program: they fail together, have the same settings, and stop together."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ class OtherProcessUnavailable(OtherProcessError):
 
 
 def start_processes() -> PartialState:
-    """Connects the processes of this run, unless that was done before. Raises `ValueError` if accelerate found only one of several."""
+    """Connects the processes of this run if they are not yet connected. Raises `ValueError` if accelerate found only one of several."""
     # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
     state = PartialState(cpu=not torch.accelerator.is_available())
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -36,7 +36,8 @@ def start_processes() -> PartialState:
 @contextlib.contextmanager
 def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
     """
-    Ends all processes if one of them raises an error within the block: that one with its error, the others with [`OtherProcessError`].
+    Ends all processes if one of them raises an error within the block. The failed process ends with its error, the others with
+    [`OtherProcessError`].
 
     The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next barrier and reports its
     error there. Therefore no other collective operation may lie between code that can fail and the next barrier. With a single process,
@@ -53,7 +54,7 @@ def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
 
 
 def error_barrier(accelerator: Accelerator | PartialState, error: BaseException | None = None) -> None:
-    """Waits until all processes have arrived. Raises [`OtherProcessError`] if another one reports an error and this one has no `error`."""
+    """Waits for all processes. Raises [`OtherProcessError`] if another process reports an error and this process has no `error`."""
     if accelerator.num_processes == 1:
         return
     failures = torch.tensor(float(error is not None), device=accelerator.device)
@@ -72,7 +73,7 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
 
 def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
     """
-    Raises a `ValueError` on all processes if one of them has other `settings`, plain values by name, than the first one. Such processes
+    Raises a `ValueError` on all processes if the `settings` of one, plain values by name, differ from those of the first. Such processes
     would wait for each other forever, or average gradients of different losses. The message names every difference.
     """
     if accelerator.num_processes == 1:
@@ -89,11 +90,11 @@ def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str,
 
 
 def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:
-    """Returns whether a signal has asked one of the processes to end. Then all count as asked. All processes must call this function."""
+    """Returns whether one of the processes got a signal to end, with the same result on all of them. All processes must call this."""
     if not REQUEST.is_expected:
         return False
     if accelerator.num_processes > 1:
         signals = gather(torch.tensor([REQUEST.signal or 0], device=accelerator.device))
         REQUEST.signal = REQUEST.signal or int(signals.max()) or None
-        return bool(signals.max())  # a signal that came since then counts next time, on all processes
+        return bool(signals.max())  # a signal after the gather counts at the next call, on all processes
     return REQUEST.signal is not None

@@ -1,4 +1,4 @@
-"""A piece of work that can be interrupted at any time, and goes on when it is started again in its folder."""
+"""Work that can be interrupted at any time, and continues when it is started again in its folder."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ MANIFEST = "stage.json"  # in the folder of a stage, written first
 
 
 class StageChanged(ValueError):
-    """A folder holds work that cannot be continued. The message has one line and says what is different, and what to do."""
+    """A folder holds work that cannot be resumed. The message, of one line, names the differences and says what to do."""
 
 
 class Stage:
     """
-    Work in a folder of its own. Its manifest, which is written first, holds the settings that the work depends on. Its parts are files that
-    are written atomically, so a kill at any time repeats one part at most. The work is complete when its last part is there.
+    Resumable work in a folder of its own. The manifest, which is written first, holds the settings that the work depends on. Parts of the work
+    are files that are written atomically, so a killed run repeats at most one part. The work is complete when its last part exists.
 
-    All processes make a stage with the same settings. Each saves parts of its own; the main process writes the manifest.
+    All processes make a stage with the same settings. Each process saves its own parts; the main process writes the manifest.
 
     Args:
         folder (`Path`): The folder, which all processes can reach.
-        name (`str`): What the work makes, for messages, such as `"collection"`.
-        settings (`Mapping[str, Any]`): What must be the same when the work goes on.
+        name (`str`): Name of the result in messages, such as `"collection"`.
+        settings (`Mapping[str, Any]`): Settings that must be the same when the work is resumed.
         state ([`~accelerate.PartialState`] or [`~accelerate.Accelerator`]): The connected processes.
         free (`Collection[str]`, *optional*): Settings that may change.
-        advice (`str`, *optional*): How to go on if the folder cannot be used.
+        advice (`str`, *optional*): What to do if the folder cannot be used, for messages.
     """
 
     def __init__(
@@ -53,8 +53,9 @@ class Stage:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """
-        Locks the folder, compares what it holds with this work, and writes the manifest. Inside, parts can be saved. Raises [`StageChanged`] if
-        the folder holds other work or files, and `ValueError` if another program is writing to it, or the processes have other settings.
+        Locks the folder, compares its manifest with this work, and writes the manifest. Parts can be saved within the block. Raises
+        [`StageChanged`] if the folder holds other work or files, and `ValueError` if another program is writing to it, or the processes have
+        different settings.
         """
         check_agreement(self.state, self.settings)
         with contextlib.ExitStack() as stack:
@@ -72,16 +73,15 @@ class Stage:
         if not path.is_file():
             raise StageChanged(f"{self.folder} holds other files, or work of an earlier release: {self.advice}.")
         saved = read_json(path)
-        before, now = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
-        changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in self.free]
+        old, new = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in self.free]
         if changed:
-            values = [(name, before.get(name, "not set"), now.get(name, "not set")) for name in changed]
-            changes = "; ".join(f"{name} was {old}, is {new}" for name, old, new in values)
+            changes = [f"{name} was {old.get(name, 'not set')}, is {new.get(name, 'not set')}" for name in changed]
             advice = f"{self.advice[0].upper()}{self.advice[1:]}, or remove this one."
-            raise StageChanged(f"{self.folder} holds another {self.name}: {changes}. {advice}")
+            raise StageChanged(f"{self.folder} holds another {self.name}: {'; '.join(changes)}. {advice}")
 
     def begin(self) -> None:
-        """Writes the manifest. Only the main process calls this, and only if it holds the lock of the folder."""
+        """Writes the manifest. Only the main process may call this, while it holds the lock of the folder."""
         write_json(self.folder / MANIFEST, {"stage": self.name, "settings": self.settings})
 
     def has(self, part: str) -> bool:
@@ -93,7 +93,7 @@ class Stage:
         write_text(self.folder / part, "".join(json.dumps(record) + "\n" for record in records))
 
     def read(self, part: str) -> list[dict[str, Any]]:
-        """Reads the records of a part, of any process. A part that is missing or damaged is a `ValueError`."""
+        """Reads the records of a part of any process. Raises `ValueError` if the part is missing or damaged."""
         path = self.folder / part
         try:
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -103,11 +103,11 @@ class Stage:
             raise ValueError(f"{path} is damaged: {error}. Remove it, and start again.") from None
 
     def result(self, part: str) -> Any:
-        """Returns what [`~Stage.save_result`] wrote."""
+        """Reads a part that [`~Stage.save_result`] wrote."""
         return read_json(self.folder / part)
 
     def save_result(self, part: str, value: Any) -> None:
-        """Writes a part that all processes have worked on, as JSON. None of them goes on before it is there."""
+        """Writes a part that all processes have worked on, as JSON. All of them wait until it is written."""
         self.state.wait_for_everyone()
         with fail_together(self.state):
             if self.state.is_main_process:
@@ -115,11 +115,11 @@ class Stage:
 
 
 def progress_bar(text: str, own: Sequence[range], missing: Sequence[range], disable: bool) -> tqdm:
-    """Makes a progress bar of items, for the parts of this process, of which those that are not `missing` are there already."""
+    """Makes a progress bar over the items in the parts of this process. It starts at the number of items that are not `missing`."""
     total, left = sum(map(len, own)), sum(map(len, missing))
     return tqdm(desc=text, unit=" items", total=total, initial=total - left, disable=disable)
 
 
 def chunks_of(num_items: int, size: int) -> list[range]:
-    """Returns the items of each part of a work, by their positions."""
+    """Returns the positions of the items in each chunk."""
     return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]

@@ -1,4 +1,4 @@
-"""Ends a program with one line at Ctrl-C and SIGTERM. A training first ends its current step and saves a checkpoint."""
+"""Ends a program with one line at Ctrl-C or SIGTERM. A training first ends its current step and saves a checkpoint."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopped(KeyboardInterrupt):
-    """A training has ended early, after a step, because the program was asked to end. It may have saved a `checkpoint`."""
+    """A training has ended early, after a step, because of a signal. It may have saved a `checkpoint`."""
 
     def __init__(self, message: str, checkpoint: str | None = None):
         super().__init__(message)
@@ -25,11 +25,11 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass
 class Request:
-    """What this process has been asked: `waits` says that something runs that ends by itself when it may, such as a training."""
+    """The signals that this process has received."""
 
-    signal: int | None = None  # the one that asked it to end
+    signal: int | None = None  # the first one since `end_on_signal` began
     is_expected: bool = False  # whether the program handles signals, see `end_on_signal`
-    waits: bool = False
+    waits: bool = False  # whether to only note a signal, because the current work, such as a training, ends by itself
     passed_on: int | None = None  # the first one that a launcher has passed on, after which it starts nothing else
 
 
@@ -38,7 +38,7 @@ REQUEST = Request()
 
 @contextlib.contextmanager
 def ending_later() -> Iterator[None]:
-    """Inside, a signal does not end the program; `REQUEST.signal` tells it."""
+    """Prevents a signal from ending the program within the block. The block reads it from `REQUEST.signal`."""
     before, REQUEST.waits = REQUEST.waits, True
     try:
         yield
@@ -49,9 +49,9 @@ def ending_later() -> Iterator[None]:
 @contextlib.contextmanager
 def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -> Iterator[None]:
     """
-    Ends the program `prog` with one line, which says how to go on, at Ctrl-C (exit status 130) and SIGTERM (143): after the current step of
-    a training, otherwise at once. A second Ctrl-C ends it at once, too. `arguments` returns what to add to the command of this program to
-    go on; by default, the checkpoint to continue from.
+    Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to resume. A training ends after its
+    current step, anything else at once. A second Ctrl-C always ends the program at once. `arguments` returns the arguments that resume the
+    program; by default, they name the checkpoint.
     """
 
     def say(text: str) -> None:
@@ -102,15 +102,15 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -
 @contextlib.contextmanager
 def leaving_signals_to_children() -> Iterator[None]:
     """
-    Makes a launcher wait until the program that it has started ends at Ctrl-C, which a terminal sends to both, and SIGTERM.
-    `REQUEST.passed_on` is the first signal that it got.
+    Makes a launcher wait for the program that it has started to end after Ctrl-C, which a terminal sends to both, or SIGTERM. The first
+    signal that it gets is `REQUEST.passed_on`.
     """
     import psutil  # a requirement of accelerate
 
     def forward(number: int, frame: FrameType | None) -> None:
         REQUEST.passed_on = REQUEST.passed_on or number
         for process in psutil.Process().children():
-            # SIGTERM also for a SIGINT that only the launcher got: after a Ctrl-C, it has no effect, but a second SIGINT would end at once
+            # SIGINT is passed on as SIGTERM: after a Ctrl-C, the child has its SIGINT, and a second one would end it at once
             process.send_signal(signal.SIGTERM)
 
     before = {number: signal.signal(number, forward) for number in NAMES}

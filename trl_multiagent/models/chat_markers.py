@@ -1,8 +1,8 @@
 """
 Prevents texts that models wrote from ending or beginning a turn of a chat.
 
-A tokenizer makes a special token, such as the end of a turn, of every text that spells it, and a model obeys the plain text with which its
-chat template begins a turn. An agent could write either, for example in an error message that becomes a part of its partner's next prompt.
+A tokenizer turns every text that spells a special token, such as the end of a turn, into that token. A model also follows the plain text with
+which its chat template begins a turn. An agent could write either, for example in an error message that its partner's next prompt contains.
 """
 
 import re
@@ -45,15 +45,15 @@ def marker_pattern(
     markers = sorted({marker for marker in (*tokens, *lines) if len(marker) > 1})
     chosen = "|".join(re.escape(marker).replace(r"\ ", r"\ +") for marker in markers)
     beginnings = "".join(re.escape(marker[0]) for marker in markers)
-    # Nothing is consumed, because a marker may be within another one. Without any, the pattern matches nothing
+    # Lookahead consumes nothing, because a marker may be within another one. Without markers, the pattern never matches
     return re.compile(f"(?=[{beginnings}])(?={chosen})" if markers else r"(?!)")
 
 
 @lru_cache(maxsize=65536)
 def fold(character: str) -> str:
     """
-    Removes from a character what a tokenizer's normalizer may remove: case, accents, width, kinds of white space (SentencePiece writes `▁`),
-    characters that are not visible.
+    Normalizes a character as a tokenizer may: removes case, accents, width, kinds of white space (SentencePiece writes `▁`), and invisible
+    characters.
     """
     return "".join(
         " " if x.isspace() or x == "▁" else x.casefold()

@@ -1,4 +1,4 @@
-"""Samples completions with transformers, all of a whole level of the rollout trees in one call, or in several if they need too much memory."""
+"""Samples all completions of a level of the rollout trees with transformers, in one call, or in several if they need too much memory."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class Agents:
-    """The agents that sample in one call, in the order of their numbers. They compute on one model."""
+    """The agents that sample in one call of one model, in the order of their numbers."""
 
-    end_tokens: Sequence[Sequence[int]]  # the tokens that end a completion of each
-    # The tokenizer of each, and strings that end its completions, too
+    end_tokens: Sequence[Sequence[int]]  # for each agent, the tokens that end a completion
+    # For each agent, its tokenizer and the strings that end a completion
     stops: Sequence[tuple[Tokenizer, Sequence[str]]] = ()
-    group: Stacked | None = None  # their adapters, if these are several
+    group: Stacked | None = None  # the agents' adapters, if there are several
 
 
 @torch.no_grad()
@@ -56,22 +56,22 @@ def generate_groups(
             `eos_token_id` must be set.
         token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate` call, padding
             included. If the completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
-        agents ([`Agents`], *optional*): By default one, whose completions end with `eos_token_id`.
+        agents ([`Agents`], *optional*): By default one agent, whose completions end with `eos_token_id`.
         numbers (`list[int]`, *optional*): The number of the agent of each prompt. By default, there is one agent.
 
     Returns:
-        `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the one that ends it.
+        `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the end token.
     """
     completions: list[list[list[int]]] = [[] for _ in prompt_ids]
     agents = Agents([generation_config.eos_token_id]) if agents is None else agents
     numbers = [0] * len(prompt_ids) if numbers is None else numbers
-    sizes = [(len(ids), len(of_prompt)) for ids, of_prompt in zip(prompt_ids, seeds, strict=True)]
+    sizes = [(len(ids), len(prompt_seeds)) for ids, prompt_seeds in zip(prompt_ids, seeds, strict=True)]
     for call in plan_calls(sizes, generation_config.max_new_tokens, token_budget):
-        prompts, own = [prompt_ids[k] for k, _ in call], torch.tensor([numbers[k] for k, _ in call])
-        call_seeds = [seeds[k][part] for k, part in call]
-        completed = _generate(model, prompts, call_seeds, generation_config, agents, own.to(model.device))
-        for (k, _), of_prompt in zip(call, completed, strict=True):
-            completions[k] += of_prompt
+        prompts, call_seeds = [prompt_ids[k] for k, _ in call], [seeds[k][part] for k, part in call]
+        call_numbers = torch.tensor([numbers[k] for k, _ in call], device=model.device)
+        completed = _generate(model, prompts, call_seeds, generation_config, agents, call_numbers)
+        for (k, _), new_completions in zip(call, completed, strict=True):
+            completions[k] += new_completions
     return completions
 
 
@@ -79,8 +79,8 @@ def plan_calls(
     sizes: list[tuple[int, int]], max_new_tokens: int, token_budget: int | None
 ) -> list[list[tuple[int, slice]]]:
     """
-    Splits the work into `generate` calls. `sizes`: the number of tokens of each prompt, and of its completions. Returns for each call the
-    indices of its prompts, each with a slice of its completions.
+    Splits the work into `generate` calls. `sizes`: for each prompt, the number of its tokens and of its completions. Returns, for each call,
+    the indices of its prompts, each with a slice of its completions.
     """
     calls: list[list[tuple[int, slice]]] = []
     if token_budget is None:
@@ -88,7 +88,7 @@ def plan_calls(
     room = 0  # how many more completions the last call can take
     for k in sorted(range(len(sizes)), key=lambda k: -sizes[k][0]):
         length, number = sizes[k]
-        rows = max(1, token_budget // (length + max_new_tokens))  # of a call whose longest prompt this is
+        rows = max(1, token_budget // (length + max_new_tokens))  # of a call with this prompt as its longest
         start = 0
         while start < number:
             if room < min(rows, number - start):  # completions are divided only if a whole call is too small for them
@@ -113,11 +113,11 @@ def _generate(
     input_ids = pad(tensors, padding_value=config.pad_token_id, padding_side="left").to(model.device)
     attention_mask = pad([torch.ones_like(ids) for ids in tensors], padding_value=0, padding_side="left")
     attention_mask = attention_mask.to(model.device)
-    owners = torch.tensor([k for k, of_prompt in enumerate(seeds) for _ in of_prompt], device=model.device)
+    owners = torch.tensor([k for k, prompt_seeds in enumerate(seeds) for _ in prompt_seeds], device=model.device)
     length, inputs = input_ids.size(1), without_router_logits(model)
-    of_rows, group = numbers[owners], agents.group
-    ending = StopStrings(agents.stops, of_rows, length) if any(strings for _, strings in agents.stops) else None
-    ends = pad([torch.tensor(ids) for ids in agents.end_tokens], padding_value=-1)[of_rows.cpu()]
+    row_agents, group = numbers[owners], agents.group
+    ending = StopStrings(agents.stops, row_agents, length) if any(strings for _, strings in agents.stops) else None
+    ends = pad([torch.tensor(ids) for ids in agents.end_tokens], padding_value=-1)[row_agents.cpu()]
     mode, loop = config.get_generation_mode(), None
     if mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
         cache = None
@@ -125,11 +125,11 @@ def _generate(
             group.rows = numbers
         if can_continue_cache(model) and not config.cache_implementation:
             cache = prompt_cache(model, input_ids, attention_mask, owners, length + config.max_new_tokens)
-        rngs = [np.random.default_rng(seed) for of_prompt in seeds for seed in of_prompt]
+        rngs = [np.random.default_rng(seed) for prompt_seeds in seeds for seed in prompt_seeds]
         drawn = torch.from_numpy(np.stack([rng.random(config.max_new_tokens, dtype=np.float32) for rng in rngs]))
         if group is not None:
-            group.rows = of_rows
-        loop = SamplingLoop(attention_mask[owners], drawn, ends, of_rows, group, ending, cache, **inputs)
+            group.rows = row_agents
+        loop = SamplingLoop(attention_mask[owners], drawn, ends, row_agents, group, ending, cache, **inputs)
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:
         logger.warning_once(f"{mode.value} has no seeds: its draws depend on the batch, and thus on the hardware.")
@@ -150,12 +150,12 @@ def _generate(
     if ending is not None:  # padding follows, which may be an end-of-sequence token
         kept &= torch.arange(kept.size(1)) < ending.lengths[:, None]
     sequences = iter([ids[mask].tolist() for ids, mask in zip(completion_ids, kept, strict=True)])
-    return [[next(sequences) for _ in of_prompt] for of_prompt in seeds]
+    return [[next(sequences) for _ in prompt_seeds] for prompt_seeds in seeds]
 
 
 @contextlib.contextmanager
 def without_own_settings(model: PreTrainedModel) -> Iterator[None]:
-    """Hides a model's own generation configuration within the block. Its settings, such as `min_p`, would apply where the caller gives none."""
+    """Hides a model's generation configuration within the block. Its settings, such as `min_p`, would replace those that the caller leaves out."""
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield

@@ -1,7 +1,7 @@
 """
 Several LoRA adapters of one base in one forward, each on its own rows of the batch.
 
-The base computes all rows at once, and a forward hook of every LoRA layer adds to each row what the adapter of its agent adds.
+The base computes all rows at once. A forward hook of every LoRA layer adds the output of each agent's adapter to that agent's rows.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from torch.nn.functional import linear
 
 def can_group(model: PeftModel, adapter: str) -> bool:
     """
-    Returns whether an adapter can compute its rows beside those of others. It must be LoRA or rsLoRA of linear layers, without biases. DoRA
-    needs more than the result of the base, a copy of a module computes in its place, and an expert gets tokens whose rows it does not know.
+    Returns whether an adapter can share a forward with others. It must be LoRA or rsLoRA of linear layers, without biases. DoRA needs more
+    than the base's result, a copied module replaces the base's module, and an expert gets tokens without their row numbers.
     """
     config = cast(LoraConfig, model.peft_config[adapter])
     if config.modules_to_save or config.trainable_token_indices is not None or config.lora_bias:
@@ -37,9 +37,9 @@ def can_group(model: PeftModel, adapter: str) -> bool:
 @dataclass
 class Stacked:
     """
-    Rows of several adapters in any order, for sampling, in which no weight changes. A layer's weights are stacked once, so it adds two
-    products however many adapters there are: with all A, of which a row keeps the part of its own adapter, and with all B. The name of an adapter
-    that does not exist stands for the base alone. The caller sets `rows` before a forward: the position of each row's adapter in `adapters`.
+    Computes rows of several adapters, in any order, for sampling, where weights do not change. A layer's weights are stacked once. So it adds
+    two products for any number of adapters: with all A, where a row keeps only the part of its own adapter, and with all B. A name without an
+    adapter stands for the base alone. Before a forward, the caller sets `rows`: the position of each row's adapter in `adapters`.
     """
 
     adapters: Sequence[str]
@@ -61,7 +61,7 @@ class Stacked:
 def stack(layer: LoraLayer, adapters: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
     Returns the weights A of all adapters of a layer, of shape `(sum of ranks, inputs)`, the weights B, of shape `(outputs, sum of ranks)`,
-    and the factors between them, of shape `(num_adapters, 1, sum of ranks)`: for each adapter its scaling at its own ranks, else 0.
+    and the factors between them, of shape `(num_adapters, 1, sum of ranks)`: for each adapter, its scaling at its own ranks and 0 elsewhere.
     """
     present = [adapter for adapter in adapters if adapter in layer.lora_A]
     all_a = torch.cat([layer.lora_A[adapter].weight for adapter in present])

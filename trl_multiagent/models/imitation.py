@@ -51,7 +51,7 @@ class ImitationModel:
         steps (`int`): Steps of training, each on `batch_size` demonstrations. 600 take half a minute on one core.
         sources (`Sequence[Path]`): Files with the code and data that determine the demonstrations. A change of one makes a new model.
         max_positions (`int`, *optional*, defaults to `512`): The longest text in tokens.
-        variant (`str`, *optional*, defaults to `""`): What else determines the demonstrations. Another one makes a new model.
+        variant (`str`, *optional*, defaults to `""`): Other facts that determine the demonstrations. A change makes a new model.
         vocabulary (`Sequence[str]`, *optional*): The words that texts consist of, for a tokenizer that splits at white space. By default a
             byte-level tokenizer is trained.
         architecture (`Mapping[str, int]`, *optional*): Changes of the Llama's configuration.
@@ -108,9 +108,8 @@ class ImitationModel:
         threads = torch.get_num_threads()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            torch.set_num_threads(
-                1
-            )  # more are not faster for so small a model, and the weights would not be reproducible
+            # More threads are not faster for so small a model, and the weights would not be reproducible
+            torch.set_num_threads(1)
             try:
                 demonstrations = self.demonstrate(self.steps * self.batch_size, random.Random(self.seed))
                 tokenizer = word_tokenizer(self.vocabulary) if self.vocabulary else train_tokenizer(demonstrations)

@@ -20,7 +20,7 @@ Text = str | Sequence[Mapping[str, Any]]  # plain text or chat messages
 def check_template(name: str, template: str) -> None:
     """Raises `ValueError` if the argument `name` is a template without `{text}`."""
     if template.count("{text}") != 1:
-        raise ValueError(f"`{name}` is {template!r}, it must contain {{text}} once.")
+        raise ValueError(f"`{name}` is {template!r}; it must contain {{text}} once.")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class JointText:
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "JointText":
-        """Reads what [`~JointText.to_config`] returned. Values of a later release are a `ValueError`."""
+        """Reads the values that [`~JointText.to_config`] returned. Raises `ValueError` if a later release wrote them."""
         values = dict(values)
         version = values.pop("version")
         if version != VERSION:
@@ -72,7 +72,7 @@ class JointText:
         Args:
             prompts, answers (`Mapping[str, str | list[dict]]`): The prompt and the answer of every role. For chat messages, only the
                 contents are used.
-            prompt_length (`int`, *optional*): Characters that are left of each prompt, from its beginning.
+            prompt_length (`int`, *optional*): Number of characters to which each prompt is truncated.
         """
         parts = [write(self.prompt_template, role, plain(prompts[role])[:prompt_length]) for role in self.roles]
         return "".join(parts + [write(self.answer_template, role, plain(answers[role])) for role in self.roles])
@@ -81,11 +81,11 @@ class JointText:
         self, tokenizer: Any, prompts: Mapping[str, Text], answers: Mapping[str, Text]
     ) -> tuple[list[int], bool]:
         """
-        Tokenizes a joint answer, with the end-of-sequence token as its last one. The prompts are shortened to the longest beginnings with
-        which the text has `max_length` tokens at most. If the answers alone are longer, so is the text.
+        Tokenizes a joint answer, with an end-of-sequence token at its end. The prompts are truncated as little as needed for at most
+        `max_length` tokens. If the answers alone are longer, so is the text.
 
         Returns:
-            `tuple[list[int], bool]`: The token ids, and whether a part of the problem is missing.
+            `tuple[list[int], bool]`: The token ids, and whether the prompts were truncated.
         """
 
         def tokenize(prompt_length: int | None = None) -> list[int]:
@@ -106,7 +106,7 @@ class JointText:
 
 
 def plain(text: Text) -> str:
-    """Returns a text, or the contents of chat messages, one below the other. A tool call has none."""
+    """Returns a text, or the contents of chat messages, one below the other. A tool call has no contents."""
     return text if isinstance(text, str) else "\n\n".join(message["content"] or "" for message in text)
 
 

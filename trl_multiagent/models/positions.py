@@ -1,4 +1,4 @@
-"""Models that read a limited number of tokens, because they have learned an embedding of each position."""
+"""Checks of prompts and texts for models with learned positions, which limit the number of tokens."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -12,13 +12,13 @@ logger = logging.get_logger(__name__)
 
 
 class TooLongError(ValueError):
-    """A text has more tokens than its model has positions. The message says which one, and what to do."""
+    """A text has more tokens than its model has positions. The message names the text, and says what to do."""
 
 
 def learned_positions(model: PreTrainedModel) -> int | None:
     """
-    Returns the number of positions that a model has embeddings of, as GPT-2 and OPT have; it fails on longer texts. `None`: its positions
-    are computed, as rotary or ALiBi positions are.
+    Returns the number of positions with learned embeddings, as in GPT-2 and OPT, which fail on longer texts. Returns `None` if the model
+    computes positions, such as rotary or ALiBi positions.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tokens = model.get_input_embeddings()
@@ -37,8 +37,8 @@ def check_prompts(
     role: str, model: PreTrainedModel, prompts: Sequence[Any], lengths: Sequence[int], max_new_tokens: int
 ) -> None:
     """
-    Refuses prompts of an agent that leave too few learned positions for a completion of `max_new_tokens`. Without any, the completions
-    alone are checked. `lengths`: the number of tokens of each prompt.
+    Checks that prompts of an agent leave enough learned positions for a completion of `max_new_tokens`. Without prompts, it checks the
+    completions alone. `lengths`: the number of tokens of each prompt.
 
     Raises:
         TooLongError: a prompt and its completion may have more tokens than the model has positions.
@@ -69,7 +69,7 @@ def check_prompts(
 
 
 def check_texts(name: str, model: PreTrainedModel, lengths: Sequence[int]) -> None:
-    """Raises [`TooLongError`] if a text with one of these numbers of tokens is too long for the model. `name`: what reads it."""
+    """Raises [`TooLongError`] if a text with one of these numbers of tokens is too long for the model. `name`: the model, for the message."""
     limit = learned_positions(model)
     longest = max(lengths, default=0)
     if limit is not None and longest > limit:

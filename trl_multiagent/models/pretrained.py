@@ -1,4 +1,4 @@
-"""One model or adapter: where its files are, how it is loaded, and which parameters it has."""
+"""Functions for one model or adapter: finding its files, loading and copying it, selecting its parameters."""
 
 import contextlib
 import copy
@@ -95,7 +95,7 @@ def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
 
 def keep_adapter_in_float32(model: PeftModel, adapter: str) -> None:
     """
-    Makes the weights of an adapter float32, also the modules that it copies from a base in bfloat16. PEFT leaves these as they are.
+    Converts the weights of an adapter to float32, with the modules that it copies from a base in bfloat16, which PEFT does not convert.
 
     ZeRO-3 gathers parameters together, so all must have the same data type. There, the optimizer has the weights in float32.
     """
@@ -108,12 +108,12 @@ def find_file(
     name: str, file: str, revision: str | None = None, token: str | bool | None = None, required: bool = False
 ) -> str | None:
     """
-    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. Returns its local path, `None` if it does not
-    exist. If the Hub cannot be asked and the file is not `required`, a model or an adapter whose configuration is in the local cache has no
-    files but the cached ones.
+    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. Returns its local path, or `None` if it does not
+    exist. If the Hub does not answer and the file is not `required`, a repository whose configuration is in the local cache counts as having
+    only the cached files.
 
     Raises:
-        OSError: `name` is neither a folder nor a repository that can be read, or the Hub cannot be asked.
+        OSError: `name` is neither a folder nor a repository that can be read, or the Hub does not answer.
     """
     if Path(name).is_dir():
         path = Path(name) / file

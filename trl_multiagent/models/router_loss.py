@@ -27,7 +27,7 @@ def has_routers(model: PreTrainedModel) -> bool:
 
 
 def without_router_logits(model: PreTrainedModel) -> dict[str, bool]:
-    """Returns arguments that keep a forward from computing a router loss, whatever the model's configuration says."""
+    """Returns arguments that keep a forward from computing a router loss, whatever the model's configuration."""
     return {"output_router_logits": False} if has_routers(model) else {}
 
 
@@ -103,8 +103,8 @@ def expert_sums(
 
 def expert_load(sent: torch.Tensor, experts_per_token: int) -> torch.Tensor:
     """
-    Computes the factors of the experts' summed probabilities in the loss of a batch, from the total weight of the tokens that the whole
-    batch sent to each expert, of shape `(num_experts,)`. Without any tokens, because the agent did not act, they are 0.
+    Computes the factors of the experts' summed probabilities in the loss of a batch. `sent`: the total weight of the tokens that the whole
+    batch sent to each expert, of shape `(num_experts,)`. If the agent did not act, there are no tokens and the factors are 0.
     """
     total = sent.sum() / experts_per_token
     return len(sent) * sent / torch.where(total > 0, total, 1.0) ** 2

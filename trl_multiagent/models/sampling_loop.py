@@ -1,6 +1,6 @@
 """
-The sampling loop. It is faster than that of transformers: rows that have ended leave the batch, the cache is written in place, and a token is
-found with one random number instead of one per token of the vocabulary. What a row draws depends on its own random numbers alone.
+A sampling loop that is faster than that of transformers: rows that have ended leave the batch, the cache is written in place, and a token is
+drawn with one random number instead of one per token of the vocabulary. A row's tokens depend only on its own random numbers.
 """
 
 import copy
@@ -31,14 +31,14 @@ logger = logging.get_logger(__name__)
 
 PENALTY = RepetitionPenaltyLogitsProcessor
 COVERED = (PENALTY, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
-GPU_PERIOD = 8  # tokens between two looks at which rows have ended, for which a GPU would have to wait
-MOST_LIVE = 0.75  # share of rows that go on, from which on the others leave
+GPU_PERIOD = 8  # tokens between two checks for ended rows, because a check makes the CPU wait for the GPU
+MOST_LIVE = 0.75  # ended rows leave the batch when at most this share of its rows is left
 
 
 class StopStrings(StoppingCriteria):
     """
-    Ends a completion with the token that completes a string, not reading the prompt. Keeps the `lengths` of completions that ended, one per
-    row. `stops`: the tokenizer and the strings of each agent. `agents`: the agent of each row.
+    Ends a completion with the token that completes a string. The prompt is not searched. `lengths` has the lengths of ended completions, one
+    per row. `stops`: the tokenizer and the strings of each agent. `agents`: the agent of each row.
     """
 
     def __init__(self, stops: Sequence[tuple[Tokenizer, Sequence[str]]], agents: torch.Tensor, prompt_length: int):
@@ -49,7 +49,7 @@ class StopStrings(StoppingCriteria):
         return self.ended(input_ids, torch.arange(len(input_ids)))
 
     def ended(self, input_ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Returns which of some rows end with their last token. `places`: their indices in the batch at the start."""
+        """Returns which rows end with their last token. `places`: their indices in the batch at the start."""
         completions, places = input_ids[:, self.prompt_length :], places.cpu()
         ended = torch.zeros(len(places), dtype=torch.bool)
         for agent, (tokenizer, strings) in enumerate(self.stops):
@@ -76,16 +76,16 @@ class EndTokens(StoppingCriteria):
 
 @dataclass
 class Rows:
-    """The rows of a batch that are left. Tensors have an entry per row."""
+    """The rows that are left in a batch. Tensors have an entry per row."""
 
-    places: torch.Tensor  # their indices at the start
-    ids: torch.Tensor  # of the tokens: the prompt, the completion so far, and room for the rest of it
-    mask: torch.Tensor | None  # of the tokens, see [`SamplingLoop.first_mask`]; `None` without padding
-    positions: torch.Tensor  # of the last token of the prompt, of shape `(num_rows, 1)`
-    numbers: torch.Tensor  # the random numbers, of shape `(num_rows, max_new_tokens)`
-    end_tokens: torch.Tensor  # the ids of the tokens that end it, of shape `(num_rows, n)`
-    agents: torch.Tensor  # the number of its agent
-    ended: torch.Tensor
+    places: torch.Tensor  # indices of the rows at the start
+    ids: torch.Tensor  # token ids: the prompt, the completion so far, and room for the rest of it
+    mask: torch.Tensor | None  # attention mask, see [`SamplingLoop.first_mask`]; `None` without padding
+    positions: torch.Tensor  # position of the last prompt token, of shape `(num_rows, 1)`
+    numbers: torch.Tensor  # random numbers, of shape `(num_rows, max_new_tokens)`
+    end_tokens: torch.Tensor  # ids of the tokens that end a row, of shape `(num_rows, n)`
+    agents: torch.Tensor  # number of the row's agent
+    ended: torch.Tensor  # whether the row has ended
 
     def keep(self, rows: torch.Tensor) -> None:
         for field in fields(self):
@@ -95,17 +95,18 @@ class Rows:
 
 class SamplingLoop:
     """
-    The argument `custom_generate` of `generate`. Settings that it does not cover go to transformers' own loop, with the same random numbers.
+    The argument `custom_generate` of `generate`. For settings that it does not cover, it calls transformers' own loop with the same random
+    numbers.
 
     Args:
-        attention_mask (`torch.Tensor`): Of the prompts, of shape `(num_rows, prompt_length)`. Padding is on the left.
+        attention_mask (`torch.Tensor`): Mask of the prompts, of shape `(num_rows, prompt_length)`. Padding is on the left.
         numbers (`torch.Tensor`): Random numbers between 0 and 1, of shape `(num_rows, max_new_tokens)`, one per token.
-        end_tokens (`torch.Tensor`): The tokens that end each row, of shape `(num_rows, n)`. -1 is none.
+        end_tokens (`torch.Tensor`): The tokens that end each row, of shape `(num_rows, n)`, padded with -1.
         agents (`torch.Tensor`): The number of each row's agent.
         group ([`~models.grouped_lora.Stacked`], *optional*): The adapters of the agents, if there are several.
-        stops ([`StopStrings`], *optional*): Ends rows, too.
-        cache ([`~transformers.Cache`], *optional*): Keys and values of the prompts but for their last tokens, see
-            [`~shared_prompts.prompt_cache`]. Without one, the model cannot use this loop.
+        stops ([`StopStrings`], *optional*): Strings that end a row, too.
+        cache ([`~transformers.Cache`], *optional*): Keys and values of the prompts without their last tokens, see
+            [`~shared_prompts.prompt_cache`]. Without a cache, the model cannot use this loop.
         **inputs: More arguments of the model.
     """
 
@@ -133,14 +134,14 @@ class SamplingLoop:
         generation_config: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        other = [type(x).__name__ for x in logits_processor if type(x) not in COVERED]
+        reasons = [type(x).__name__ for x in logits_processor if type(x) not in COVERED]
         known = (MaxLengthCriteria, EosTokenCriteria, StopStrings)
-        other += [type(x).__name__ for x in stopping_criteria if type(x) not in known]
+        reasons += [type(x).__name__ for x in stopping_criteria if type(x) not in known]
         if self.cache is None:
-            other += [f"the cache of {type(model).__name__}"]
-        if other:
+            reasons += [f"the cache of {type(model).__name__}"]
+        if reasons:
             logger.warning_once(
-                f"transformers' own sampling loop is used, because of {', '.join(other)}: it draws the same, but takes longer."
+                f"transformers' own sampling loop is used, because of {', '.join(reasons)}: it draws the same, but takes longer."
             )
             ends = [x for x in stopping_criteria if not isinstance(x, EosTokenCriteria)]
             stopping_criteria = StoppingCriteriaList([*ends, EndTokens(self.end_tokens)])
@@ -148,7 +149,7 @@ class SamplingLoop:
             config = copy.copy(generation_config)
             if config.do_sample:
                 logits_processor = LogitsProcessorList([*logits_processor, choice])
-                config.do_sample = False  # one token is left, which is slower to draw than to find
+                config.do_sample = False  # `choice` leaves one token, and taking it is faster than drawing it
             return cast(Any, type(model))._sample(
                 model, input_ids, logits_processor, stopping_criteria, config, **kwargs
             )
@@ -158,10 +159,9 @@ class SamplingLoop:
     def run(
         self, model: PreTrainedModel, input_ids: torch.Tensor, processors: LogitsProcessorList, config: Any
     ) -> torch.Tensor:
-        """Samples all rows. Returns prompts and completions. What follows the end of a completion has no meaning."""
-        # A penalty that was told the padding expects all rows at every token
-        own = [PENALTY(x.penalty) if isinstance(x, PENALTY) else x for x in processors]
-        processors = LogitsProcessorList(own)
+        """Samples all rows. Returns prompts and completions. Tokens after the end of a completion have no meaning."""
+        # transformers' penalty has the padding of all rows, but rows leave this batch
+        processors = LogitsProcessorList(PENALTY(x.penalty) if isinstance(x, PENALTY) else x for x in processors)
         rows, length = self.first_rows(model, input_ids, config.pad_token_id), input_ids.size(1)
         result, last, seen = rows.ids.clone(), rows.ids.size(1), length
         period = period_of(input_ids.device)
@@ -194,7 +194,7 @@ class SamplingLoop:
         return result[:, :length]
 
     def first_rows(self, model: PreTrainedModel, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
-        """Returns the rows with their prompts. In place of padding they have their first token, because a penalty reads all tokens."""
+        """Returns the rows with their prompts. A row's first token replaces its padding, because a repetition penalty reads all tokens."""
         device, mask = input_ids.device, self.attention_mask
         first = input_ids.gather(1, mask.argmax(dim=1, keepdim=True))
         room = input_ids.new_full(self.numbers.shape, pad_token_id)
@@ -210,13 +210,13 @@ class SamplingLoop:
         )
 
     def first_mask(self, model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:
-        """Returns the mask that attention adds, of shape `(num_rows, 1, 1, length)`. Otherwise, the model would make it anew at every token."""
+        """Returns the mask that attention adds, of shape `(num_rows, 1, 1, length)`, so that the model does not make it again at every token."""
         if not takes_masks(model) or any(type(layer) is not RoomyLayer for layer in cast(Cache, self.cache).layers):
             return mask
         return torch.zeros_like(mask, dtype=model.dtype).masked_fill(mask == 0, -torch.inf)[:, None, None]
 
     def forward(self, model: PreTrainedModel, rows: Rows, length: int) -> torch.Tensor:
-        """Returns the logits of the next token of each row, which has `length` tokens. This is what a CUDA graph would replay."""
+        """Returns the logits of the next token of each row, if rows have `length` tokens. A CUDA graph could replay this function."""
         if self.group is not None:
             self.group.rows = rows.agents
         outputs = model(
@@ -231,12 +231,12 @@ class SamplingLoop:
 
 
 def period_of(device: torch.device) -> int:
-    """Returns after how many tokens it is looked which rows have ended."""
+    """Returns the number of tokens between two checks for ended rows."""
     return 1 if device.type == "cpu" else GPU_PERIOD
 
 
 def live_rows(ended: torch.Tensor) -> torch.Tensor:
-    """Returns the indices of the rows that go on, the last of them in the places of those that have ended: few rows of the cache move."""
+    """Returns the indices of the rows that go on. The last ones fill the places of ended rows, so that few rows of the cache move."""
     live = (~ended).nonzero().squeeze(1)
     order = torch.arange(len(live), device=ended.device)
     holes = ended[: len(live)].nonzero().squeeze(1)
@@ -246,24 +246,24 @@ def live_rows(ended: torch.Tensor) -> torch.Tensor:
 
 def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """
-    Returns the next token of each row: the first one at which the cumulative probability exceeds the row's random number. `numbers` has the
-    shape `(num_rows, 1)`.
+    Returns the next token of each row: the first token at which the cumulative probability exceeds the row's random number. `numbers` has
+    the shape `(num_rows, 1)`.
     """
     cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1:]
-    # Rounding must not lead beyond the last token that has a probability
+    # Rounding must not select a token beyond the last one with a probability
     u = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, u, right=True).squeeze(1).clamp(max=scores.size(1) - 1)  # NaN leads beyond
+    return torch.searchsorted(cumulative, u, right=True).squeeze(1).clamp(max=scores.size(1) - 1)  # for NaN
 
 
 class SeededChoice(LogitsProcessor):
-    """Chooses tokens in transformers' own loop as [`choose`] does: all others get the probability zero."""
+    """Chooses tokens in transformers' own loop as [`choose`] does: sets the probability of all other tokens to zero."""
 
     def __init__(self, numbers: torch.Tensor, prompt_length: int):
         self.numbers, self.prompt_length = numbers, prompt_length
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        # On a GPU, `generate` may compute steps after the last one, whose tokens it drops
+        # On a GPU, `generate` may compute steps after the last one, and drop their tokens
         step = min(input_ids.size(1) - self.prompt_length, self.numbers.size(1) - 1)
         chosen = choose(scores.float(), self.numbers[:, step, None].to(scores.device))[:, None]
         return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0))

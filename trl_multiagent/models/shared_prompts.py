@@ -1,6 +1,6 @@
 """
-Reads prompts that several completions continue only once: one forward over the prompts fills a key-value cache, and each prompt's part of it is
-repeated for its completions. In the update, [`~models.packing`] does this.
+Reads the prompt of several completions only once: one forward over the prompts fills a key-value cache, and each prompt's keys and values are
+repeated for its completions. In the update, [`~models.packing`] shares prompts.
 """
 
 import inspect
@@ -25,7 +25,7 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 
 def takes_masks(model: PreTrainedModel) -> bool:
-    """Returns whether a model's attention adds a mask of 4 dimensions that it is given."""
+    """Returns whether a model's attention accepts a 4-dimensional mask and adds it."""
     config = model.config.get_text_config(decoder=True)
     return model._supports_attention_backend and config._attn_implementation in ("sdpa", "eager")
 
@@ -37,7 +37,7 @@ def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
 
 class RoomyLayer(DynamicLayer):
     """
-    A cache layer with room for `max_length` tokens, which are written in place. A growing layer is copied as a whole at every token. Keys and
+    A cache layer with room for `max_length` tokens, which are written in place. A growing layer would be copied at every token. Keys and
     values may differ in data type, as under autocast.
     """
 
@@ -67,7 +67,7 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Selects at most as many rows as there are. Those that keep their place are not copied."""
+        """Selects rows. Rows that keep their place are not copied."""
         moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero().squeeze(1)
         self.rooms = [room[: len(indices)].index_copy_(0, moved, room[indices[moved]]) for room in self.rooms]
         self.keys, self.values = (room[..., : self.get_seq_length(), :] for room in self.rooms)
@@ -82,7 +82,7 @@ def prompt_cache(
 ) -> Cache:
     """
     Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left, for sampling. Returns the keys and values of all prompt tokens
-    but the last, with a row for each entry of `owners`, which is the index of its prompt. The rows will have `max_length` tokens at most.
+    but the last. Row k belongs to the prompt with the index `owners[k]`, and has room for `max_length` tokens.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if input_ids.size(1) > 1:

@@ -1,4 +1,4 @@
-"""A tiny language model with random weights, with which a task can be tried on any machine, without a download."""
+"""A tiny language model with random weights, for trying a task on any machine without a download."""
 
 import string
 import tempfile
@@ -49,5 +49,5 @@ def tiny_model(folder: str | Path) -> str:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         model.save_pretrained(scratch + "/model")
         tokenizer.save_pretrained(scratch + "/model")
-        Path(scratch, "model").rename(folder)  # a run that is interrupted here leaves no half of a model
+        Path(scratch, "model").rename(folder)  # atomic, so an interrupted run leaves no incomplete model
     return str(folder)

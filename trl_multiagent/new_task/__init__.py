@@ -9,7 +9,7 @@ TEMPLATES = Path(__file__).parent
 
 def write_task(folder: str | Path) -> list[Path]:
     """
-    Writes a task that trains as it is, `task.py` and `config.yaml`, to a folder, which is created if it does not exist. Returns the files.
+    Writes a task that trains as it is, `task.py` and `config.yaml`, to a folder, which it creates if needed. Returns the files.
     Raises `ValueError` if one of them exists already, or the folder cannot be written to.
     """
     targets = [Path(folder) / name for name in FILES]

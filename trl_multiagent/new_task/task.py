@@ -1,7 +1,7 @@
 """
-A task of your own: what the agents are asked, how their answers are rewarded, which items there are.
+A task of your own: the agents' prompts, the reward of their answers, and the items.
 
-Here, two agents learn to write the same letters. Neither sees what the other one writes; both get the same reward.
+Here, two agents learn to write the same letters. Neither sees the other's answer; both get the same reward.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ class Letters:
 
 
 def make_environment(settings):
-    """Prompts and reward. `settings.sections` has the sections of config.yaml that belong to the task."""
+    """Makes the prompts and the reward. `settings.sections` has the sections of config.yaml that belong to the task."""
     allowed = set(settings.sections["letters"].allowed)
 
     def shared_letters(completions, **columns):
-        """Returns the share of the letters of both agents that both wrote, between 0 and 1, for each pair of answers."""
+        """Returns, for each pair of answers, the share of the letters that both agents wrote, between 0 and 1."""
         rewards = []
         for completion in completions:
             left, right = (set(completion[role]) for role in ("left", "right"))
@@ -39,7 +39,7 @@ def make_environment(settings):
 
 
 def load_datasets(settings):
-    """Returns the items to train on, and to evaluate on or `None`. Read your own with `datasets.load_dataset`."""
+    """Returns the items to train on, and the items to evaluate on or `None`. Read your own with `datasets.load_dataset`."""
     from datasets import Dataset
 
     topics = ["rain", "snow", "wind", "night", "river", "stone", "field", "fire"]

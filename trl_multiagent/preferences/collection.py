@@ -1,8 +1,8 @@
 """
 Collects joint preferences: samples joint answers to every item, scores them, pairs them, and writes an ordinary dataset.
 
-Items are collected in chunks. What the candidates of an item draw depends on the seed, the round and the item alone, and the random numbers of
-the environment on the chunk, so neither an interruption nor the number of processes changes the result.
+Items are collected in chunks. The candidates of an item depend only on the seed, the round and the item, and the random numbers of the
+environment only on the chunk. So neither an interruption nor the number of processes changes the result.
 """
 
 import contextlib
@@ -22,10 +22,17 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import item_ids
-from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, replacing, write_json, write_text
+from trl_multiagent.folders import (
+    CARD_FILE,
+    DATASET_STATE,
+    PREFERENCES_FILE,
+    checksum_of_file,
+    replacing,
+    write_json,
+    write_text,
+)
 from trl_multiagent.jobs.identity import (
     checksum_of_entries,
-    checksum_of_file,
     checksum_of_weights,
     describe_agent,
     describe_environment,
@@ -77,8 +84,8 @@ def collect_preferences(
     answer. The environment scores all of them, and pairs of answers with different rewards become rows. With a comparator, the
     c-th answer of the team is paired with the c-th of the comparator.
 
-    A part of this collection in the folder is continued, with the same result as without the interruption. If only settings of the
-    pairing have changed, new pairs are made of the same candidates. All processes must call this function, with the same arguments.
+    An interrupted collection in the folder is resumed, with the same result as without the interruption. If only settings of the pairing
+    have changed, new pairs are made of the same candidates. All processes must call this function, with the same arguments.
 
     Args:
         team ([`AgentTeam`]): The team. It stays on its device and is not changed.
@@ -140,7 +147,7 @@ class _Collection:
         self.stage = Stage(self.folder, "collection", self._describe(), self.state)
 
     def _describe(self) -> dict[str, Any]:
-        """Returns what must be the same when the collection is continued."""
+        """Returns the settings that must be the same when the collection is resumed."""
         team = self.team
         settings: dict[str, Any] = {"round": self.round, "roles": list(team.roles)}
         settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
@@ -166,7 +173,7 @@ class _Collection:
     # Sampling
 
     def sample_chunks(self) -> None:
-        """Samples and scores the chunks of this process that are not there yet, and writes each of them."""
+        """Samples, scores and writes the missing chunks of this process."""
         config, index, count = self.config, self.state.process_index, self.state.num_processes
         (self.folder / CANDIDATES_FOLDER).mkdir(exist_ok=True)
         own = range(index, len(self.chunks), count)
@@ -221,7 +228,7 @@ class _Collection:
             for k, node in zip(chunk, nodes, strict=True)
         ]
         if comparator is not None:
-            # It has random numbers of its own, or it would repeat what the same team has sampled
+            # The comparator has random numbers of its own, or a copy of the team would repeat the team's answers
             nodes = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
             for record, node in zip(records, nodes, strict=True):
                 record |= {"comparator": joint_answers(node, comparator.name), "comparator_tokens": count_tokens(node)}
@@ -269,7 +276,7 @@ class _Collection:
     # The dataset
 
     def read_chunk(self, number: int) -> list[dict[str, Any]]:
-        """Reads the candidates of a chunk. One that is missing or damaged is an error."""
+        """Reads the candidates of a chunk. Raises `ValueError` if the chunk is missing or damaged."""
         path = CHUNK_FILE.format(number)
         lines = self.stage.read(path)
         if [line.get("index") for line in lines] != list(self.chunks[number]):
@@ -284,10 +291,11 @@ class _Collection:
         records = [record for number in range(len(self.chunks)) for record in self.read_chunk(number)]
         pairs = [pairs_of(record) for record in records]
         limit, selected = config.preference_pairs_per_sample, []
-        for record, of_item in zip(records, pairs, strict=True):
+        rows = []
+        for record, item_pairs in zip(records, pairs, strict=True):
             seed = derive_seed(config.seed, self.round, record["index"], "pairs")
-            selected.append(select_pairs(of_item, config.pair_selection, limit, seed))
-        rows = [self._row(record, pair) for record, of_item in zip(records, selected, strict=True) for pair in of_item]
+            selected.append(select_pairs(item_pairs, config.pair_selection, limit, seed))
+            rows += [self._row(record, pair) for pair in selected[-1]]
         preferences = make_dataset(rows, roles, records[0]["prompts"])
         if rows:
             check_preferences(preferences, roles, "the collected preferences")
@@ -311,8 +319,8 @@ class _Collection:
 
     def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:
         chosen, rejected = pair.chosen, pair.rejected
-        others = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
-        row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **others)
+        origin = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
+        row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **origin)
         for side, candidate in (("chosen", chosen), ("rejected", rejected)):
             for name, value in candidate.metrics.items():
                 column = f"{side}_{name}"
@@ -321,12 +329,12 @@ class _Collection:
 
 
 def finished_chunks(folder: Path, number: int) -> int:
-    """Counts the chunks that a folder holds, of a number of them."""
+    """Counts the first `number` chunks that a folder already holds."""
     return sum((folder / CHUNK_FILE.format(k)).is_file() for k in range(number))
 
 
 def joint_answers(node: Node, by: str) -> list[dict[str, Any]]:
-    """Returns the joint answers at a node that a policy sampled, as fields of [`Candidate`]."""
+    """Returns the joint answers of a node as fields of [`Candidate`]. `by`: the policy that sampled them."""
     actions = zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
     return [asdict(Candidate(action, reward, outcome.metrics, by)) for action, reward, outcome in actions]
 
@@ -345,7 +353,7 @@ def pairs_of(record: dict[str, Any]) -> list[Pair]:
 
 
 def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
-    """Makes a dataset of rows whose components may differ, or of none: `prompts` tells whether a role's columns are texts."""
+    """Makes a dataset of rows, possibly none, whose metrics may differ. A role's columns are texts if its prompt in `prompts` is one."""
     messages = [{"role": Value("string"), "content": Value("string")}]
     features: dict[str, Any] = {}
     for role in roles:
@@ -359,12 +367,12 @@ def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict
 
 
 def save_dataset(dataset: Dataset, folder: Path) -> None:
-    """Writes a dataset into a folder that has other files, too. The file without which it cannot be loaded comes last."""
+    """Writes a dataset into a folder with other files. The file that marks the dataset as complete is written last."""
     unfinished = folder / "_unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     for path in folder.glob("data-*.arrow"):
         path.unlink()
-    dataset.save_to_disk(unfinished, num_shards=None if len(dataset) else 1)  # without a shard, it could not be loaded
+    dataset.save_to_disk(unfinished, num_shards=None if len(dataset) else 1)  # an empty dataset needs a shard to load
     for path in sorted(unfinished.iterdir(), key=lambda path: path.name == DATASET_STATE):
         path.replace(folder / path.name)
     unfinished.rmdir()

@@ -23,7 +23,7 @@ from trl_multiagent.team.load import load_player, one_line
 
 
 ROUND_FOLDER = "round_{}"  # in `policy_checkpoint_dir`: the team before this round
-ENDPOINT_FOLDER = "endpoint"  # in the folder of the candidates: what an endpoint answered
+ENDPOINT_FOLDER = "endpoint"  # in the folder of the candidates: the answers of an endpoint
 SOLO = "model"  # the role of a model that answers for all roles
 
 # `(nodes, num_candidates) -> {role: samples}`, with one entry of samples per node
@@ -34,13 +34,13 @@ Sampler = Callable[[list[Node], int], dict[str, list[Samples]]]
 class Comparator:
     """The policy that sampled one side of the pairs."""
 
-    name: str  # what the columns `chosen_by` and `rejected_by` say
+    name: str  # in the columns `chosen_by` and `rejected_by`
     team: AgentTeam | None  # the models that answer; `None` for an endpoint
     sample: Sampler
     client: EndpointClient | None = None  # asks the endpoint
 
     def describe(self) -> dict[str, Any]:
-        """Returns what must be the same when an interrupted collection is continued."""
+        """Returns the facts that must be the same when an interrupted collection is resumed."""
         facts: dict[str, Any] = {"comparator": self.name}
         if self.team is not None:
             facts["comparator weights"] = checksum_of_weights(self.team.parameters())
@@ -49,7 +49,7 @@ class Comparator:
         return facts
 
     def numbers(self) -> dict[str, float]:
-        """Returns what the whole collection has used of an endpoint, over all processes and restarts."""
+        """Returns the use of an endpoint by the whole collection, over all processes and restarts."""
         if self.client is None:
             return {}
         endpoint, ledger = self.client.endpoint, self.client.ledger
@@ -125,7 +125,7 @@ def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> A
 
 
 def team_sampler(team: AgentTeam, config: PreferenceConfig, seed: str, length: int | None = None) -> TeamSampler:
-    """Samples with a team as the settings say. `length` replaces their `max_completion_length`."""
+    """Makes the sampler of a team from the settings. `length` replaces `max_completion_length`."""
     settings = {**config.sampling_kwargs, "max_new_tokens": length or config.max_completion_length}
     generator = TransformersGenerator(team, sampling_arguments(settings), config.generation_token_budget, seed=seed)
     return TeamSampler(team, generator, config.use_chat_template)
@@ -143,8 +143,8 @@ def ask_model(
     samples: dict[str, list[Samples]] = {}
     for node in nodes:
         for role in node.prompts:
-            of_node = [next(texts) for _ in range(num_candidates)]
-            samples.setdefault(role, []).append(Samples([], [tokenizer(x)["input_ids"] for x in of_node], of_node))
+            answers = [next(texts) for _ in range(num_candidates)]
+            samples.setdefault(role, []).append(Samples([], [tokenizer(x)["input_ids"] for x in answers], answers))
     return samples
 
 
@@ -153,14 +153,14 @@ def sample_centralized(
 ) -> dict[str, list[Samples]]:
     """
     Samples joint answers of one model, whose role is `SOLO`. It sees the assignments of all roles and answers with a tagged block for each,
-    as in a [`~environments.centralized.CentralizedEnvironment`]. A role that has no block, or several, has an empty answer.
+    as in a [`~environments.centralized.CentralizedEnvironment`]. The answer of a role without a block, or with several, is empty.
     """
     asked = [Node(node.item, (), {SOLO: central_prompt(roles, node.prompts)}, tree=node.tree) for node in nodes]
     result: dict[str, list[Samples]] = {role: [] for role in roles}
     for samples in sample(asked, num_candidates)[SOLO]:
         answers = [split_blocks(text, roles).answers for text in samples.texts]
         for role, parts in result.items():
-            # All tokens count as those of the first role, because they were sampled once
+            # All tokens count as the first role's, because they were sampled once
             ids = samples.completion_ids if role == roles[0] else [[] for _ in answers]
             parts.append(Samples(samples.prompt_ids, ids, [answer[role] for answer in answers]))
     return result
@@ -181,7 +181,7 @@ def sample_sequentially(
                 asked.append(Node(node.item, (), {SOLO: prompt}, tree=node.tree, path=(number, c)))  # other draws
         samples = sample(asked, num_candidates // branches)[SOLO]
         result[role] = [joined(samples[k : k + branches]) for k in range(0, len(samples), branches)]
-        texts = [text for of_node in result[role] for text in of_node.texts]
+        texts = [text for node_samples in result[role] for text in node_samples.texts]
         for answer, text in zip(answers, texts, strict=True):
             answer[role] = text
     return result

@@ -10,7 +10,7 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 
 
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
-# Fields that decide which candidates are sampled and how they are scored. A collection is only continued with the same ones
+# Fields that decide which candidates are sampled and how they are scored. A collection can only be resumed with the same values
 SAMPLING_FIELDS = (
     *"preference_num_candidates comparator_num_candidates max_completion_length temperature top_p top_k min_p".split(),
     *"repetition_penalty use_chat_template generation_token_budget items_per_chunk".split(),
@@ -21,7 +21,7 @@ PAIRING_FIELDS = (
     *"pair_selection preference_pairs_per_sample use_environment_step environment_steps_per_pair".split(),
     "log_reward_distribution",
 )
-# The keys of the fields of `EndpointSettings`. Those of the sampling are the same as the team's
+# The settings for the fields of `EndpointSettings`. The team's settings of the sampling also apply to the endpoint
 API_KEYS = {x: f"comparator_api_{x}" for x in FIELDS if x not in ("max_tokens", "temperature", "top_p")}
 API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 
@@ -29,8 +29,8 @@ API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 @dataclass
 class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline")), SamplingOptions):  # type: ignore[misc]
     """
-    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. A value that is
-    impossible, or contradicts another one, is a `ValueError`.
+    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. Raises `ValueError`
+    if a value is impossible, or contradicts another one.
     """
 
     output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
@@ -62,9 +62,9 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
     )
     comparator_history_k: int = setting("How many rounds ago the team of `history` was saved.", 1, ge=1, le=1000000)
     policy_checkpoint_dir: str | None = setting("Folder of the teams of earlier rounds, round_0, round_1, ...")
-    min_p: float | None = setting("Least probability of a token, relative to the most likely one.", ge=0, le=1)
+    min_p: float | None = setting("Minimum probability of a token, relative to the most likely one.", ge=0, le=1)
     repetition_penalty: float = setting("Penalty of repeated tokens.", 1.0, gt=0, le=1000)
-    generation_token_budget: int | None = setting("Most prompt and answer tokens of a generate call.", 262144, ge=1)
+    generation_token_budget: int | None = setting("Maximum number of tokens in a generate call.", 262144, ge=1)
     items_per_chunk: int = setting("Items that are sampled, scored and written together.", 16, ge=1)
     reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
@@ -74,7 +74,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
     def __post_init__(self) -> None:
         check_arguments(self)
         if self.preference_num_candidates == 1 and self.comparator_policy is None:
-            raise ValueError("`preference_num_candidates` is 1, it must be at least 2: a pair has two answers.")
+            raise ValueError("`preference_num_candidates` is 1; it must be at least 2: a pair has two answers.")
         if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:
             raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
         if self.pair_selection == "comparator_reward" and self.comparator_policy is None:
@@ -120,7 +120,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
 
     @property
     def candidates_per_item(self) -> int:
-        """Number of joint answers that are sampled and scored per item, those of the comparator included."""
+        """Number of joint answers that are sampled and scored per item, including the comparator's."""
         return self.preference_num_candidates + self.num_comparator_candidates
 
     @property

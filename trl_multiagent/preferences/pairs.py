@@ -1,4 +1,4 @@
-"""Makes pairs of joint answers, of which one has the greater reward."""
+"""Makes pairs of joint answers with different rewards."""
 
 import math
 import random
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-# Rewards that differ by less are equal. 0.1 + 0.2 and 0.3 are different floating-point numbers
+# Rewards with a smaller difference count as equal, because 0.1 + 0.2 and 0.3 are different floating-point numbers
 ROUNDING = 1e-12
 
 
@@ -35,12 +35,12 @@ class Pair:
 
     @property
     def gap(self) -> float:
-        """The difference of the rewards, which is positive."""
+        """The difference of the rewards, chosen minus rejected, which is positive."""
         return self.chosen.reward - self.rejected.reward
 
 
 def distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """Drops the candidates whose text an earlier one has for every role."""
+    """Drops candidates that have the same texts as an earlier one."""
     first: dict[tuple[str, ...], Candidate] = {}
     for candidate in candidates:
         first.setdefault(candidate.key, candidate)
@@ -74,9 +74,9 @@ def _can_be_chosen(chosen: Candidate, rejected: Candidate) -> bool:
 
 def select_pairs(pairs: list[Pair], selection: str, limit: int | None, seed: int | str = 0) -> list[Pair]:
     """
-    Selects the pairs of one item that are kept, at most `limit`. `selection` says which come first. `"reward_gap"`: those with the largest
-    gap. `"comparator_reward"`: those whose comparator has the greatest reward, and among equals those with the largest gap. `"random"`: a
-    random order, by `seed`. `"all"`: the order of the candidates. Pairs that are equal in this respect keep their order.
+    Selects the first `limit` pairs of an item in the order `selection`: `"reward_gap"`, the largest gap first; `"comparator_reward"`, the
+    greatest reward of the comparator first, and among equals the largest gap; `"random"`, a random order, by `seed`; `"all"`, the order of
+    the candidates. Equal pairs keep their order.
     """
     if selection == "reward_gap":
         pairs = sorted(pairs, key=lambda pair: -pair.gap)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trl_multiagent.limits import check_arguments, setting
 
 
-REPLAY_MODES = ("current", "none", "all_history", "all", "nearest_k", "last_k", "lambda_decay")  # some have two names
+REPLAY_MODES = ("current", "none", "all_history", "all", "nearest_k", "last_k", "lambda_decay")  # with CoMLRL's names
 
 
 @dataclass

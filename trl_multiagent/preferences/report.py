@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 PICTURE_FILE = "rewards.png"
 HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
-FEW_ITEMS = 0.1  # share of the items with pairs below which there is a warning
+FEW_ITEMS = 0.1  # a smaller share of items with pairs causes a warning
 BINS = 16
 
 
@@ -27,11 +27,11 @@ def summarize(
     records: list[dict[str, Any]], pairs: list[list[Pair]], selected: list[list[Pair]], config: PreferenceConfig
 ) -> dict[str, Any]:
     """
-    Counts the candidates in `records`, all pairs of each item, and those that were selected. `env_steps` is the count of CoMLRL, which
-    charges pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of answers.
+    Counts the candidates in `records`, all pairs of each item, and the selected pairs. `env_steps` is the count of CoMLRL, which charges
+    pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of answers.
     """
-    own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
-    kept = [pair for of_item in selected for pair in of_item]
+    candidates, compared = candidates_of(records, "candidates"), candidates_of(records, "comparator")
+    kept = [pair for item_pairs in selected for pair in item_pairs]
     texts = {
         (k, *sorted(candidate["texts"].items()))
         for k, record in enumerate(records)
@@ -40,19 +40,19 @@ def summarize(
     completions = sum(len(record["candidates"]) * len(record["prompts"]) for record in records)
     numbers: dict[str, Any] = {
         "items": len(records),
-        "items_with_pairs": sum(bool(of_item) for of_item in pairs),
-        "candidates_sampled": len(own) + len(others),
-        "candidates_scored": len(own) + len(others),
+        "items_with_pairs": sum(bool(item_pairs) for item_pairs in pairs),
+        "candidates_sampled": len(candidates) + len(compared),
+        "candidates_scored": len(candidates) + len(compared),
         "candidates_distinct": len(texts),
         "tokens_sampled": sum(record["tokens"] + record.get("comparator_tokens", 0) for record in records),
         "completions_truncated": sum(record["truncated"] for record in records) / completions,
         "pairs_possible": sum(map(len, pairs)),
         "pairs": len(kept),
         "env_steps": config.environment_steps(len(kept)),
-        "mean_reward": fmean(candidate["reward"] for candidate in own),
+        "mean_reward": fmean(candidate["reward"] for candidate in candidates),
     }
-    if others:
-        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in others)
+    if compared:
+        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in compared)
     if kept:
         numbers["mean_chosen_reward"] = fmean(pair.chosen.reward for pair in kept)
         numbers["mean_rejected_reward"] = fmean(pair.rejected.reward for pair in kept)
@@ -80,7 +80,7 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
 
 def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path: Path) -> None:
     """Draws the distributions of the rewards of all candidates, of the rewards of the selected pairs, and of their gaps."""
-    pairs = [pair for of_item in selected for pair in of_item]
+    pairs = [pair for item_pairs in selected for pair in item_pairs]
     rewards = {
         "candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")],
         "rejected": [pair.rejected.reward for pair in pairs],
@@ -139,15 +139,15 @@ from trl_multiagent.preferences import load_preferences
 preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
 ```
 
-## What came out
+## Results
 {shown}
 {markdown_table(numbers)}
-`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. What was really done is the number of candidates
+`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. The actual cost is the number of candidates
 that were sampled and scored; all of them are in the folder `candidates` of a collection.
 
-## How it was made
+## Settings
 
-The environment, whose joint reward decided:
+The environment, whose joint reward ranked the answers:
 
 {environment}
 {markdown_table(settings)}"""

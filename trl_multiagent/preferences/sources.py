@@ -26,7 +26,7 @@ from trl_multiagent.preferences.rows import check_preferences
 
 def load_preferences(name: str, roles: Sequence[str], split: str | None = None) -> Dataset:
     """
-    Loads joint preferences, from a collection or from anywhere else, and checks every row.
+    Loads joint preferences of a collection or from another source, and checks every row.
 
     Args:
         name (`str`): Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`, `.json` or `.parquet`
@@ -52,7 +52,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         whole = load_collection(path) if is_collection(path) else load_from_disk(path)
         preferences = select_rows(whole, split, name)
     elif path.is_file():
-        raise ValueError(f"{path} is no {LOCAL_FILE}, from which preferences are read.")
+        raise ValueError(f"{path} is not a {LOCAL_FILE}, from which preferences are read.")
     elif path.is_absolute() or name.count("/") != 1:
         advice = f"a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, or an id on the Hub"
         raise FileNotFoundError(f"There is no folder {name}. Give {advice}.")

@@ -31,8 +31,8 @@ FOLDER = "preferences"  # in the folder of the run, unless `preference_dataset` 
 
 def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
-    Collects preferences, or prints what that will cost if `--dry_run` is given. A collection that was interrupted is continued. For the
-    arguments, see [`~trl_multiagent.recipe.run.run_recipe`].
+    Collects preferences, or prints their cost if `--dry_run` is given. An interrupted collection is resumed. For the arguments, see
+    [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
@@ -41,7 +41,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         folder = Path(config.output_dir)
         environment = make_environment(settings, folder)
         from trl_multiagent.recipe.folders import check_folder
-        from trl_multiagent.recipe.plan import agents, print_plan  # takes as long as TRL, like the one before
+        from trl_multiagent.recipe.plan import agents, print_plan  # imports TRL
         from trl_multiagent.recipe.prepared import first_rows, start_logging
 
         def load_items() -> Dataset:
@@ -98,7 +98,7 @@ def check_comparator(config: PreferenceConfig) -> None:
 
 
 def cost(config: PreferenceConfig, environment: Environment, load_items: Callable[[], Dataset]) -> dict[str, Any]:
-    """Returns what a collection will cost, as lines of a plan. If `load_items` raises a `ConnectionError`, that is unknown."""
+    """Returns the cost of a collection, as lines of a plan. It is unknown if `load_items` raises a `ConnectionError`."""
     from trl_multiagent.jobs.stage import chunks_of
     from trl_multiagent.preferences.collection import finished_chunks
     from trl_multiagent.recipe.plan import count
@@ -133,8 +133,8 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
 def endpoint_cost(config: PreferenceConfig, prompts: list[dict[str, Any]], roles: Sequence[str]) -> str:
     """Describes the largest number of requests to the endpoint of a comparator, and their cost."""
     endpoint, mode = config.comparator_endpoint(len(roles)), config.comparator_generation_mode
-    length = sum(len(str(prompt)) for of_item in prompts for prompt in of_item.values()) // CHARACTERS_PER_TOKEN
+    length = sum(len(str(prompt)) for by_role in prompts for prompt in by_role.values()) // CHARACTERS_PER_TOKEN
     number = config.num_comparator_candidates
     requests = len(prompts) * number * (1 if mode == "centralized" else len(roles))
-    asked = length * number * (len(roles) if mode == "sequential" else 1)  # every request has all assignments
-    return describe_requests(endpoint, requests, asked, requests * endpoint.max_tokens)
+    input_tokens = length * number * (len(roles) if mode == "sequential" else 1)  # every request has all assignments
+    return describe_requests(endpoint, requests, input_tokens, requests * endpoint.max_tokens)

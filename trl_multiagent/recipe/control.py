@@ -1,8 +1,8 @@
 """
 Trains the control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
-It has the settings of the team's run, and its answers may have as many tokens as all of the team's together. Its trainer counts when it has
-spent as much; the number of optimizer steps is estimated before, for the schedule of the learning rate.
+The control has the settings of the team's run, and an answer may have as many tokens as all of the team's together. The training ends when its
+trainer has counted the same cost. The number of optimizer steps is estimated before, for the schedule of the learning rate.
 """
 
 import functools
@@ -41,18 +41,18 @@ logger = logging.get_logger(__name__)
 
 CONTROL_FILE = "control.json"  # in the folder of a control that is complete
 MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an answer
-MOST_STEPS = 4  # times the estimate, where the schedule of the learning rate does not depend on the number of steps
+MOST_STEPS = 4  # limit as a multiple of the estimated steps, if the learning rate does not depend on their number
 
 
 class TrainingCost(NamedTuple):
-    """What a training cost: scored joint answers, and tokens that all agents generated."""
+    """The cost of a training: scored joint answers, and tokens that all agents generated."""
 
     env_steps: int
     generated_tokens: int
 
 
 class StopWhenSpent(TrainerCallback):
-    """Ends a training as soon as it has cost at least as many env steps and generated tokens as another one, as its trainer counts them."""
+    """Ends a training as soon as its trainer has counted at least as many env steps and generated tokens as `cost`."""
 
     def __init__(self, trainer: RolloutTrainer, cost: TrainingCost):
         self.trainer, self.cost = trainer, cost
@@ -77,7 +77,7 @@ class StopWhenSpent(TrainerCallback):
 
 
 def read_cost(run_folder: Path) -> TrainingCost:
-    """Reads what a run cost, and refuses a folder without a record of it."""
+    """Reads the cost of a run. Raises `ConfigError` if the folder has no record of it."""
     path = run_folder / COST_FILE
     try:
         numbers = read_json(path)
@@ -105,7 +105,7 @@ class Control:
         return self.stage.has(CONTROL_FILE)
 
     def read_run(self) -> tuple[PreparedRun, Environment, Dataset]:
-        """Checks the settings and the items of the control's training, without loading a model. Wrong ones end the program."""
+        """Checks the settings and the items of the control's training, without loading a model. A wrong setting ends the program."""
         run = prepare_training(self.settings)
         environment = run.make_environment()
         check_team(run, environment.roles)
@@ -161,8 +161,8 @@ def make_control(
         raise ConfigError(f"The control of {team.location} needs the folder of a run, with its config.yaml.")
     cost = read_cost(Path(team.run_config).parent)
     folder = evaluation.output_dir / "controls" / team.name
-    depends_on = {"control": kind, "control_model": model, **cost._asdict()}
-    stage = Stage(folder, "control", depends_on, start_processes(), advice="choose another `evaluation.output_dir`")
+    decisive = {"control": kind, "control_model": model, **cost._asdict()}
+    stage = Stage(folder, "control", decisive, start_processes(), advice="choose another `evaluation.output_dir`")
     if stage.has(CONTROL_FILE):
         stage.check()
     written = read_yaml(team.run_config)
@@ -193,7 +193,7 @@ def make_control(
 
 
 def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
-    """Estimates the optimizer steps after which a control has cost as much as a team. A batch has `answers`, each of so many `tokens`."""
+    """Estimates the optimizer steps after which a control has cost as much as a team. A batch has `answers` answers of `tokens` tokens."""
     batches = max(cost.env_steps / answers, cost.generated_tokens / (answers * tokens))
     return math.ceil(batches) * num_iterations
 

@@ -1,4 +1,4 @@
-"""Runs `trl-multiagent evaluate` and `cross-play`. What imports TRL is imported after the command line is read, so that help appears at once."""
+"""Runs `trl-multiagent evaluate` and `cross-play`. Modules that import TRL are imported after the command line is read, so that help is quick."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run_evaluation(
     cross_play: bool = False,
 ) -> None:
     """
-    Evaluates saved teams, or prints what that will cost if `--dry_run` is given. An evaluation that was interrupted is continued. With
-    `cross_play`, the agents of the teams play with each other. For the other arguments, see [`~trl_multiagent.recipe.run.run_recipe`].
+    Evaluates saved teams, or prints the cost if `--dry_run` is given. An interrupted evaluation is resumed. With `cross_play`, the agents of
+    the teams play with each other. For the other arguments, see [`~trl_multiagent.recipe.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
@@ -56,7 +56,7 @@ def run_evaluation(
         items = load_items(evaluation)
         untrained = [control for control in controls.values() if not control.is_trained]
         for control in untrained:
-            control.read_run()  # what is wrong with it must not show after the training of another one
+            control.read_run()  # reports errors before any control is trained
         if evaluation.arguments.dry_run:
             return print_cost(evaluation, controls, policies, items)
         for policy in policies:
@@ -112,24 +112,21 @@ def play_and_report(
 
 
 def cost_note(controls: Mapping[str, Control]) -> str:
-    """Says what the trainings of the teams and of their controls cost."""
+    """Describes the cost of the trainings of the teams and of their controls."""
     from trl_multiagent.recipe.control import read_cost
 
-    costs = [(control.cost, read_cost(control.folder)) for control in controls.values()]
-    answers, tokens = (
-        " and ".join(f"{sum(getattr(pair[k], name) for pair in costs):,}" for k in (0, 1))
-        for name in ("env_steps", "generated_tokens")
-    )
+    answers, tokens = map(sum, zip(*(control.cost for control in controls.values()), strict=True))
+    own_answers, own_tokens = map(sum, zip(*(read_cost(x.folder) for x in controls.values()), strict=True))
     return (
-        f"Trainings of team and control: {answers} scored answers, {tokens} generated tokens. The reward of a single agent may have "
-        "another maximum than that of a team, so compare what passes."
+        f"Trainings of team and control: {answers:,} and {own_answers:,} scored answers, {tokens:,} and {own_tokens:,} generated tokens. The "
+        "reward of a single agent may have another maximum than that of a team, so compare what passes."
     )
 
 
 def print_cost(
     evaluation: Evaluation, controls: Mapping[str, Control], policies: Sequence[Policy], items: Dataset
 ) -> None:
-    """Prints what an evaluation will cost, without loading a model."""
+    """Prints the cost of an evaluation, without loading a model."""
     from trl_multiagent.evaluation.play import transcripts_folder
     from trl_multiagent.recipe.plan import print_plan
 

@@ -29,7 +29,7 @@ from trl_multiagent.settings.read import (
 from trl_multiagent.settings.schema import algorithm_keys
 
 
-DEFAULT_ALGORITHM = "magrpo"  # whose defaults apply without a file
+DEFAULT_ALGORITHM = "magrpo"  # its defaults apply without a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Evaluation:
     settings: Settings
     config: EvaluationConfig  # the section `evaluation`, complete
     teams: list[TeamSource]
-    base: str | list[str] | None  # the models from which the agents of the training started, as far as they are known
+    base: str | list[str] | None  # the models from which the agents of the training started, if known
     arguments: argparse.Namespace  # the command line
     notes: list[str]  # messages to the user
 
@@ -59,7 +59,7 @@ class Evaluation:
 
     @property
     def max_completion_length(self) -> int:
-        """Tokens of a completion of a team's agent at most."""
+        """Largest number of tokens of a completion of a team's agent."""
         assert self.config.max_completion_length is not None
         return self.config.max_completion_length
 
@@ -86,7 +86,7 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     parser.add_argument("--split", metavar="SPLIT", help="The rows to evaluate on, such as 'test[:50]'.")
     parser.add_argument("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
     group = parser.add_argument_group(
-        "settings, also keys of the section 'evaluation'", "Those of the sampling are by default as in the training."
+        "settings, also keys of the section 'evaluation'", "By default, sampling is as in the training."
     )
     for field in dataclasses.fields(EvaluationConfig):
         if not (cross_play and field.name.startswith(("baseline", "control", "contributions", "ablate"))):
@@ -134,12 +134,12 @@ def parse_evaluation(
         config = next(filter(None, configs), None)
         for text, other in zip(arguments.teams, configs, strict=True):
             if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
-                notes.append(f"the settings are those of {config}; the section `dataset` of {text} is another one.")
+                notes.append(f"the settings are those of {config}; the section `dataset` of {text} differs.")
     written, given = read_yaml(config), parse_overrides(arguments.override)
     algorithm = next((name for name in written if name in ALGORITHMS), DEFAULT_ALGORITHM)
-    of_training = renamed(algorithm, [written, given])
-    model = of_training.get("agent_model")
-    base = of_training.get("agents") or (model.get("name") if isinstance(model, dict) else None)
+    training = renamed(algorithm, [written, given])
+    model = training.get("agent_model")
+    base = training.get("agents") or (model.get("name") if isinstance(model, dict) else None)
     own: dict[str, Any] = {"agents": None, "agent_model": {"name": locations[0]}, "evaluation": flag_values(arguments)}
     if arguments.dataset is not None or arguments.split is not None:
         own["dataset"] = {"train_split": arguments.split, "eval_split": arguments.split}
@@ -147,19 +147,19 @@ def parse_evaluation(
         own["dataset"]["name"] = arguments.dataset
     if arguments.task is not None:
         own["task"] = arguments.task
-    settings = settings_of(algorithm, task, [of_training, own], prog, config)
+    settings = settings_of(algorithm, task, [training, own], prog, config)
     teams = name_teams(arguments.teams, locations, configs, settings.task)
     complete = complete_config(settings, teams, cross_play)
     return Evaluation(settings, complete, teams, base, arguments, notes)
 
 
 def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
-    """Completes the settings of the evaluation: those that were not given are those of the algorithm's section, or its defaults."""
+    """Completes the settings of the evaluation with those of the algorithm's section, or its defaults."""
     config: EvaluationConfig = settings.sections["evaluation"]
     for name in ("baselines", "control", "contributions", "ablate"):
         if cross_play and getattr(config, name):
             raise ConfigError(f"`evaluation.{name}` has no place in a cross-play: remove it, or use `evaluate`.")
-    # A reward model samples nothing
+    # The section of a reward model has no settings of sampling
     keys = algorithm_keys(DEFAULT_ALGORITHM) | algorithm_keys(settings.algorithm)
     names = [name for name in (*SAMPLING_FIELDS, "discount") if getattr(config, name) is None]
     changes = {name: settings.arguments.get(name, keys[name].default) for name in names}
@@ -175,7 +175,7 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
 
 
 def find_team(text: str) -> str:
-    """Returns the folder of the team that an argument names, or a Hub id as it is. Raises `ConfigError` if the folder holds no team."""
+    """Returns the folder of the team that an argument names, or a Hub id unchanged. Raises `ConfigError` if the folder holds no team."""
     path = Path(text)
     if not path.is_dir():
         if path.is_file():
@@ -197,7 +197,7 @@ def find_team(text: str) -> str:
 
 
 def find_config(text: str) -> str | None:
-    """Returns the settings of the run that wrote a folder or a checkpoint, or that are in a repository."""
+    """Returns the file with the settings of the run that wrote a folder, a checkpoint or a repository."""
     path = Path(text)
     if path.is_dir():
         folders = [path, path.absolute().parent] if path.name.startswith("checkpoint-") else [path]
@@ -218,12 +218,12 @@ def find_in_repository(name: str, file: str) -> str | None:
 def name_teams(
     texts: Sequence[str], locations: Sequence[str], configs: Sequence[str | None], task: Task
 ) -> list[TeamSource]:
-    """Gives every team a name that is also that of a folder, and reads its roles. Raises `ConfigError` if a team is given twice."""
+    """Gives every team a name, which is also used for a folder, and reads its roles. Raises `ConfigError` if a team is given twice."""
     from trl_multiagent.team.files import read_team_file
 
     same = {str(Path(x).resolve()) if Path(x).is_dir() else x for x in locations}
     if len(same) < len(locations):
-        raise ConfigError(f"The teams {', '.join(texts)} contain the same one twice.")
+        raise ConfigError(f"The teams {', '.join(texts)} contain one of them twice.")
     names = [*BASELINES]  # they have folders, too
     teams = []
     for text, location, config in zip(texts, locations, configs, strict=True):

@@ -18,7 +18,7 @@ NO_FOLDER = "`resume_from_checkpoint: true` continues the run that RUN_ID or `ou
 
 
 def check_folder(setting: str, folder: Path) -> None:
-    """Raises `ConfigError` if the folder that a setting names is a file or inside of one, or the permission to write is missing."""
+    """Raises `ConfigError` if the folder that a setting names is a file, is inside a file, or cannot be written to."""
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise ConfigError(f"{setting} names the folder '{folder}', but {existing} is a file or a broken link.")
@@ -27,13 +27,13 @@ def check_folder(setting: str, folder: Path) -> None:
 
 
 def check_repo_id(setting: str, repo_id: str) -> None:
-    """Refuses a text that cannot be the name of a repository on the Hub."""
+    """Raises `ConfigError` if a text cannot be the name of a repository on the Hub."""
     with config_errors(f"`{setting}`: {repo_id!r} is not a valid name of a repository. "):
         validate_repo_id(repo_id)
 
 
 def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
-    """Chooses the folder of the run, the same on all processes, and the complete checkpoint to continue from, or raises `ConfigError`."""
+    """Chooses the folder of the run, the same on all processes, and the checkpoint to resume from. Raises `ConfigError` if there is none."""
     output_dir, resume, name = settings.arguments.get("output_dir"), settings.extras.resume_from_checkpoint, run_id()
     names = [re.sub(r"[^\w.-]", "_", name) if name else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
     broadcast_object_list(names)

@@ -1,6 +1,6 @@
 """
-MARLHF: collects preferences, trains a joint reward model on them, and trains the team with its reward. Once (`marlhf`), or in rounds
-(`marlhf_iter`), which are those of iterative MADPO with a reward model in between.
+MARLHF: collects preferences, trains a joint reward model on them, and trains the team with its reward. `marlhf` does this once. `marlhf_iter`
+has the rounds of iterative MADPO, with a reward model in each.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from trl_multiagent.recipe.models import check_models
 from trl_multiagent.recipe.plan import HEADING, print_plan, rollout_lines
 from trl_multiagent.recipe.preference_run import PreferenceRun
 from trl_multiagent.recipe.prepared import first_rows
-from trl_multiagent.recipe.reward_model import check_base, check_files, checked_args, summary, train_reward_model
+from trl_multiagent.recipe.reward_model import check_base, checked_args, summary, train_reward_model
 from trl_multiagent.recipe.run import end_on_wrong_input
 from trl_multiagent.settings.algorithms import ALGORITHMS, RL_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, make_training_args
@@ -32,7 +32,7 @@ from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
 from trl_multiagent.trainers.reward_watch import RewardWatch
 
 
-REWARD_FOLDER = "reward_model"  # in the folder of a round; with an underscore in that of the run, which is pushed
+REWARD_FOLDER = "reward_model"  # in a round's folder; with an underscore in the run's folder, which is pushed
 # Arguments of the team's trainer that the reward model's trainer shares: accelerate has one precision per process
 SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloader_pin_memory output_dir".split()
 
@@ -45,7 +45,7 @@ def run_marlhf(settings: Settings) -> None:
 
 
 class RewardRun(PreferenceRun):
-    """One run of MARLHF. Its trainings have the reward of a model, which is trained on the preferences first."""
+    """One run of MARLHF. Each round trains a reward model on its preferences, and then the team with the model's reward."""
 
     def __init__(self, settings: Settings):
         self.reward = settings.part(RewardSettings)
@@ -61,11 +61,11 @@ class RewardRun(PreferenceRun):
         classes = {name: ALGORITHMS[name].config_class() for name in RL_ALGORITHMS}
         fields = {name: {field.name for field in dataclasses.fields(cls)} for name, cls in classes.items()}
         used = fields[self.reward.rl_algorithm] | {field.name for field in dataclasses.fields(PreferenceConfig)}
-        others = set().union(*fields.values()) - used - {"num_iterations"}
-        unused = [f"{settings.algorithm}.{name}" for name in settings.arguments if name in others]
-        if unused:
+        without_effect = set().union(*fields.values()) - used - {"num_iterations"}
+        given = [f"{settings.algorithm}.{name}" for name in settings.arguments if name in without_effect]
+        if given:
             reason = "because of `rl_algorithm`"
-            settings.notes.append(f"these settings have no effect here, {reason}: {', '.join(unused)}.")
+            settings.notes.append(f"these settings have no effect here, {reason}: {', '.join(given)}.")
         processed = {} if self.reward.process_model_reward else {"reward_scale": 1.0, "reward_shift": 0.0}
         return make_training_args(settings, classes[self.reward.rl_algorithm], **processed)
 
@@ -103,9 +103,8 @@ class RewardRun(PreferenceRun):
         return {"environment": environment, "train_dataset": self.items, "callbacks": [RewardWatch()]}
 
     def with_reward_of(self, folder: Path, score_task: bool) -> Environment:
-        """Returns the task with the reward of a model, whose files must be those that were saved."""
-        check_files(folder)
-        with without_sharding(self.prepared.training_args):
+        """Returns the task with the reward of a saved model. Raises `ConfigError` if the model's files have changed."""
+        with without_sharding(self.prepared.training_args), config_errors():
             reward = JointRewardModel(str(folder))
         return ModelRewardEnvironment(
             self.environment,

@@ -1,8 +1,9 @@
 """
 The plan of a training on rollouts with its memory and time per device, computed without weights and without a GPU.
 
-What is held between steps (weights, gradients, the optimizer's state) is exact for Adam; see docs/distributed.md for the formulas. What sampling and the update
-need on top are estimates: the key-value cache of the longest level, the activations of a micro-batch, and the log-probabilities.
+The memory that is held between steps (weights, gradients, the optimizer's state) is exact for Adam; see docs/distributed.md for the formulas.
+The memory of sampling and of the update is an estimate: the key-value cache of the longest level, the activations of a micro-batch, and the
+log-probabilities.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 
 
 GB = 1e9
-# Gigabytes of memory, terabytes per second, and teraflops of dense matrix products in bfloat16, as their makers publish them
+# Gigabytes of memory, terabytes per second, and teraflops of dense matrix products in bfloat16, as published
 GPUS = {
     "T4": (16, 0.32, 65),
     "4090": (24, 1.01, 165),
@@ -41,7 +42,7 @@ GPUS = {
     "H100": (80, 3.35, 990),
     "H200": (141, 4.8, 990),
 }
-USABLE = 0.95  # of a GPU's memory; the driver and fragments take the rest
+USABLE = 0.95  # share of a GPU's memory; the driver and fragmentation take the rest
 WIDTH = 40  # characters of a bar that is as long as the memory of the GPU
 ADVICE = {
     "held": "use ZeRO (`--accelerate_config zero3`), LoRA (`peft: {r: 16}`), one model for all (`agent_model.share_weights`) or smaller models.",
@@ -50,8 +51,8 @@ ADVICE = {
 }
 # Parameters that DeepSpeed gathers at a time, and gradients that it collects before it splits them
 MAX_LIVE, MAX_BUCKET = 1e9, 5e8
-CHUNK_TOKENS, CHUNK_WORDS, CHUNK_COPIES = 4096, 32768, 4  # TRL computes log-probabilities in such parts
-MEASURED_ITEMS = 64  # whose first prompts are measured
+CHUNK_TOKENS, CHUNK_WORDS, CHUNK_COPIES = 4096, 32768, 4  # TRL computes log-probabilities in chunks of this size
+MEASURED_ITEMS = 64  # number of items whose first prompts are measured
 
 
 def print_memory_plan(
@@ -61,8 +62,8 @@ def print_memory_plan(
     Prints the plan of a run, with the memory and the shortest possible time of a step. Wrong settings end the program.
 
     Args:
-        tasks (`Mapping[str, str]`): The tasks that have a name.
-        argv (`Sequence[str]`): The arguments of a training, with `--config`. The algorithm is the one that has a section in the file.
+        tasks (`Mapping[str, str]`): The named tasks.
+        argv (`Sequence[str]`): The arguments of a training, with `--config`. The file has a section for the algorithm.
         prog (`str`): Name of the program in messages.
         stage (`int`): The stage of ZeRO, 0 without DeepSpeed.
         processes (`int`): Number of GPUs.
@@ -87,18 +88,15 @@ def print_memory_plan(
     built = any(name in run.builders for name in run.model_list)
     but = " but the base model of the task, in the cache" if built else ""
     print_plan(lines, f"Plan: no model was loaded, nothing was written{but}.")
-    each = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
-    print(f"\n{each}{f', ZeRO-{stage}' * (stage > 0)}:")
-    print(
-        "\n".join(
-            f"  {line}" for line in [*memory_lines(run, size, stage, processes, gpu), *time_lines(run, size, gpu)]
-        )
-    )
+    devices = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
+    print(f"\n{devices}{f', ZeRO-{stage}' * (stage > 0)}:")
+    for line in (*memory_lines(run, size, stage, processes, gpu), *time_lines(run, size, gpu)):
+        print(f"  {line}")
 
 
 @dataclass(frozen=True)
 class Size:
-    """What the memory of a team depends on: numbers of parameters, and the tokens of a prompt."""
+    """The numbers that decide the memory of a team: its parameters, and the tokens of a prompt."""
 
     trained: int  # of agents and critics
     frozen: int  # of agents that are not trained
@@ -113,7 +111,7 @@ class Size:
 
 
 def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
-    """Builds the models without weights, and counts. Only configurations and tokenizers are read, of the Hub too."""
+    """Builds the models without weights, and counts. It reads only configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, form = find_sources(build(loader.models, loader.builders), roles, {})
     counts = {source: count(source, loader) for source in dict.fromkeys(sources.values())}
@@ -143,7 +141,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
 
 @dataclass(frozen=True)
 class Count:
-    """What an agent consists of."""
+    """The model of an agent and its numbers of parameters."""
 
     name: AgentSource  # its model; for an adapter, the base
     model: PreTrainedModel  # without weights
@@ -161,12 +159,12 @@ def count(source: AgentSource, loader: TeamLoader) -> Count:
         adapter = loader.peft_config if name == source else LoraConfig.from_pretrained(source.name)
         if adapter is None:
             return Count(name, model, number)
-        adapter.inference_mode = False  # as which it was saved
+        adapter.inference_mode = False  # saved adapters have True
         return Count(name, model, trainable(get_peft_model(model, adapter)), number)
 
 
 def base_of(source: AgentSource) -> AgentSource:
-    """Returns the model of an agent, which for an adapter is its base."""
+    """Returns the model of an agent, or the base of an adapter."""
     file = find_file(f"{source.name}/{source.subfolder}" if source.subfolder else source.name, ADAPTER_CONFIG)
     return (
         source if file is None else AgentSource(str(LoraConfig.from_pretrained(source.name).base_model_name_or_path))
@@ -178,7 +176,7 @@ def trainable(model: torch.nn.Module) -> int:
 
 
 def critic_parameters(run: PreparedRun, trained_roles: Sequence[str], config: Any) -> int:
-    """Returns the number of trained parameters of all critics, each with the dimensions of the agents' first model or a model of its own."""
+    """Returns the number of trained parameters of all critics. A critic without a model of its own has the size of the first agent's."""
     args = run.training_args
     if not isinstance(args, ActorCriticConfig) or args.critic_form == "head":
         return 0
@@ -199,7 +197,7 @@ def critic_parameters(run: PreparedRun, trained_roles: Sequence[str], config: An
 
 
 def longest_prompt(names: Mapping[str, AgentSource], environment: Environment, items: Sequence[dict]) -> int:
-    """Returns the number of tokens of the longest first prompt, of the first items; 0 if none is known. `names`: the model of each role."""
+    """Returns the number of tokens of the longest first prompt among the first items; 0 without items. `names`: the model of each role."""
     nodes = root_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     longest = 0
     for name in set(names.values()):
@@ -230,7 +228,7 @@ def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: 
 
 def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str, dict[str, float]]:
     """
-    Returns the bytes of each part, for what is `held` between steps, and for what `sampling` and `update` need besides.
+    Returns the bytes of each part: of the memory that is `held` between steps, and of the additional memory of `sampling` and `update`.
 
     Args:
         args ([`RolloutConfig`]): The configuration of the trainer.
@@ -240,16 +238,16 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     """
     half = bool(args.bf16 or args.fp16)
     number = 2.0 if half else 4.0  # bytes of an activation
-    mixed = half and stage > 0  # DeepSpeed computes with weights in 16 bits, and its optimizer has others
+    mixed = half and stage > 0  # DeepSpeed computes with 16-bit weights, and its optimizer has float32 copies
     weight = 2.0 if mixed or args.rounds_stochastically else 4.0
-    # DeepSpeed has a float32 copy of its own beside Adam's two moments; those of torchao have 8 bits
+    # Adam has two moments, and DeepSpeed a float32 copy of the weights, too. torchao's moments have 8 bits
     state = 2.0 if args.rounds_stochastically else 12.0 if stage > 0 else 8.0
-    of_weights = processes if stage == 3 else 1
+    weight_shards = processes if stage == 3 else 1
     base = min(size.base_bytes, 2.0) if mixed else size.base_bytes
     gradients = weight * size.trained / (processes if stage >= 2 else 1)
     held = {
-        "weights": (weight * (size.trained + size.frozen) + base * size.base) / of_weights,
-        "reference policies": weight * size.reference / of_weights,
+        "weights": (weight * (size.trained + size.frozen) + base * size.base) / weight_shards,
+        "reference policies": weight * size.reference / weight_shards,
         "optimizer": state * size.trained / (processes if stage > 0 else 1),
         "gradients": gradients if stage == 3 else 0.0,
         "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
@@ -260,7 +258,7 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         rows = max(1, min(rows, args.generation_token_budget // longest))
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    copies = number * (size.trained + size.frozen) if half and weight == 4.0 else 0.0  # that autocast makes
+    copies = number * (size.trained + size.frozen) if half and weight == 4.0 else 0.0  # made by autocast
     sampling = {
         "key-value cache": 2 * number * text.num_hidden_layers * heads * head * rows * longest,
         "probabilities": 3 * 4.0 * rows * text.vocab_size,
@@ -270,16 +268,16 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     shared = longest - args.max_completion_length  # by the completions of a node
     prompts = -(-rows // args.completions_per_node) if size.packs else rows
     tokens = prompts * shared + rows * args.max_completion_length
-    of_layer = tokens * number * (16 * text.hidden_size + 4 * text.intermediate_size)
+    layer = tokens * number * (16 * text.hidden_size + 4 * text.intermediate_size)
     kept = size.agents * layers * tokens * number * text.hidden_size
     unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0
     if copies and size.base_bytes == 4.0:
-        # Of a base, for the backward pass, and of one layer at a time if that is recomputed
+        # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
         copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents)
     live = min(size.trained + size.frozen + size.base, MAX_LIVE)
     update = {
         "gradients": 0.0 if stage == 3 else gradients,
-        "activations": kept + of_layer if args.gradient_checkpointing else size.agents * layers * of_layer,
+        "activations": kept + layer if args.gradient_checkpointing else size.agents * layers * layer,
         "log-probabilities": 4.0 * CHUNK_COPIES * min(tokens, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
         "weights to compute with": number * live if stage == 3 else copies,
         "gradients not yet split": weight * min(unsplit, MAX_LIVE if stage == 3 else MAX_BUCKET),
@@ -290,13 +288,14 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
 
 def time_lines(run: PreparedRun, size: Size, gpu: str) -> Iterator[str]:
     """
-    Yields the lines of a plan about the shortest possible time of an optimizer step: reading the weights once per sampled token of a level, and the matrix
-    products of the update, at the full speed of the GPU. Sampling with transformers takes several times as long, because it launches many small kernels.
+    Yields the lines of a plan about the shortest possible time of an optimizer step: reading the weights once per sampled token of a level, and
+    the matrix products of the update, at the full speed of the GPU. Sampling with transformers takes several times as long, because it launches
+    many small kernels.
     """
     args, (_, bandwidth, flops) = run.training_args, GPUS[gpu]
     agents, length = size.agents, args.max_completion_length
     read = 2.0 * size.largest * agents * args.num_turns * length
-    # A tree whose rows share their first prompt
+    # The rows of a tree share their first prompt
     tokens = args.items_per_device * (size.prompt + args.rows_per_item * length) * agents
     operations = 4 if size.base else 6  # per parameter and token; frozen weights need no gradient
     computed = (operations + 2 * args.gradient_checkpointing) * size.largest * tokens

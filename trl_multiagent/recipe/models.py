@@ -18,8 +18,10 @@ from trl_multiagent.team.load import TeamLoader
 
 
 def check_models(setting: str, names: Sequence[str], task: Task) -> None:
-    """Raises `ConfigError` if a name of a model, unless the task builds it, is no folder with a model and no id."""
-    for name in [name for name in names if name not in task.models]:
+    """Raises `ConfigError` if a name is neither a model of the task, nor a folder with a model, nor a possible Hub id."""
+    for name in names:
+        if name in task.models:
+            continue
         check_names(name, setting)
         if not Path(name).is_dir():
             check_repo_id(setting, name)
@@ -28,7 +30,7 @@ def check_models(setting: str, names: Sequence[str], task: Task) -> None:
 
 
 def make_peft_config(settings: Settings) -> LoraConfig | None:
-    """Makes the adapter of every agent from the section `peft`, or by TRL from `agent_model`. Raises `ConfigError` if it is refused."""
+    """Makes the adapter of every agent from the section `peft` or, with TRL, from `agent_model`. Raises `ConfigError` if a value is wrong."""
     model = settings.agent_model
     where = "peft" if settings.has_peft_section else "agent_model"
     with config_errors(f"section `{where}`: ", (ValueError, TypeError)):
@@ -38,7 +40,7 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
             config = get_peft_config(ModelConfig(use_peft=model.use_peft, **model.lora_arguments))
             names = model.lora_target_modules or []
             if config is not None and len(names) == 1 and names[0].isidentifier():
-                # TRL makes it a text, which PEFT compares with whole paths of modules
+                # TRL passes a single name as text, which PEFT would compare with whole paths of modules
                 config.target_modules = {*names}
         if config is not None:
             check_adapter_config("every agent", config)

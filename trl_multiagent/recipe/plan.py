@@ -1,4 +1,4 @@
-"""The plan that `--dry_run` prints: the size of a run, and where its results go."""
+"""The plan that `--dry_run` prints: the size of a run, and the folders of its results."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ def rollout_lines(
     datasets: tuple[Dataset, Dataset | None] | None = None,
 ) -> dict[str, Any]:
     """
-    Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without `datasets`, those of the
-    recipe are loaded.
+    Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without `datasets`, the
+    function loads those of the recipe.
     """
     args, dataset = run.training_args, run.dataset
     num_train = num_eval = None
@@ -83,7 +83,7 @@ def rollout_lines(
 
 
 def baseline(args: RolloutConfig) -> str:
-    """Describes what a completion is compared with."""
+    """Describes the baseline of a completion."""
     if not isinstance(args, ActorCriticConfig):
         return f"advantage_mode {cast(MAGRPOConfig, args).advantage_mode}"
     models = [args.critic_models] if isinstance(args.critic_models, str) else args.critic_models or []
@@ -129,13 +129,13 @@ def agents(names: str | list[str], roles: Sequence[str], frozen: Sequence[str] =
 def later_prompts(args: RolloutConfig) -> int:
     """Counts the later-turn prompts that an item's full tree requests."""
     nodes = args.nodes_per_turn
-    if args.handoff is not None and isinstance(args, ActorCriticConfig):  # critics also value what is not continued
+    if args.handoff is not None and isinstance(args, ActorCriticConfig):  # critics also value joint actions that end
         return sum(nodes[:-1]) * args.joint_actions_per_node
     return sum(nodes[1:])
 
 
 def num_evaluations(args: RolloutConfig, steps: int) -> int:
-    """Counts the evaluations of a training with so many optimizer steps."""
+    """Counts the evaluations in a number of optimizer steps."""
     if args.eval_strategy.value == "epoch":
         return math.ceil(args.num_train_epochs)
     return bool(args.eval_on_start) + steps // max(1, int(args.eval_steps or 1))

@@ -1,4 +1,4 @@
-"""Makes what an evaluation plays: environments, items, and policies."""
+"""Makes the environments, items and policies of an evaluation."""
 
 import copy
 import dataclasses
@@ -38,7 +38,7 @@ def make_environment(evaluation: Evaluation) -> Environment:
     """Makes the task's environment. Raises `ConfigError` if a team has other roles, or it cannot play so many turns."""
     environment = evaluation.settings.task.environment(settings_for_task(evaluation))
     run = Run(Path(evaluation.teams[0].location), evaluation.base)
-    arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # that of the training is another
+    arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # not the seed of the training
     settings = dataclasses.replace(evaluation.settings, arguments=arguments)
     environment = seated(settings, environment, evaluation.output_dir, run)
     for team in evaluation.teams:
@@ -98,7 +98,7 @@ def load_items(evaluation: Evaluation) -> Dataset:
 
 
 def watched(section: Any, read: set[str]) -> Any:
-    """Returns a copy of a section that adds the names of the settings that are read to a set."""
+    """Returns a copy of a section that adds the name of each setting that is read to the set `read`."""
 
     class Watched(type(section)):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
@@ -126,7 +126,7 @@ def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[st
 
 
 def make_policies(evaluation: Evaluation, environment: Environment, controls: dict[str, Control]) -> list[Policy]:
-    """Makes the policies to play: the teams, in order, and what they are compared with. Raises `ConfigError` if one is impossible."""
+    """Makes the policies to play: the teams, in order, then the policies to compare them with. Raises `ConfigError` if one is impossible."""
     policies = [make_policy(evaluation, team.name, "team", environment, team.location) for team in evaluation.teams]
     policies += baseline_policies(evaluation, environment)
     policies += control_policies(evaluation, controls) if controls else []
@@ -197,13 +197,13 @@ def control_policies(evaluation: Evaluation, controls: dict[str, Control]) -> li
 
 
 def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
-    """Makes the teams with one agent replaced: by nothing, by its untrained self, and by that of the next team."""
+    """Makes the teams with one agent replaced: by nothing, by the untrained agent, and by the next team's agent."""
     teams, roles, base = evaluation.teams, environment.roles, baseline_model(evaluation)
     loaded = functools.cache(lambda location: load_team(evaluation, location, roles))
     untrained = functools.cache(lambda: load_team(evaluation, base, roles))
 
     def load(own: TeamSource, role: str, by: str, other_team: TeamSource) -> LoadedTeam:
-        parts = {each: loaded(own.location) for each in roles}
+        parts = {name: loaded(own.location) for name in roles}
         if by != NOTHING:  # otherwise the generator silences the team's own agent
             parts[role] = untrained() if by == UNTRAINED else loaded(other_team.location)
         return mix(parts)
@@ -226,10 +226,10 @@ def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[P
 
 
 def message_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
-    """Makes the teams whose agents do not read each other's answers. Raises `ConfigError` if agents never do."""
+    """Makes the teams whose agents do not read each other's answers. Raises `ConfigError` if the task has no messages."""
     if len(environment.roles) == 1 or evaluation.config.num_turns == 1:
         raise ConfigError("`evaluation.ablate: messages` is for several agents and turns: leave it out.")
-    if evaluation.settings.seats:  # they keep the messages of an episode themselves
+    if evaluation.settings.seats:  # a seated environment keeps the messages of an episode itself
         raise ConfigError("`evaluation.ablate: messages` does not go with `seats`: leave one of them out.")
     return [
         make_policy(

@@ -51,7 +51,7 @@ TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 RESULTS_FILE = "results.json"  # of a round, written last
 BEFORE_FILE = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(0)}/before.json"  # the task's reward of the base
 BASE_FILE = "_base.json"  # the checksums of the saved base
-# Settings that may differ when a run is continued, by section
+# Settings that may differ when a run is resumed, by section
 FREE_SECTIONS = ("output", "wandb")
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
 
@@ -77,7 +77,7 @@ class PreferenceRun:
         self.trained_with = algorithm
         self.in_rounds = algorithm in ITERATIVE
         self.num_rounds: int = arguments["num_iterations"] if self.in_rounds else 1
-        if settings.extras.resume_from_checkpoint is True:  # every run goes on; an early phase has no checkpoint yet
+        if settings.extras.resume_from_checkpoint is True:  # every run resumes; an early phase has no checkpoint yet
             if not settings.has_named_folder:
                 raise ConfigError(NO_FOLDER)
             settings.extras.resume_from_checkpoint = None
@@ -101,14 +101,14 @@ class PreferenceRun:
         decisive = decisive_settings(run.merged, algorithm)
         self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
 
-    # What a run with a reward model does in another way
+    # Methods that a run with a reward model overrides
 
     def training_args(self, settings: Settings) -> Any:
         return make_training_args(settings)
 
     @property
     def items_to_compare(self) -> Dataset:
-        """The items that preferences are collected for."""
+        """The items for which preferences are collected."""
         return self.items
 
     def scoring(self, number: int) -> Environment:
@@ -142,8 +142,7 @@ class PreferenceRun:
                 if run.dry_run:
                     return self.print_plan()
                 files = map(self.results_file, range(self.num_rounds))
-                # A damaged one is an error
-                complete = [self.stage.result(file) for file in files if self.stage.has(file)]
+                complete = [self.stage.result(file) for file in files if self.stage.has(file)]  # reports damaged files
                 if complete and run.training_args.resume_changes != "allow":
                     self.stage.check()
                 for number in range(self.num_rounds):
@@ -189,11 +188,10 @@ class PreferenceRun:
     # One round
 
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """Runs a round after those with the `results`: collects, trains on these and earlier preferences, and saves the team."""
+        """Runs a round: collects, trains on these and earlier preferences, and saves the team. `results`: those of earlier rounds."""
         run, source = self.prepared, self.team_before(number)
         is_compared = self.preferences.comparator_policy == "history"
-        # Runs of earlier releases have none
-        checksums = {k: result.get("team", {}) for k, result in enumerate(results, start=1)}
+        checksums = {k: result.get("team", {}) for k, result in enumerate(results, start=1)}  # earlier releases: none
         if number > 0 and self.stage.has(BASE_FILE):
             checksums[0] = self.stage.result(BASE_FILE)
         for k in {number, max(0, number - self.preferences.comparator_history_k) if is_compared else number}:
@@ -219,9 +217,9 @@ class PreferenceRun:
         facts = {
             "current_iteration": number + 1,
             "current_preference_pairs": len(preferences),
-            "total_preference_pairs": sum(one["pairs"] for one in collections),
+            "total_preference_pairs": sum(x["pairs"] for x in collections),
             "train_preference_pairs": len(chosen),
-            "candidates_scored": sum(one["candidates_scored"] for one in collections),
+            "candidates_scored": sum(x["candidates_scored"] for x in collections),
         }
         trainer.add_callback(RoundLog(trainer, {f"iter/{name}": value for name, value in facts.items()}))
         show_progress(trainer)
@@ -234,7 +232,7 @@ class PreferenceRun:
         return trainer, {**numbers, "log_history": trainer.state.log_history}
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
-        """Returns the preferences of a round, of the team in `source` or the base, and the numbers of their collection."""
+        """Collects the preferences of a round with the team in `source` or the base. Returns them and the numbers of the collection."""
         if self.given is not None:
             return self.given, {}
         run, folder = self.prepared, self.preferences_folder(number)
@@ -253,17 +251,17 @@ class PreferenceRun:
         folders = [self.preferences_folder(k) for k in range(number)]
         with end_on_wrong_input(self.prepared.prog):
             rounds = [*map(load_collection, folders), preferences]
-        drawn = replay([len(one) for one in rounds], self.replay, self.preferences.seed)
+        drawn = replay([len(dataset) for dataset in rounds], self.replay, self.preferences.seed)
         if not drawn:
             return preferences.select([])
         columns = [column for role in self.roles for column in text_columns(role)]
         columns += [CHOSEN_REWARD, REJECTED_REWARD, ITEM_ID, ROUND]
-        starts = [sum(len(one) for one in rounds[:k]) for k in range(len(rounds))]
-        everything = concatenate_datasets([one.select_columns(columns) for one in rounds if len(one) > 0])
+        starts = [sum(map(len, rounds[:k])) for k in range(len(rounds))]
+        everything = concatenate_datasets([dataset.select_columns(columns) for dataset in rounds if len(dataset) > 0])
         return everything.select([starts[k] + position for k, position in drawn])
 
     def make_trainer(self, number: int, preferences: Dataset, source: str | None) -> tuple[Any, str | None]:
-        """Makes the trainer of a round, and finds the checkpoint from which it continues, which may be that of the last step."""
+        """Makes the trainer of a round, and finds the checkpoint to resume from, which may be that of the last step."""
         run, folder = self.prepared, self.round_folder(number)
         data, args = self.training_data(number, preferences), run.training_args
         if self.in_rounds:
@@ -274,7 +272,7 @@ class PreferenceRun:
         with end_on_wrong_input(run.prog):
             team = run.load_team(self.roles, source)
             trainer_class: Any = ALGORITHMS[self.trained_with].trainer_class()
-            trainer = trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data)  # rows may not fit
+            trainer = trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data)
             trainer.may_be_complete = True
             if checkpoint is not None:
                 changes = differences(read_checkpoint(checkpoint)["settings"], trainer._run_settings())
@@ -282,13 +280,13 @@ class PreferenceRun:
         return trainer, checkpoint
 
     def checkpoint_of(self, number: int) -> str | None:
-        """Returns the checkpoint from which the training of a round continues."""
+        """Returns the checkpoint from which the training of a round resumes; `None` if there is none."""
         folder = self.round_folder(number)
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         return self.prepared.resume_from_checkpoint or last
 
     def check_checkpoint(self, number: int) -> None:
-        """Raises `ValueError` if the checkpoint of a round that is not complete is damaged, or of another number of processes."""
+        """Raises `ValueError` if the checkpoint of an incomplete round is damaged, or comes from another number of processes."""
         checkpoint, args = self.checkpoint_of(number), self.prepared.training_args
         if checkpoint is not None and not self.stage.has(self.results_file(number)):
             before = verify_checkpoint(checkpoint)["settings"]["number of processes"]
@@ -296,7 +294,7 @@ class PreferenceRun:
                 check_changes(checkpoint, {"number of processes": (before, args.world_size)}, args)
 
     def reward_before(self, trainer: Any, results: list[dict[str, Any]]) -> dict[str, float] | None:
-        """Returns the evaluation of the team before a round. That of the base is computed once."""
+        """Returns the evaluation of the team before a round. The base is evaluated once."""
         if results:
             return results[-1].get("eval")
         if not self.stage.has(BEFORE_FILE):
@@ -321,11 +319,11 @@ class PreferenceRun:
         return self.round_folder(number) / ("preferences" if self.in_rounds else PREFERENCES_FOLDER)
 
     def results_file(self, number: int) -> str:
-        """Returns the part of the stage that a round writes last."""
+        """Returns the name of the results of a round, the part of the stage that a round writes last."""
         return str((self.round_folder(number) / RESULTS_FILE).relative_to(self.prepared.run_folder))
 
     def team_before(self, number: int) -> str | None:
-        """Returns the folder of the team before a round; `None` if it is the base, which needs none."""
+        """Returns the folder of the team before a round; `None` if it is the base. Saves the base if a comparator needs it."""
         folder = self.teams_folder / ROUND_FOLDER.format(number)
         if number > 0:
             return str(folder)
@@ -338,7 +336,7 @@ class PreferenceRun:
         return None
 
     def save_team(self, number: int, save: Callable[[str], None]) -> None:
-        """Saves the team before round `number` with a function of its folder, which is created atomically."""
+        """Saves the team before round `number` by calling `save` with a folder. The final folder appears atomically."""
         folder = self.teams_folder / ROUND_FOLDER.format(number)
         unfinished = folder.with_name(f"_{folder.name}")
         with fail_together(self.state):
@@ -349,11 +347,11 @@ class PreferenceRun:
                 unfinished.rename(folder)
 
     def save_last(self, trainer: Any, results: list[dict[str, Any]]) -> None:
-        """Saves the last team with a card that shows the logs of all rounds, and pushes it if the settings say so."""
+        """Saves the last team with a card that shows the logs of all rounds, and pushes it if `push_to_hub` is set."""
         run, args = self.prepared, self.prepared.training_args
         history = []
         for k, result in enumerate(results):
-            offset = sum(other["steps"] for other in results[:k])
+            offset = sum(earlier["steps"] for earlier in results[:k])
             history += [{**entry, "step": entry["step"] + offset} for entry in result["log_history"]]
         with (
             temporarily_set(trainer.args, output_dir=str(run.run_folder), push_to_hub=False),
@@ -418,12 +416,12 @@ class RoundLog(TrainerCallback):
         self.trainer, self.facts = trainer, facts
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0:  # a training that goes on has them in its log
+        if state.global_step == 0:  # a resumed training has them in its log
             self.trainer.log(dict(self.facts))
 
 
 def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Returns the settings that must be the same when a run goes on, by their paths."""
+    """Returns the settings that must be the same when a run is resumed, by their paths."""
     values = {}
     for section, body in merged.items():
         if not isinstance(body, Mapping):
@@ -435,7 +433,7 @@ def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, An
 
 
 def check_team_files(folder: str, saved: dict[str, str]) -> None:
-    """Raises `ConfigError` if files of a team have changed since they had the checksums `saved`. All processes must call this function."""
+    """Raises `ConfigError` if files of a team no longer have the checksums `saved`. All processes must call this function."""
     now = checksums_of_node(Path(folder))
     damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
     if damaged:

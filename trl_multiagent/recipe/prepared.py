@@ -1,4 +1,4 @@
-"""The settings of one run on this machine, what they name (environment, datasets, team, folders), and the checks of all before it starts."""
+"""The settings of one run on this machine, the objects that they name (environment, datasets, team, folders), and all checks before the run."""
 
 import contextlib
 import dataclasses
@@ -44,7 +44,7 @@ from trl_multiagent.trainers.base.run_settings import check_changes, check_steps
 
 # Arguments whose keys or entries are roles
 ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
-# Values of `report_to` of which transformers does not know whether they are installed
+# Values of `report_to` whose packages transformers cannot detect
 NOT_DETECTED = ("azure_ml", "flyte")
 
 
@@ -55,7 +55,7 @@ class PreparedRun(Settings):
     training_args: Any  # of the trainer; `output_dir` is the folder of the run
     peft_config: LoraConfig | None  # the adapter of every agent of a LoRA team
     resume_from_checkpoint: str | None  # folder of the checkpoint to continue from
-    # The context that the run ends in, which releases the lock of its folder
+    # Releases the lock of the run's folder when it is closed
     reservation: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     @property
@@ -69,7 +69,7 @@ class PreparedRun(Settings):
 
     @property
     def team_folder(self) -> Path:
-        """Folder of the trained team: the run's, so that one folder holds all results and can be pushed, or `output.save_path`."""
+        """Folder of the trained team: `output.save_path`, or else the run's, so that one folder holds all results and can be pushed."""
         if self.output.save_path and self.output.save_final_model:
             return Path(self.output.save_path)
         return self.run_folder
@@ -105,7 +105,7 @@ class PreparedRun(Settings):
 
     @property
     def items_per_step(self) -> int:
-        """Number of items that a training needs: those of one optimizer step, over all processes. A collection takes any number."""
+        """Number of items that a training needs: those of one optimizer step, over all processes. A collection needs only one."""
         args = self.training_args
         return args.items_per_device * args.world_size if isinstance(args, RolloutConfig) else 1
 
@@ -120,8 +120,8 @@ class PreparedRun(Settings):
         for name in ROLE_ARGUMENTS:
             for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
                 if role not in roles:
-                    others = ", ".join(roles)
-                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is no role of the task: {others}.")
+                    known = ", ".join(roles)
+                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is not a role of the task: {known}.")
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
             raise ConfigError(f"`{section}.frozen_agents` has all roles, so there is nothing to train.")
@@ -131,12 +131,14 @@ class PreparedRun(Settings):
         return environment
 
     def check_best_metric(self, environment: Environment) -> None:
-        """Raises `ConfigError` if `metric_for_best_model` is no metric of an evaluation. Reward functions may log any metric."""
+        """Raises `ConfigError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any metric."""
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
         is_metric = is_eval_metric(metric, environment.roles, self.training_args.num_turns)
         if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
             advice = f"choose one such as {', '.join(EVAL_METRICS[:3])}"
-            raise ConfigError(f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is no metric; {advice}.")
+            raise ConfigError(
+                f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is not a metric; {advice}."
+            )
 
     def introduce(self) -> None:
         """Prints the task's introduction, if it has one and this is not a dry run."""
@@ -163,7 +165,7 @@ class PreparedRun(Settings):
         return train_dataset, eval_dataset
 
     def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
-        """Loads the team to train or, in the form in which it was saved, that in a folder; see [`~team.load.TeamLoader.load`]."""
+        """Loads the team to train, or a saved team in its saved form; see [`~team.load.TeamLoader.load`]."""
         loader = self.loader if folder is None else self.loader.saved(folder)
         return loader.load(roles, self.dtype, self.compute_dtype, self.training_args.seed)
 
@@ -178,7 +180,7 @@ class PreparedRun(Settings):
         return team
 
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
-        """Raises `ValueError` if the checkpoint to continue is damaged, belongs to another run, or has already taken all steps."""
+        """Raises `ValueError` if the checkpoint to resume is damaged, belongs to another run, or has already taken all steps."""
         args = self.training_args
         saved = verify_checkpoint(folder)
         if not self.results_are_missing(folder):
@@ -187,7 +189,7 @@ class PreparedRun(Settings):
         check_changes(folder, differences(saved["settings"], here), args)
 
     def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
-        """Returns the settings of the run that a checkpoint, and all processes, must share."""
+        """Returns the settings that a checkpoint and all processes of the run must share."""
         args = self.training_args
         trainer_name = type(args).__name__.removesuffix("Config")
         run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
@@ -224,7 +226,7 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
 
 
 def check_results(settings: Settings, args: Any) -> None:
-    """Checks what the end of a run needs. A plan may be made on another machine, so a dry run only notes what is missing on this one."""
+    """Checks that the results can be written, reported and pushed. A dry run only notes missing packages, because it may run elsewhere."""
     algorithm, arguments = settings.algorithm, settings.arguments
     setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
     check_folder(setting, Path(args.output_dir))
@@ -282,16 +284,16 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
             return
-        others = [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
+        settings = [f"`{run.names_models}: {loader.models}`"]
+        settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
-        settings = ", ".join([f"`{run.names_models}: {loader.models}`", *others])
-        raise ConfigError(f"the team cannot be built with {settings}: {problem}") from error
+        raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
 
 
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:
     """
-    Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint to continue from
-    is complete and belongs to this run. No model is loaded for this. If a check fails, the program ends on all processes.
+    Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint to resume from is
+    complete and belongs to this run. This loads no model. If a check fails, the program ends on all processes.
     """
     state, checkpoint = PartialState(), run.resume_from_checkpoint
     with end_on_wrong_input(run.prog), refusing_together():

@@ -1,4 +1,4 @@
-"""Reproduces named experiments: a team and its control for several seeds, beside the numbers that were published."""
+"""Reproduces named experiments: trains a team and its control for several seeds, and compares them with the published numbers."""
 
 import os
 import shlex
@@ -24,12 +24,12 @@ def reproduce(
     name: str, tasks: Mapping[str, str], seeds: Sequence[int], num_jobs: int, folder: Path, more: Sequence[str]
 ) -> int:
     """
-    Trains the team of an experiment for each seed, evaluates all teams together, with what they are compared with, and prints the results,
-    the published numbers and the path of the report. It goes on after an interruption.
+    Trains the team of an experiment for each seed, evaluates all teams and their controls together, and prints the results, the published
+    numbers and the path of the report. An interrupted call can be repeated, and resumes.
 
     Args:
         name (`str`): A key of [`experiments`].
-        tasks (`Mapping[str, str]`): The tasks that have a name.
+        tasks (`Mapping[str, str]`): The named tasks.
         seeds (`Sequence[int]`): The seeds.
         num_jobs (`int`): Trainings at the same time.
         folder (`Path`): Folder of the results.
@@ -63,6 +63,6 @@ def run_command(arguments: Sequence[str], prog: str) -> int:
     """Runs a command of `trl-multiagent`, unless a signal has asked the program `prog` to end. Returns its exit status."""
     if REQUEST.passed_on is None:
         return subprocess.run([sys.executable, "-m", "trl_multiagent.cli", *arguments]).returncode
-    again = os.environ.get(COMMAND_VARIABLE, "the same command")
-    print(f"{prog}: ended by {NAMES[REQUEST.passed_on]}. Go on with: {again}", file=sys.stderr)
+    command = os.environ.get(COMMAND_VARIABLE, "the same command")
+    print(f"{prog}: ended by {NAMES[REQUEST.passed_on]}. Go on with: {command}", file=sys.stderr)
     return 128 + REQUEST.passed_on

@@ -1,4 +1,4 @@
-"""Trains a joint reward model on preferences that were collected before: alone (`train_reward_model.py`), or for MARLHF."""
+"""Trains a joint reward model on collected preferences, alone (`train_reward_model.py`) or for MARLHF."""
 
 import dataclasses
 import shutil
@@ -13,8 +13,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.task_errors import describe as describe_error
-from trl_multiagent.folders import read_json
-from trl_multiagent.jobs.identity import checksum_of_file, digest_of_rows
+from trl_multiagent.jobs.identity import digest_of_rows
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.models.pretrained import quiet_loading
@@ -35,7 +34,7 @@ from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewar
 SECTION = "reward_model"
 COMPLETE_FILE = "complete.json"  # written last
 PROCESSES = "number of processes"  # name of the setting
-# Of an evaluation: the loss, TRL's metrics, and those of held-out pairs
+# Metrics of an evaluation: the loss, TRL's metrics, and those of held-out pairs
 EVAL_METRICS: tuple[str, ...] = ("loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
 EVAL_METRICS += ("calibration_error", "accuracy_small_gaps", "accuracy_large_gaps")
 FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
@@ -78,13 +77,13 @@ def make_args(settings: Settings) -> JointRewardConfig:
     values: dict[str, Any] = {"output_dir": str(Path(settings.output.base_dir) / SECTION)}
     values |= {name: value for name, value in settings.arguments.items() if name in names}
     values["model_init_kwargs"] = loading_arguments(model)
-    if model.torch_dtype is not None and (model.use_peft or settings.has_peft_section):  # of the base of an adapter
+    if model.torch_dtype is not None and (model.use_peft or settings.has_peft_section):  # for an adapter's base
         values["model_init_kwargs"] = {"dtype": model.torch_dtype, **values["model_init_kwargs"]}
     return checked_args(SECTION, values)
 
 
 def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
-    """Makes the arguments of the trainer from those in a section. Raises `ConfigError` if they are wrong."""
+    """Makes the arguments of the trainer from the values of a section. Raises `ConfigError` if one is wrong."""
     with config_errors(f"section `{section}`, arguments of the reward model: ", (ValueError, TypeError)):
         args = JointRewardConfig(**{"save_strategy": "epoch", "save_total_limit": 1, "report_to": "none", **values})
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
@@ -97,7 +96,7 @@ def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
 
 
 def check_base(base: str, args: JointRewardConfig) -> None:
-    """Raises `ConfigError` if a reward model cannot start from a local folder. No weights are loaded."""
+    """Raises `ConfigError` if a reward model cannot start from a local folder. This loads no weights."""
     if not Path(base).is_dir():
         return
     trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
@@ -111,21 +110,21 @@ def check_base(base: str, args: JointRewardConfig) -> None:
         raise ConfigError(f"the reward model cannot be loaded from {base!r}: {describe_error(error)}") from error
     for token in (args.eos_token, args.pad_token):
         if token is not None and token not in vocabulary:
-            raise ConfigError(f"the reward model: {token!r} is no token of the tokenizer in {base}.")
+            raise ConfigError(f"the reward model: {token!r} is not a token of the tokenizer in {base}.")
 
 
 def train_reward_model(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
 ) -> dict[str, Any]:
     """
-    Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is continued from its
-    last checkpoint; a complete model is kept. Returns the numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if none
-    are held out. Raises `ValueError` if the folder holds other work or is locked, or the checkpoint does not fit.
+    Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is resumed from its last
+    checkpoint; a complete model is kept. Returns the numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if no pairs are
+    held out. Raises `ValueError` if the folder holds other work or is locked, or the checkpoint does not fit.
     """
     folder, state = Path(args.output_dir), PartialState()
     is_complete = (folder / COMPLETE_FILE).is_file()
     checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() and not is_complete else None
-    free = [PROCESSES] if checkpoint is None else []  # only a checkpoint depends on it
+    free = [PROCESSES] if checkpoint is None else []  # only a checkpoint depends on the number of processes
     stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
     if is_complete:
         stage.check()
@@ -137,8 +136,8 @@ def train_reward_model(
         facts = {} if trainer.eval_dataset is None else trainer.report()
         trainer.save_model()
         trainer.create_model_card()
-        trainer.accelerator.wait_for_everyone()  # until the files are there
-        stage.save_result(COMPLETE_FILE, {"report": facts, "checksums": checksums_of_model(folder)})
+        trainer.accelerator.wait_for_everyone()  # until all files are written
+        stage.save_result(COMPLETE_FILE, {"report": facts})
         if state.is_main_process:
             for path in folder.glob("checkpoint-*"):
                 shutil.rmtree(path)
@@ -146,25 +145,10 @@ def train_reward_model(
     return facts
 
 
-def check_files(folder: Path) -> None:
-    """Raises `ConfigError` if the files of a complete reward model have changed since it was trained."""
-    saved = read_json(folder / COMPLETE_FILE)["checksums"]
-    now = checksums_of_model(folder)
-    damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
-    if damaged:
-        raise ConfigError(f"The reward model in {folder} is damaged: {damaged}. Remove this folder to train it again.")
-
-
-def checksums_of_model(folder: Path) -> dict[str, str]:
-    """Computes the checksums of the weights, the configuration and the tokenizer in a folder, by file name."""
-    paths = [path for pattern in ("*.safetensors", "*config.json", "tokenizer*") for path in folder.glob(pattern)]
-    return {path.name: checksum_of_file(path) for path in paths}
-
-
 def describe(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None
 ) -> dict[str, Any]:
-    """Returns what must be the same when a training is continued."""
+    """Returns the settings that must be the same when a training is resumed."""
     settings: dict[str, Any] = {"model": model, "roles": roles, "rows of the preferences": digest_of_rows(preferences)}
     settings[PROCESSES] = args.world_size
     settings["adapter"] = None if peft_config is None else str(sorted(peft_config.to_dict().items(), key=str))

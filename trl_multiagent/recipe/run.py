@@ -23,12 +23,12 @@ def run_recipe(
     """
     Trains a team, or a reward model, on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings end the program.
 
-    A run in phases that is started again with the same folder skips complete phases and continues the interrupted one.
+    If a run in phases is started again with the same folder, it skips complete phases and resumes the interrupted one.
 
     Args:
         algorithm (`str`): Name of the algorithm's section, a key of [`~trl_multiagent.settings.algorithms.ALGORITHMS`].
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): What to train on; or, if the user chooses that, the tasks
-            that have a name, see [`~trl_multiagent.recipe.tasks.choose_task`].
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task; or, if the user chooses it, the named tasks, see
+            [`~trl_multiagent.recipe.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
@@ -41,7 +41,7 @@ def run_recipe(
 
 @contextlib.contextmanager
 def end_on_wrong_input(prog: str) -> Iterator[None]:
-    """Ends the program with one line and exit status 2 at wrong input. Errors in the code of a task are bugs, and keep their traceback."""
+    """Ends the program with one line and exit status 2 on wrong input. Errors in the code of a task are bugs, and keep their traceback."""
     try:
         yield
     except UnavailableError as error:
@@ -54,7 +54,7 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def end_with_one_line(prog: str) -> Iterator[None]:
-    """Ends the program with one line at failures that are no bugs, such as a full disk, or of another process, which prints its own."""
+    """Ends the program with one line on failures that are not bugs, such as a full disk, and on failures of another process."""
     from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
     from trl_multiagent.trainers.base.failed_saves import WriteError
@@ -68,14 +68,14 @@ def end_with_one_line(prog: str) -> Iterator[None]:
             raise
         fail(prog, error)
     except OtherProcessUnavailable:
-        sys.exit(2)  # that process has said why
+        sys.exit(2)  # the other process prints the reason
     except OtherProcessError as error:
         print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(1)
 
 
 def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Settings:
-    """Reads and checks the settings of a run, see [`run_recipe`]. With `--help`, it prints the help and ends the program."""
+    """Reads and checks the settings of a run, see [`run_recipe`]. With `--help`, prints the help and ends the program."""
     parser = make_parser(algorithm, prog)
     arguments, rest = parser.parse_known_args(argv)
     layers = read_layers(algorithm, arguments, rest)
@@ -95,7 +95,7 @@ def settings_of(
     prog: str,
     config: str | None = None,
 ) -> Settings:
-    """Merges and checks layers of settings, of which later ones win; see [`read_settings`]. `config`: the file of the first layer."""
+    """Merges and checks layers of settings, see [`read_settings`]. Later layers win. `config`: the file of the first layer."""
     merged = renamed(algorithm, layers)
     settings = check_settings(algorithm, choose_task(task, merged, config), merged)
     settings.prog = prog

@@ -1,4 +1,4 @@
-"""Makes what plays the roles that are not trained, as the section `seats` says."""
+"""Makes the seats of the section `seats`, which play the roles that are not trained."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ class Run:
     """The run whose checkpoints are the population `self`."""
 
     folder: Path
-    start: str | list[str] | None  # where it started, as in `Settings.model_names`; `None` if not known
+    start: str | list[str] | None  # the models from which it started, as in `Settings.model_names`; `None` if unknown
 
 
 def seated(settings: Settings, environment: Environment, folder: Path, run: Run) -> Environment:
     """
-    Returns a task as its trained agents see it: without the roles in `seats`. Answers of endpoints are kept in `folder`. Raises `ConfigError` if
-    a seat cannot be made.
+    Returns a task without the roles in `seats`, as its trained agents see it. Answers of endpoints are kept in `folder`. Raises `ConfigError`
+    if a seat cannot be made.
     """
     if not settings.seats:
         return environment
@@ -82,7 +82,7 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
 def self_play(
     path: str, agent: str, run: Run, trained: Sequence[str], seat: Callable[[str], TeamSeat], seed: int
 ) -> Population:
-    """Makes a population of what an agent of this run was: the model from which it started, and its checkpoints so far."""
+    """Makes a population of earlier versions of an agent of this run: its initial model, and its checkpoints so far."""
     if agent not in trained:
         raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
     start = run.start[trained.index(agent)] if isinstance(run.start, list) else run.start
@@ -90,8 +90,8 @@ def self_play(
     made: dict[str, TeamSeat] = {}
 
     def members(step: int | None) -> Mapping[str, Seat]:
-        found = {step_of(x): x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()}
-        saved = [found[number] for number in sorted(found) if step is None or number <= step]
+        by_step = {step_of(x): x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()}
+        saved = [by_step[number] for number in sorted(by_step) if step is None or number <= step]
         members = {**first, **{x.name: made.setdefault(x.name, seat(str(x))) for x in saved}}
         if not members:
             raise UnavailableError(f"`{path}.population` is 'self', but {run.folder} holds no checkpoints.")

@@ -30,7 +30,7 @@ from trl_multiagent.settings.read import ConfigError
 
 NAME = "training with several seeds"
 CHECKPOINTS = "checkpoint-*"
-# Flags of a run that this program gives itself
+# Flags that this program sets itself
 OWN_FLAGS = {"--seed": "give the seeds with --seeds", "--resume_from_checkpoint": "the same command goes on by itself"}
 SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -45,18 +45,18 @@ def train_with_seeds(
     launch_flags: Sequence[str] = (),
 ) -> tuple[int, list[Path]]:
     """
-    Trains once per seed. Started again with the same settings, it skips complete runs, and continues those that have a checkpoint.
+    Trains once per seed. A second call with the same settings skips complete runs, and resumes those that have a checkpoint.
 
     Args:
-        algorithm (`str`), tasks (`Mapping[str, str]`), argv (`Sequence[str]`), prog (`str`): Those of
+        algorithm (`str`), tasks (`Mapping[str, str]`), argv (`Sequence[str]`), prog (`str`): See
             [`~trl_multiagent.recipe.run.run_recipe`].
         seeds (`Sequence[int]`): The seeds. More can be added later.
         num_jobs (`int`, *optional*, defaults to `1`): Runs at the same time. The visible GPUs are divided among them.
         launch_flags (`Sequence[str]`, *optional*): Flags of `trl-multiagent train` about its processes.
 
     Returns:
-        `tuple[int, list[Path]]`: The exit status of the first run that failed, after which no other starts, or 0; and the folders of the
-        runs.
+        `tuple[int, list[Path]]`: The exit status of the first run that failed, or 0, and the folders of the runs. After a failure, no other
+        run starts.
     """
     with end_on_wrong_input(prog):
         for flag, advice in OWN_FLAGS.items():
@@ -65,15 +65,8 @@ def train_with_seeds(
         settings = read_settings(algorithm, tasks, argv, prog)
         folder = folder_of_runs(settings, make_parser(algorithm).parse_known_args(argv)[0].config)
         runs = {f"seed_{seed}": folder / f"seed_{seed}" for seed in seeds}
-        command = [
-            sys.executable,
-            "-m",
-            "trl_multiagent.cli",
-            "train",
-            algorithm,
-            *launch_flags,
-            *without_folder(argv),
-        ]
+        program = [sys.executable, "-m", "trl_multiagent.cli", "train", algorithm]
+        command = [*program, *launch_flags, *without_folder(argv)]
         if settings.output.save_path:  # each team is saved in the folder of its run
             command += ["--override", "output.save_path=null"]
         commands = {
@@ -96,7 +89,7 @@ def train_with_seeds(
 
 
 def ending(status: int) -> str:
-    """Says how a process ended."""
+    """Describes how a process ended."""
     return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
 
@@ -107,7 +100,7 @@ def folder_of_runs(settings: Settings, config: str | None) -> Path:
 
 
 def settings_of_runs(settings: Settings) -> dict[str, Any]:
-    """Returns what must be the same when missing runs are trained: all settings by their paths, but not where the results go."""
+    """Returns the settings that all runs must share, by their paths: all but the folders of the results."""
     sections = settings.merged.items()
     values = {f"{x}.{name}": value for x, body in sections if isinstance(body, dict) for name, value in body.items()}
     values |= {name: value for name, value in sections if not isinstance(value, dict)}
@@ -124,7 +117,7 @@ def without_folder(argv: Sequence[str]) -> list[str]:
 
 
 def own_flags(seed: int, run: Path) -> list[str]:
-    """Returns the flags of a run: its seed, its folder and, if there is one, the checkpoint to continue from."""
+    """Returns the flags of a run: its seed, its folder and, if it has a checkpoint, the flag to resume."""
     flags = ["--seed", str(seed), "--output_dir", str(run)]
     return [*flags, "--resume_from_checkpoint", "true"] if any(run.glob(CHECKPOINTS)) else flags
 
@@ -138,7 +131,7 @@ def print_results(runs: Sequence[Path]) -> None:
 
 
 def is_complete(run: Path) -> bool:
-    """Returns whether a run has ended although its process could not say so: it is finished, and its card, which is saved last, is its own."""
+    """Returns whether a run is complete by its files: it is finished, and its card, which is saved last, is not older."""
     card, facts = run / CARD_FILE, run / RUN_FILE
     is_finished = card.is_file() and facts.is_file() and read_json(facts)["finished"]
     return is_finished and facts.stat().st_mtime <= card.stat().st_mtime
@@ -146,14 +139,14 @@ def is_complete(run: Path) -> bool:
 
 def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
     """
-    Runs commands, `num_jobs` at a time, and calls `done` with the name of each that succeeds. Several at a time write to `<name>.log` in
-    `folder`. After a failure or a signal no other command starts. Returns the exit status of the first that failed, or 0.
+    Runs commands, `num_jobs` at a time, and calls `done` with the name of each command that succeeds. If several run at a time, their output
+    goes to `<name>.log` in `folder`. After a failure or a signal, no other command starts. Returns the exit status of the first failure, or 0.
     """
     waiting, slots, status = dict(commands), [*range(num_jobs)], 0
     running: dict[str, tuple[subprocess.Popen, int]] = {}
     with leaving_signals_to_children(), contextlib.ExitStack() as stack:
         while running or (waiting and not status):
-            if REQUEST.passed_on and waiting:  # a run that was in its last step is complete, but no other may start
+            if REQUEST.passed_on and waiting:  # the current run may end with status 0, but no other may start
                 status = status or -REQUEST.passed_on
             while waiting and slots and not status:
                 name, slot = next(iter(waiting)), slots.pop()
@@ -181,6 +174,6 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
 
 
 def visible_devices(slot: int, num_jobs: int) -> dict[str, str]:
-    """Returns the environment variable that gives one of several runs at the same time its share of the GPUs, if there are enough."""
+    """Returns the environment variable that gives one of several parallel runs its share of the GPUs, if there are enough."""
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot::num_jobs])} if len(devices) >= num_jobs > 1 else {}

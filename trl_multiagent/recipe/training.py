@@ -74,7 +74,7 @@ def train(
     eval_dataset: Dataset | None,
     callback: Callable[[Any], TrainerCallback] | None = None,
 ) -> None:
-    """Trains a team and saves it. `callback` makes one more callback of the trainer."""
+    """Trains a team and saves it. `callback` makes an additional callback from the trainer."""
     with end_on_wrong_input(run.prog):
         trainer = ALGORITHMS[run.algorithm].trainer_class()(
             team=team,
@@ -95,7 +95,8 @@ def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
     """
     Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
     model card and its learning curve in the team's folder. If an earlier attempt was interrupted while saving, saving is retried.
-    Raises `WriteError`, or in other processes `OtherProcessError`, if the team could not be saved there; the message names another place.
+    Raises `WriteError`, or in other processes `OtherProcessError`, if the team could not be saved there; the message names the folder that
+    was used instead.
     """
     set_up_wandb(run.wandb)
     with fail_together(trainer.accelerator):
@@ -108,7 +109,7 @@ def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
     checkpoint = run.resume_from_checkpoint
     if checkpoint is not None and run.results_are_missing(checkpoint):
         trainer.may_be_complete = True
-    with ending_later():  # a training that is complete is saved
+    with ending_later():  # so that a complete training is also saved
         trainer.train(resume_from_checkpoint=checkpoint)
         save_results(run, trainer)
     report = run.run_folder / REPORT_FILE
@@ -123,7 +124,7 @@ def write_settings(run: PreparedRun) -> None:
 
 
 def save_results(run: PreparedRun, trainer: Trainer) -> None:
-    """Saves and pushes the trained team, as far as the settings ask for it; see [`train_and_save`]."""
+    """Saves and pushes the trained team if the settings ask for it, see [`train_and_save`]."""
     if not run.saves_team:
         return
     name = run.dataset.name
@@ -154,9 +155,9 @@ def copy_run_files(run: PreparedRun, trainer: Trainer) -> None:
 
 
 def show_progress(trainer: Any) -> None:
-    """In a terminal, replaces the entries of the log by one bar, with the metrics that the environment of a team trainer watches."""
+    """Replaces log entries in a terminal by one progress bar with the metrics that the environment watches."""
     if sys.stderr.isatty():
-        environment = trainer.environment  # `None` where preferences are trained on without one
+        environment = trainer.environment  # `None` for preferences without an environment
         show_one_bar(trainer, [] if environment is None else list(environment.unwrapped.watched_metrics))
 
 

@@ -1,4 +1,4 @@
-"""Turns the logs of runs into curves and tables. Runs that differ only in their seed are a group, whose curves have means and bands."""
+"""Turns the logs of runs into curves and tables. Runs that differ only in their seed form a group, whose curves have means and bands."""
 
 import functools
 import math
@@ -13,9 +13,9 @@ import pandas as pd
 Runs = Sequence[Mapping[str, pd.Series]]  # the metrics of each run of a group, by name
 
 MAX_POINTS = 400  # of a curve; more log entries are averaged
-LAST_SHARE = 0.1  # of the log entries, whose mean is the last value
+LAST_SHARE = 0.1  # the last value is the mean of this share of the log entries
 NO_METRICS = re.compile(r"step|epoch|total_flos|train_(loss|runtime|.*_per_second)|eval_(.+_)?(runtime|.*_per_second)")
-# What says how good a team is: rewards, and what passes in the last turn
+# Metrics of a team's quality: rewards, and the passes of the last turn
 KEY_METRICS = r"(eval_([^/]+_)?)?(return|reward|final_turn/reward|accuracy|rewards/accuracies"
 KEY_METRICS += r"|turn_{last_turn}/(passed|passed_hidden|test_pass_rate))"
 
@@ -31,7 +31,7 @@ def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, pd.Series]:
 
 
 def curves(groups: Sequence[Runs]) -> dict[str, list[dict[str, list[float]]]]:
-    """Returns the curve of each metric and group as columns: `step`, `mean` and, of several runs, `low` and `high`."""
+    """Returns the curve of each metric and group as columns: `step`, `mean` and, for several runs, `low` and `high`."""
     return {
         name: [columns([run[name] for run in runs if name in run]) for runs in groups] for name in names_of(groups)
     }
@@ -39,7 +39,7 @@ def curves(groups: Sequence[Runs]) -> dict[str, list[dict[str, list[float]]]]:
 
 def columns(runs: Sequence[pd.Series]) -> dict[str, list[float]]:
     """Returns the curve of one metric and group."""
-    if len(runs) == 1 and len(runs[0]) <= MAX_POINTS:  # tables would take most of the time of a refresh
+    if len(runs) == 1 and len(runs[0]) <= MAX_POINTS:  # a shortcut, because data frames are slow
         return {"step": runs[0].index.tolist(), "mean": runs[0].tolist()}
     return thinned(mean_and_band(runs)).rename_axis("step").reset_index().to_dict("list")
 
@@ -50,8 +50,8 @@ def names_of(groups: Iterable[Runs]) -> list[str]:
 
 def mean_and_band(runs: Sequence[pd.Series]) -> pd.DataFrame:
     """
-    Returns the `mean` of runs at every step that all of them have logged and, of several, `low` and `high`: one standard deviation of the runs
-    below and above.
+    Returns the `mean` of runs at every step that all of them have logged. For several runs, `low` and `high` are one standard deviation below
+    and above it.
     """
     if len(runs) < 2:
         return pd.DataFrame({"mean": runs[0]} if runs else {})
@@ -61,7 +61,7 @@ def mean_and_band(runs: Sequence[pd.Series]) -> pd.DataFrame:
 
 
 def thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """Averages neighbouring entries of a curve that has more than [`MAX_POINTS`], and keeps the last step of each."""
+    """Averages neighbouring entries of a curve that has more than [`MAX_POINTS`], and keeps the last step of each average."""
     size = max(1, -(-len(curve) // MAX_POINTS))
     bins: np.ndarray = np.arange(len(curve)) // size
     return curve.groupby(bins).mean().set_axis(pd.Series(curve.index).groupby(bins).last(), axis=0)
@@ -71,11 +71,12 @@ def thinned(curve: pd.DataFrame) -> pd.DataFrame:
 
 
 def key_metrics(groups: Sequence[Runs]) -> list[str]:
-    """Returns the metrics that say how good a team is, among those that a run of every group has."""
+    """Returns the metrics of a team's quality that a run of every group has."""
     names = names_of(groups)
     last_turn = max((int(turn) for name in names for turn in re.findall(r"turn_(\d+)/", name)), default=1)
     pattern = KEY_METRICS.replace("{last_turn}", str(last_turn))
-    return [x for x in names if re.fullmatch(pattern, x) and all(any(x in run for run in runs) for runs in groups)]
+    in_all_groups = [x for x in names if all(any(x in run for run in runs) for runs in groups)]
+    return [x for x in in_all_groups if re.fullmatch(pattern, x)]
 
 
 def run_table(run: Mapping[str, pd.Series]) -> list[list[str]]:
@@ -142,7 +143,7 @@ def welch_interval(one: Sequence[float], other: Sequence[float], confidence: flo
 
 
 def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Computes Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that their spread is not known."""
+    """Computes Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that there is no spread."""
     values = values[~np.isnan(values)]
     if len(values) < 2:
         return math.nan, math.nan
@@ -156,8 +157,8 @@ def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
 @functools.cache
 def t_quantile(probability: float, degrees: float) -> float:
     """
-    Computes a quantile of Student's t distribution with n degrees of freedom, integrated numerically: t = sqrt(n) tan(a), where the density of a is in
-    proportion to cos(a)^(n - 1).
+    Computes a quantile of Student's t distribution with n degrees of freedom, by numerical integration: t = sqrt(n) tan(a), where the density
+    of a is proportional to cos(a)^(n - 1).
     """
     angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
     density = np.cos(angles).clip(0) ** (degrees - 1)

@@ -51,8 +51,8 @@ def picture(
 
 def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: str) -> None:
     """
-    Draws a logged metric against the optimizer step, and the mean around each entry if there are at least [`SMOOTHED_FROM`] entries. The
-    mean reaches equally far back and ahead, so that it does not lag.
+    Draws a logged metric against the optimizer step, and a moving mean if there are at least [`SMOOTHED_FROM`] entries. The mean reaches
+    equally far back and ahead, so that it does not lag.
     """
     reach = min(MAX_REACH, len(values) // 10) if len(values) >= SMOOTHED_FROM else 0
     means = [fmean(values[max(0, k - reach) : k + reach + 1]) for k in range(len(values))]
@@ -74,7 +74,7 @@ def draw_shares(axes: Any, bins: pd.DataFrame, color: str) -> None:
 
 
 def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int) -> None:
-    """Draws the distribution of several lists of values, the first one filled. Empty ones are left out."""
+    """Draws the distributions of several lists of values, the first one filled. Empty lists are left out."""
     edges = np.histogram_bin_edges(np.concatenate([*series.values()]), bins)
     for k, (name, values) in enumerate(series.items()):
         if len(values):
@@ -86,8 +86,8 @@ def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int)
 
 def draw_intervals(axes: Any, rows: Sequence[Mapping[str, tuple[float, float, float] | None]]) -> None:
     """
-    Draws means with their intervals, a line of the picture per row. A row has mean, low and high by the name of a series. Ends that are not
-    a number are left out.
+    Draws means with their intervals, a line of the picture per row. A row has mean, low and high by the name of a series. Intervals with NaN
+    are left out.
     """
     names = [*rows[0]]
     for k, name in enumerate(names):

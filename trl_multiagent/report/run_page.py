@@ -1,4 +1,4 @@
-"""Makes the data of the page of a run, and of one that compares runs, from the files that runs leave behind."""
+"""Makes the data of a run's page, and of a page that compares runs, from the files of the runs."""
 
 import json
 import logging
@@ -20,21 +20,21 @@ logger = logging.getLogger(__name__)
 # Settings and sections in which the runs of a group may differ
 OF_ONE_RUN = {"seed", "data_seed", "output_dir", "run_name", "resume_from_checkpoint", "resume_changes"}
 OWN_SECTIONS = {"output", "wandb"}
-OWN_NAMES = ("algorithm", "roles", "models")  # what says its own name
+OWN_NAMES = ("algorithm", "roles", "models")  # settings whose values are shown without the setting's name
 SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)token|api_key|password|secret)"
 SECRET = re.compile(rf"""({SECRET_NAME}["']?(?:=|:|[ ])[ ]*)[^\s#]+""", re.IGNORECASE)
 
 
 @dataclass
 class RunFiles:
-    """What the files in the folder of a run say."""
+    """The contents of the files in the folder of a run."""
 
     folder: Path
     facts: dict[str, Any]
     logs: Sequence[Mapping[str, Any]]
     alarms: list[dict[str, Any]]
     configuration: str
-    settings: dict[str, Any]  # those of the configuration, by their paths
+    settings: dict[str, Any]  # the settings in the configuration, by their paths
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class RunFiles:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the runs of a group share."""
+        """The settings that all runs of a group share."""
         settings = {**self.facts["settings"], **self.settings}
         own = {name: x for name, x in settings.items() if name.split(".")[-1] not in OF_ONE_RUN}
         facts = {name: self.facts[name] for name in ("algorithm", "environment", "dataset")}
@@ -60,7 +60,7 @@ class RunFiles:
 
 
 def read_run(folder: Path, logs: Sequence[Mapping[str, Any]] | None = None) -> RunFiles:
-    """Reads the files of a run, but for its trace. `logs`: the entries of its log, if they are in memory."""
+    """Reads the files of a run, except for its trace. `logs`: the entries of its log, if they are in memory."""
     logs = read_lines(folder / LOG_FILE) if logs is None else logs
     recipe, facts = folder / RECIPE_FILE, read_json(folder / RUN_FILE)
     text = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
@@ -81,8 +81,8 @@ def by_path(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """
-    Reads a file with one JSON value per line; a missing file has none. A process that was killed may have left its last line unfinished, and
-    one whose disk was full for a while others, which are left out with a warning.
+    Reads a file with one JSON value per line; a missing file has none. A last line without a line break is left out: a killed process has not
+    finished it. Other damaged lines, such as those of a full disk, are left out with a warning.
     """
     with naming_damage(path):
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
@@ -149,20 +149,19 @@ def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None 
 
 
 def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Returns the shortest end of each path that no other one has."""
+    """Returns the shortest end of each path that no other path has."""
     paths = {folder: folder.resolve().parts for folder in folders}
-    return {
-        folder: next(
-            "/".join(parts[-k:])
-            for k in range(1, len(parts) + 1)
-            if sum(other[-k:] == parts[-k:] for other in paths.values()) == 1
-        )
-        for folder, parts in paths.items()
-    }
+    names = {}
+    for folder, parts in paths.items():
+        length = 1
+        while length < len(parts) and sum(other[-length:] == parts[-length:] for other in paths.values()) > 1:
+            length += 1
+        names[folder] = "/".join(parts[-length:])
+    return names
 
 
 def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """Groups runs that differ at most in their seeds. A group is named by the first settings that tell it from the others."""
+    """Groups runs that differ at most in their seeds. A group is named by the first settings that distinguish it from the others."""
     groups: dict[str, list[RunFiles]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.identity, sort_keys=True), []).append(run)
@@ -171,7 +170,7 @@ def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
         for members in groups.values()
     ]
     for number in range(1, len(words[0]) + 1):
-        names = [", ".join(of_group[:number]) for of_group in words]
+        names = [", ".join(group_words[:number]) for group_words in words]
         if len(set(names)) == len(names):
             return dict(zip(names, groups.values(), strict=True))
     algorithm = runs[0].facts["algorithm"]
@@ -179,7 +178,7 @@ def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
 
 
 def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[str, str]]:
-    """Returns the settings in which runs differ, with the values of one of them."""
+    """Returns the settings in which runs differ, with the values of `run`."""
     names = dict.fromkeys(name for run in runs for name in run.identity)
     differing = [x for x in names if len({json.dumps(run.identity.get(x), sort_keys=True) for run in runs}) > 1]
     return [(name, str(run.identity.get(name, "default"))) for name in differing]

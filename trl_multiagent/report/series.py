@@ -17,15 +17,15 @@ MAX_WINDOW = 10  # log entries
 
 def reward_series(log_history: list[dict[str, Any]]) -> dict[str, pd.Series]:
     """
-    Returns the mean joint rewards of a trainer's logs, indexed by the optimizer step: those of the training, as `"training"`, and of each
-    evaluation set, as `"evaluation, <set>"`.
+    Returns the mean joint rewards in a trainer's logs, indexed by the optimizer step: `"training"`, and `"evaluation, <set>"` for each
+    evaluation set.
     """
     series = {}
     logs = pd.DataFrame(log_history)
     for column in logs:
         if match := re.fullmatch(r"(?:(eval)_(?:([^/]+)_)?)?reward", column):
-            kind, dataset = match.groups()
-            name = TRAINING if kind is None else f"evaluation, {dataset}" if dataset else "evaluation"
+            prefix, dataset = match.groups()
+            name = TRAINING if prefix is None else f"evaluation, {dataset}" if dataset else "evaluation"
             series[name] = pd.Series(logs[column].to_numpy(), logs["step"]).dropna()
     return series
 
@@ -36,7 +36,7 @@ def averaging_window(series: Mapping[str, pd.Series]) -> int:
 
 
 def reward_table(series: Mapping[str, pd.Series]) -> list[list[str]]:
-    """Returns a row with the first, best and final value of each series of [`reward_series`]. Those of the training are means over a window."""
+    """Returns a row with the first, best and final value of each series of [`reward_series`]. Training values are means over a window."""
     rows = [["joint reward", "first", "best", "final"]]
     for name, rewards in series.items():
         means = rewards.rolling(averaging_window(series) if name == TRAINING else 1).mean().dropna()
@@ -46,14 +46,14 @@ def reward_table(series: Mapping[str, pd.Series]) -> list[list[str]]:
 
 
 def metric_table(log_history: list[dict[str, Any]], window: int) -> list[list[str]]:
-    """Returns the last values of the environment's metrics. Those of the training are means over the last `window` log entries."""
+    """Returns the last values of the environment's metrics. Training values are means over the last `window` log entries."""
     logs = pd.DataFrame(log_history)
     last: dict[str, dict[str, str]] = {}
-    for kind, prefix, size in ((TRAINING, "", window), ("evaluation", "eval_", 1)):
+    for heading, prefix, size in ((TRAINING, "", window), ("evaluation", "eval_", 1)):
         for column in logs:
             if re.fullmatch(rf"{prefix}turn_\d+/.+", column):
                 value = logs[column].dropna().tail(size).mean()
-                last.setdefault(kind, {})[column.removeprefix(prefix)] = f"{value:.3f}"
+                last.setdefault(heading, {})[column.removeprefix(prefix)] = f"{value:.3f}"
     names = sorted({name for values in last.values() for name in values})
     return [["metric", *last], *([f"`{name}`", *(values.get(name, "") for values in last.values())] for name in names)]
 

@@ -1,4 +1,4 @@
-"""Writes tables for the terminal and for Markdown. A table is a list of rows, the first of which is the heading."""
+"""Writes tables for the terminal and for Markdown. A table is a list of rows; the first row is the heading."""
 
 from collections.abc import Sequence
 from typing import Any

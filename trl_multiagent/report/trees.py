@@ -1,4 +1,4 @@
-"""Turns the rows of a trace into the trees of a page. Their columns are listed in `rollout/trace.py`."""
+"""Turns the rows of a trace into the trees of a page. `rollout/trace.py` lists their columns."""
 
 import math
 from collections.abc import Iterable
@@ -22,8 +22,8 @@ def trees_of(rows: Iterable[Row]) -> list[list[Row]]:
 
 def tree_page(trees: list[list[Row]]) -> dict[str, Any]:
     """
-    Returns trees as one table: the names of its columns, and the rows of each tree. Prompts and completions are stored once, in `texts`, because
-    siblings share them; a cell has the number. Long texts are cut. Of too many trees, the latest are kept.
+    Returns trees as one table: the names of its columns, and the rows of each tree. Siblings share prompts and completions, so each is stored
+    once, in `texts`, and a cell has its number. Long texts are cut. If there are too many trees, the latest are kept.
     """
     columns = list(dict.fromkeys(name for tree in trees for name in tree[0]))
     texts: dict[str, int] = {}
@@ -33,7 +33,7 @@ def tree_page(trees: list[list[Row]]) -> dict[str, Any]:
             more = len(value) - MAX_TEXT
             value = f"{value[:MAX_TEXT]}\n... {more} more characters" if more > 0 else value
             return texts.setdefault(value, len(texts)) if name.startswith(("prompt/", "completion/")) else value
-        return None if isinstance(value, float) and math.isnan(value) else value  # a table fills its gaps with NaN
+        return None if isinstance(value, float) and math.isnan(value) else value  # data frames fill gaps with NaN
 
     kept: list[list[list[Any]]] = []
     size = 0  # of the texts in cells

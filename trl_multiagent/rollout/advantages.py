@@ -27,7 +27,7 @@ def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False
         `torch.Tensor` of the shape of `returns`.
     """
     equal = (returns == returns[..., :1]).all(-1, keepdim=True)
-    mean = torch.where(equal, returns, returns.mean(-1, keepdim=True))  # rounding must not tell equal siblings apart
+    mean = torch.where(equal, returns, returns.mean(-1, keepdim=True))  # exact for equal siblings, without rounding
     if mode == "mean":
         advantages = returns - mean
     elif mode == "rloo":

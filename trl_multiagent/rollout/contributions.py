@@ -32,8 +32,8 @@ class Contributions:
 
 def contributions(node: Node) -> Contributions | None:
     """
-    Computes the contributions of the agents at a node with rewards; `None` if the joint actions are not all combinations of at least two
-    completions of at least two agents, or each agent has a reward of its own.
+    Computes the contributions of the agents at a node with rewards. Returns `None` if each agent has a reward of its own, or if the joint
+    actions are not all combinations of at least two completions of at least two agents.
     """
     num_agents, size = len(node.indices[0]), 1 + max(index[0] for index in node.indices)
     if (
@@ -47,10 +47,10 @@ def contributions(node: Node) -> Contributions | None:
     for index, reward in zip(node.indices, node.rewards, strict=True):
         rewards[index] = reward
     agents = range(num_agents)
-    others = [tuple(other for other in agents if other != agent) for agent in agents]
+    other_axes = [tuple(other for other in agents if other != agent) for agent in agents]
     return Contributions(
         variance=float(variances(rewards.ravel(), 0)),
-        main=[float(variances(rewards.mean(axis=axes), 0)) for axes in others],
+        main=[float(variances(rewards.mean(axis=axes), 0)) for axes in other_axes],
         total=[float(variances(rewards, agent).mean()) for agent in agents],
     )
 

@@ -31,14 +31,14 @@ def play_episodes(
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, each with one joint action. Episode e of item i is entry
-        `i * num_episodes + e` of the first turn; those that the environment has ended are missing in later turns.
+        `i * num_episodes + e` of the first turn; episodes that the environment has ended are missing in later turns.
 
     Raises:
         ValueError: `num_turns` or `num_episodes` is not a positive whole number.
     """
     for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"`{name}` is {value!r}, it must be a whole number of at least 1.")
+            raise ValueError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
     return grow_trees(
         items,
         environment,
@@ -54,7 +54,7 @@ def play_episodes(
 
 
 def nodes_of_episode(root: Node) -> list[Node]:
-    """Returns the nodes of an episode that [`play_episodes`] played, from its first one."""
+    """Returns the nodes of an episode that [`play_episodes`] played, in order."""
     nodes = [root]
     while nodes[-1].children:
         nodes.append(nodes[-1].children[0])

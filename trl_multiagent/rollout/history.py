@@ -12,23 +12,23 @@ from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
 
-# Markers that an agent sees in its own responses, because they begin no turn
+# Markers that stay in an agent's own responses, because they begin no turn
 OWN_MARKERS = re.compile(r"(</?tool_call>)")
 EARLIER_ANSWER = "Your earlier answer:\n"  # precedes a response whose prompt is not shown
 
 
 @dataclass
 class WholePrompt:
-    """An agent's prompt at a node, with what it sees of its past turns."""
+    """An agent's prompt at a node, with the visible part of its past turns."""
 
     prompt: Prompt  # a text or chat messages
     ids: list[int]  # its token ids
-    # How many past turns were left out, or cut down to the first prompt, because of `max_history_length`; `None` without a limit
+    # Number of past turns that `max_history_length` removed, or cut down to the first prompt; `None` without a limit
     dropped_turns: int | None = None
 
 
 def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None) -> bool:
-    """Returns whether an agent's prompts are chat messages: `setting`, or if that is `None`, whether the tokenizer has a template."""
+    """Returns whether an agent's prompts are chat messages: `setting`, or, if it is `None`, whether the tokenizer has a template."""
     return tokenizer.chat_template is not None if setting is None else setting
 
 
@@ -49,18 +49,18 @@ def whole_prompt(
     """
     Joins an agent's own past prompts and responses with its new prompt.
 
-    Chat messages of user and assistant alternate, because many templates require this: a past prompt without its response is put
-    in front of the next prompt, in the same message, and so is a response without its prompt.
+    Chat messages of user and assistant alternate, because many templates require this. So a past prompt without its response, or a
+    response without its prompt, is put in front of the next prompt, in the same message.
 
     Args:
         role (`str`): The agent.
-        history (`Sequence[Turn]`): Past turns, oldest first. The agent sees those in which it acted.
+        history (`Sequence[Turn]`): Past turns, oldest first. The agent sees the turns in which it acted.
         prompt (`Prompt`): The agent's new prompt: a text or chat messages.
         as_chat (`bool`): Whether to return chat messages instead of one text.
-        options ([`HistoryOptions`], *optional*): What the agent sees of the past turns. By default, everything.
-        dropped (`int`, *optional*, defaults to `0`): How many of the oldest visible turns are left out.
-        markers (`re.Pattern`, *optional*): What texts that models may have written must not spell, see [`~chat_markers.marker_pattern`]:
-            the responses, except for tool calls, and all prompts after the first.
+        options ([`HistoryOptions`], *optional*): The part of the past turns that the agent sees. By default, everything.
+        dropped (`int`, *optional*, defaults to `0`): Number of the oldest visible turns that are left out.
+        markers (`re.Pattern`, *optional*): Markers of the chat, see [`~chat_markers.marker_pattern`], that texts of models must not spell.
+            These texts are the responses, except for tool calls, and all prompts after the first.
 
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
@@ -69,7 +69,7 @@ def whole_prompt(
     for turn, (shows_prompt, shows_response) in zip(own, options.shown(len(own), dropped), strict=True):
         past, response = turn.prompts[role], turn.joint_action[role]
         if markers is not None:
-            # The prompts of the first turn are the task's own. Later ones may quote what models have written
+            # The prompts of the first turn are the task's own. Later prompts may quote texts of models
             past = past if turn is history[0] else without_markers(past, markers)
             texts = enumerate(OWN_MARKERS.split(response))
             response = "".join(x if k % 2 else without_markers(x, markers) for k, x in texts)
@@ -97,11 +97,11 @@ def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list
     waiting: list[str] = []  # texts for the next message of the user
     for past_prompt, response in parts:
         if past_prompt is not None:
-            of_turn = _after(waiting, past_prompt)
+            turn_messages = _after(waiting, past_prompt)
             waiting = []
-            if response is None and of_turn[-1]["role"] == "user":
-                waiting = [of_turn.pop()["content"]]
-            messages += of_turn
+            if response is None and turn_messages[-1]["role"] == "user":
+                waiting = [turn_messages.pop()["content"]]
+            messages += turn_messages
             if response is not None:
                 messages.append({"role": "assistant", "content": response})
         elif response is not None:
@@ -110,7 +110,7 @@ def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list
 
 
 def _after(texts: list[str], prompt: Prompt) -> list[dict[str, str]]:
-    """Returns a prompt as chat messages, with some texts in front of its first message of the user."""
+    """Returns a prompt as chat messages, with the texts in front of its first user message."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if not texts:
         return messages
@@ -132,14 +132,13 @@ def tokenize_nodes(
     render: Callable[[list[dict[str, str]]], str],
 ) -> list[WholePrompt]:
     """
-    Makes one agent's prompt at each of some nodes at which it acts.
+    Makes an agent's prompts at nodes at which it acts.
 
-    If a prompt continues the agent's last prompt and response, it begins with their very token ids, and only the text
-    after them is tokenized. Otherwise, for example because the chat template removes parts of past messages, the whole prompt is
-    tokenized.
+    If a prompt continues the agent's last prompt and response, it begins with the same token ids, and only the text after them is
+    tokenized. Otherwise, for example because the chat template removes parts of past messages, the whole prompt is tokenized.
 
     Args:
-        role, nodes, tokenizer, options: The agent, the nodes, its tokenizer, and what it sees of the past turns.
+        role, nodes, tokenizer, options: The agent, the nodes, its tokenizer, and the part of the past turns that it sees.
         end_tokens (`Sequence[int]`): The tokens that end a completion.
         as_chat (`bool`): Whether the prompts are chat messages.
         tokenize (`Callable[[list], list[list[int]]]`): Tokenizes whole prompts, texts or lists of chat messages.
@@ -156,7 +155,7 @@ def tokenize_nodes(
         if options.max_history_length is not None:
             for node, made in zip(chosen, built, strict=True):
                 all_turns, turns = (options.shown(len(own_turns(role, node.history)), k) for k in (0, dropped))
-                # A first turn of which only the prompt is left counts, too
+                # A first turn counts, too, if only its prompt is left
                 made.dropped_turns = sum(part != left for part, left in zip(all_turns, turns, strict=True))
         continue_turns(role, chosen, built, tokenizer, end_tokens, render if as_chat else str)
         return built
@@ -186,10 +185,9 @@ def continue_turns(
     render: Callable[..., str],
 ) -> None:
     """
-    Replaces the token ids of those prompts that continue the agent's last prompt and response, in place; see [`tokenize_nodes`].
+    Replaces, in place, the token ids of prompts that continue the agent's last prompt and response, see [`tokenize_nodes`].
 
-    The new ids stand for the same text. They only differ if the tokenizer splits a response differently from the way in which it was
-    sampled.
+    The new ids stand for the same text. They differ only if the tokenizer splits a response into other tokens than the sampled ones.
     """
     for node, prompt in zip(nodes, prompts, strict=True):
         before, g = node.continues.get(role, (None, 0))
@@ -200,7 +198,7 @@ def continue_turns(
             continue
         response = before.completion_ids[g]
         if response[-1:] and response[-1] in end_tokens:
-            response = response[:-1]  # if it belongs to the text, the rest begins with it
+            response = response[:-1]  # the rest of the text begins with the end token if the text contains it
         rest = tokenizer(text[len(start) :], add_special_tokens=False)["input_ids"]
         ids = [*before.prompt_ids, *response, *rest]
         if ids != prompt.ids and tokenizer.decode(ids) == tokenizer.decode(prompt.ids):

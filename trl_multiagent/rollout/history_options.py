@@ -1,4 +1,4 @@
-"""What an agent sees of its past turns."""
+"""Options that select the part of its past turns that an agent sees."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from trl_multiagent.limits import setting
 @dataclass
 class HistoryOptions:
     """
-    What an agent sees of its past turns. By default it sees all of its own prompts and responses.
+    The part of its past turns that an agent sees. By default it sees all of its own prompts and responses.
 
     Args:
         memory_mode (`str`, *optional*):
@@ -25,8 +25,8 @@ class HistoryOptions:
         previous_response (`bool`, *optional*):
             Whether the agent sees its responses in the turns that `memory_mode` selects. By default it does.
         max_history_length (`int`, *optional*):
-            Maximal number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the
-            new prompt is never shortened. A training logs how many are left out, as `agents/<role>/history/dropped_turns`.
+            Largest number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the
+            new prompt is never shortened. A training logs the number of dropped turns as `agents/<role>/history/dropped_turns`.
     """
 
     memory_mode: str | None = setting(choices=("full", "memoryful", "last"))
@@ -37,13 +37,13 @@ class HistoryOptions:
 
     @classmethod
     def of(cls, settings: Any) -> "HistoryOptions":
-        """Returns the options among the fields of an object with the settings of a training or an evaluation."""
+        """Reads the options from the settings of a training or an evaluation."""
         return cls(*(getattr(settings, field.name) for field in dataclasses.fields(cls)))
 
     def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
         """
         Selects the parts of the past turns that the agent sees: for each turn, oldest first, whether its prompt and its response are shown.
-        The oldest `dropped` of the visible turns are left out. A first prompt that `original_prompt` asks for is left out after all of them.
+        The oldest `dropped` of the visible turns are left out. With `original_prompt`, the first prompt is left out last.
         """
         given = (self.original_prompt, self.previous_prompts, self.previous_response) != (None, None, None)
         only_flags = self.memory_mode is None and given

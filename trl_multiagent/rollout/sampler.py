@@ -33,7 +33,7 @@ from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
 
 END_SETTINGS = {"min_new_tokens", "min_length", "exponential_decay_length_penalty", "forced_eos_token_id"}
 CHECKED_AT_ONCE = 256  # items
-MOST_PADDING = 1.25  # tokens with the padding of one call for several agents, per token without it
+MOST_PADDING = 1.25  # several agents share a call if padding makes it at most this many times as large
 
 
 class SamplingTeam(Protocol):
@@ -44,7 +44,7 @@ class SamplingTeam(Protocol):
 
     @property
     def joinable(self) -> Mapping[str, str]:
-        """The agents that can compute together with others, and the name of the model on which they do."""
+        """The agents that can compute together with others, each with the name of its model."""
         ...
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]: ...
@@ -60,25 +60,25 @@ class SamplingTeam(Protocol):
 class Level:
     """Input of one call of a generator."""
 
-    nodes: dict[str, list[Node]]  # for each agent, the nodes of a turn at which it acts; for some agents perhaps none
-    prompt_ids: dict[str, list[list[int]]]  # the token ids of its prompt at each of them
-    num_generations: int  # of each prompt
-    stream: str = ""  # names what is sampled twice at the same nodes
+    nodes: dict[str, list[Node]]  # for each agent, the nodes of a turn at which it acts, possibly none
+    prompt_ids: dict[str, list[list[int]]]  # for each agent, the token ids of its prompts at these nodes
+    num_generations: int  # completions of each prompt
+    stream: str = ""  # distinguishes several samples at the same nodes
 
 
 @dataclass
 class Completions:
     """The completions of one prompt."""
 
-    ids: list[list[int]]  # of the tokens of each, up to and including its end-of-sequence token
-    logps: list[list[float]] | None = None  # of these tokens, in nats, if an inference engine sampled them
+    ids: list[list[int]]  # token ids of each completion, up to and including its end-of-sequence token
+    logps: list[list[float]] | None = None  # log-probabilities of these tokens, if an inference engine sampled them
 
 
 class Generator(Protocol):
     """Samples the completions of all agents of a level."""
 
     max_new_tokens: int  # of a completion
-    stop_strings: Mapping[str, Sequence[str]]  # that end a completion, by role
+    stop_strings: Mapping[str, Sequence[str]]  # strings that end a completion, by role
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
         """Returns the completions of each agent in `level.prompt_ids`, one entry per prompt."""
@@ -87,11 +87,12 @@ class Generator(Protocol):
 
 class TransformersGenerator:
     """
-    Samples with transformers. Agents on one base, or with shared weights, sample in one call, unless that would need much padding. `arguments`: fields of [`~transformers.GenerationConfig`], complete, see
-    [`sampling_arguments`]. `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: see [`Generator`].
+    Samples with transformers. Agents on one base, or with shared weights, sample in one call, unless that would need much padding.
 
-    With a `seed`, what a completion draws depends on the seed, the stream, the item's number, the episode or the path of joint actions, the turn,
-    the role and the completion's number alone. Without one, torch's global generator decides for each level.
+    `arguments`: all fields of [`~transformers.GenerationConfig`] that sampling needs, see [`sampling_arguments`]. `token_budget`: upper bound of
+    prompt and completion tokens in one `generate` call. `stop_strings`: see [`Generator`]. With a `seed`, the draws of a completion depend only
+    on the seed, the stream, the item's number, the episode or the path of joint actions, the turn, the role and the completion's number. Without
+    a seed, torch's global generator draws one for each level.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class TransformersGenerator:
         mode = GenerationConfig(**self.arguments).get_generation_mode()
         for role in level.prompt_ids:
             joins = role in joinable and mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
-            # Some settings change the probability of end tokens, which must be those of all agents then
+            # Some settings change the probability of end tokens, so agents in one call must have the same ones
             ends = self.team.end_tokens(role) if END_SETTINGS & self.arguments.keys() else ()
             groups.setdefault((joinable[role], *ends) if joins else role, []).append(role)
         return [part for roles in groups.values() for part in self.split(roles, level)]
@@ -156,21 +157,21 @@ class TransformersGenerator:
         }
         stops = [(tokenizers[role], self.stop_strings.get(role, ())) for role in roles]
         seeds = [self.seeds(role, level) for role in roles]
-        same: dict[tuple[int, ...], list[int]] = {}  # the nodes of each agent and prompt
+        distinct: dict[tuple[int, ...], list[int]] = {}  # for each agent and prompt, the nodes with this prompt
         for agent, role in enumerate(roles):
             for k, ids in enumerate(level.prompt_ids[role]):
-                same.setdefault((agent, *ids), []).append(k)
+                distinct.setdefault((agent, *ids), []).append(k)
         groups = generate_groups(
             model,
-            [ids for _, *ids in same],
-            [[x for k in nodes for x in seeds[agent][k]] for (agent, *_), nodes in same.items()],
+            [ids for _, *ids in distinct],
+            [[x for k in nodes for x in seeds[agent][k]] for (agent, *_), nodes in distinct.items()],
             GenerationConfig(**{**special, **self.arguments}),
             self.token_budget,
             Agents(ends, stops, group),
-            [agent for agent, *_ in same],
+            [agent for agent, *_ in distinct],
         )
         completions: dict[str, list[list[list[int]]]] = {role: [[]] * len(level.prompt_ids[role]) for role in roles}
-        for (agent, *_), nodes, ids in zip(same, same.values(), groups, strict=True):
+        for (agent, *_), nodes, ids in zip(distinct, distinct.values(), groups, strict=True):
             for position, k in enumerate(nodes):
                 completions[roles[agent]][k] = ids[position * level.num_generations :][: level.num_generations]
         return completions
@@ -186,8 +187,8 @@ class TransformersGenerator:
         for node in nodes:
             place = (*stream, node.tree, node.episode, len(node.history), role)
             # In an episode, there is one path and one completion
-            of_node = [()] if node.episode is not None else [(*node.path, g) for g in numbers]
-            seeds.append([derive_seed(*place, *x) for x in of_node])
+            paths = [()] if node.episode is not None else [(*node.path, g) for g in numbers]
+            seeds.append([derive_seed(*place, *path) for path in paths])
         return seeds
 
 
@@ -203,7 +204,7 @@ class TeamSampler:
             Whether prompts are rendered as chat messages. By default, they are for each agent whose tokenizer has a
             chat template.
         history_options ([`~rollout.history.HistoryOptions`], *optional*):
-            What the agents see of their past turns. By default, each sees all of its own prompts and responses.
+            The part of their past turns that the agents see. By default, each sees all of its own prompts and responses.
         chat_template_kwargs (`dict[str, Any]`, *optional*): Arguments of the chat templates.
 
     `stream` can be set, see [`Level`].
@@ -244,14 +245,15 @@ class TeamSampler:
         completions = self.generator.generate(Level(own, prompt_ids, num_generations, self.stream))
         samples: dict[str, list[Samples]] = {role: [] for role in roles}
         for role in roles:
-            for prompt, of_node in zip(prompts[role], completions[role], strict=True):
-                texts = self.team.tokenizers[role].batch_decode(of_node.ids, skip_special_tokens=True)
-                seen = (prompt.prompt, prompt.dropped_turns, self.generator.stop_strings.get(role, ()))
-                samples[role].append(Samples(prompt.ids, of_node.ids, texts, of_node.logps, *seen))
+            stop_strings = self.generator.stop_strings.get(role, ())
+            for prompt, sampled in zip(prompts[role], completions[role], strict=True):
+                texts = self.team.tokenizers[role].batch_decode(sampled.ids, skip_special_tokens=True)
+                facts = (prompt.prompt, prompt.dropped_turns, stop_strings)
+                samples[role].append(Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts))
         return samples
 
     def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
-        """Makes one agent's prompt at each of some nodes at which it acts, with what it sees of its past prompts and responses."""
+        """Makes an agent's prompts at nodes at which it acts, with the visible part of its past turns."""
         tokenizer = self.team.tokenizers[role]
         prompts = tokenize_nodes(
             role,
@@ -270,7 +272,7 @@ class TeamSampler:
         return prompts
 
     def check_lengths(self, role: str, prompts: list[WholePrompt]) -> None:
-        """Refuses prompts that are too long for the agent's model."""
+        """Raises [`~models.positions.TooLongError`] if a prompt is too long for the agent's model."""
         lengths = [len(prompt.ids) for prompt in prompts]
         with self.team.activate(role) as agent:
             check_prompts(role, agent, [x.prompt for x in prompts], lengths, self.generator.max_new_tokens)
@@ -300,7 +302,7 @@ class TeamSampler:
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:
-    """Returns the text that [`tokenize_prompts`] tokenizes."""
+    """Returns the text of chat messages that [`tokenize_prompts`] tokenizes."""
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
 
 
@@ -314,14 +316,14 @@ def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **k
 
 # The arguments of `AgentTeam.collaborate` and the like
 
-# Arguments of `GenerationConfig` that would change what `generate` returns or needs, and what to use instead
+# Arguments of `GenerationConfig` that would change the inputs or outputs of `generate`, and the alternatives
 REFUSED = {
     "num_return_sequences": "pass an item several times for several episodes",
     "return_dict_in_generate": "episodes contain texts only",
     "stop_strings": "they are an argument of their own, by role",
 }
 RANGES = {"temperature": (0, 1e6), "top_p": (0, 1), "top_k": (0, 1e9)}
-# Without a value, `generate` would use that of the model's own generation configuration
+# Without these values, `generate` would use the model's own generation configuration
 DEFAULTS = {"max_new_tokens": 256, "repetition_penalty": 1.0}
 SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -332,30 +334,30 @@ def check_stop_strings(stop_strings: Mapping[str, Sequence[str]] | None, roles: 
     """Raises `ValueError` if stop strings are not lists of texts, by role."""
     for role, strings in (stop_strings or {}).items():
         if role not in roles or isinstance(strings, str) or not all(isinstance(x, str) and x for x in strings):
-            raise ValueError(f"`stop_strings` is {stop_strings}, it must have lists of texts for {', '.join(roles)}.")
+            raise ValueError(f"`stop_strings` is {stop_strings}; it must have lists of texts for {', '.join(roles)}.")
 
 
 def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
     """
-    Checks arguments for sampling, which are fields of [`~transformers.GenerationConfig`], and completes them by the defaults: at most 256
-    tokens at temperature 1. `temperature=0` means greedy decoding.
+    Checks arguments for sampling, which are fields of [`~transformers.GenerationConfig`], and adds the defaults: at most 256 tokens at
+    temperature 1. `temperature=0` means greedy decoding.
 
     Raises:
         TypeError: An argument is unknown.
         ValueError: An argument has an impossible value, or cannot be used here.
     """
-    known = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
+    fields = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
     for name, value in generation_kwargs.items():
         if name in REFUSED:
             raise ValueError(f"`{name}` cannot be set here: {REFUSED[name]}.")
-        if name not in known:
-            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1)
+        if name not in fields:
+            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, fields, n=1)
             advice = f"did you mean `{similar[0]}`?" if similar else "use a field of `transformers.GenerationConfig`."
             raise TypeError(f"Unknown argument `{name}={value!r}`: {advice}")
     for name, (minimum, maximum) in RANGES.items():
         value = generation_kwargs.get(name)
         if value is not None and not (isinstance(value, int | float) and minimum <= value <= maximum):
-            raise ValueError(f"`{name}` is {value!r}, it must be a number from {minimum} to {maximum}.")
+            raise ValueError(f"`{name}` is {value!r}; it must be a number from {minimum} to {maximum}.")
     arguments = {**DEFAULTS, **generation_kwargs}
     if generation_kwargs.get("temperature") == 0:
         if generation_kwargs.get("do_sample"):

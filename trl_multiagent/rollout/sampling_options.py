@@ -1,4 +1,4 @@
-"""How agents sample."""
+"""The settings of sampling."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ class SamplingOptions:
     The settings of sampling, the same wherever agents sample.
 
     Args:
-        max_completion_length (`int`, *optional*, defaults to `256`): Tokens of a completion at most.
+        max_completion_length (`int`, *optional*, defaults to `256`): Largest number of tokens of a completion.
         temperature (`float`, *optional*, defaults to `1.0`): Temperature of the sampling.
-        top_p (`float`, *optional*, defaults to `1.0`): Share of the probability that is sampled from, that of the most likely tokens.
-        top_k (`int`, *optional*, defaults to `0`): Number of the most likely tokens that are sampled from; 0 for all.
+        top_p (`float`, *optional*, defaults to `1.0`): Sample from the most likely tokens that together have this probability.
+        top_k (`int`, *optional*, defaults to `0`): Sample from this number of the most likely tokens; 0 for all.
         use_chat_template (`bool`, *optional*):
             Whether prompts and histories are rendered as chat messages. By default, they are for each agent whose tokenizer has a chat
             template.

@@ -1,9 +1,9 @@
 """
-Seats: roles of a task that are played by what is not trained, such as a function, a saved team, or a model behind an endpoint.
+Seats: players of roles that are not trained, such as a function, a saved team, or a model behind an endpoint.
 
-[`SeatedEnvironment`] is the task as the trained agents see it. It has their roles only, so teams, trainers and evaluations need not know of
-seats. Where a seat acts together with trained agents, it answers once for each of their joint actions. Turns in which only seats act are
-played at once, and their rewards are added to those of the turn before.
+[`SeatedEnvironment`] is the task as the trained agents see it. It has only their roles, so teams, trainers and evaluations need no code for
+seats. If a seat acts together with trained agents, it answers once for each of their joint actions. Turns in which only seats act are played
+at once, and their rewards are added to those of the turn before.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ MAX_TURNS_ALONE = 100  # in a row, in which only seats act
 
 @dataclass
 class Branch:
-    """A branch of an episode of the whole task: its past turns, and the prompts and answers of the turn that is played."""
+    """A branch of an episode of the whole task: its past turns, and the prompts and answers of the current turn."""
 
     item: dict
     history: History
     prompts: dict[str, Prompt]
     actions: JointAction = field(default_factory=dict)
-    following: dict[str, Prompt] | None = None  # the prompts of the next turn, if the task was asked for them
-    num_played: int = 0  # the last of the past turns, which were played here
+    following: dict[str, Prompt] | None = None  # the prompts of the next turn, if the task has made them
+    num_played: int = 0  # number of the last turns that `SeatedEnvironment._play` played
 
 
 class Seat(ABC):
@@ -49,14 +49,14 @@ class Seat(ABC):
 
     @abstractmethod
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        """Returns the answer to the prompt of the role in each branch. An [`UnavailableError`] ends the run with one line."""
+        """Returns the answer to the prompt of the role in each branch. Raising an [`UnavailableError`] ends the run with one line."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Returns what must be the same when a run is resumed, as plain values."""
+        """Returns the facts that must be the same when a run is resumed, as plain values."""
 
     def partner(self, item: dict) -> str | None:
-        """Returns the name of the one that plays an item, if there are several."""
+        """Returns the name of the member that plays an item, if the seat has several members."""
         return None
 
     def release(self) -> None:  # noqa: B027
@@ -84,7 +84,7 @@ class FunctionSeat(Seat):
 
 
 class EndpointSeat(Seat):
-    """Plays a role with a model behind an endpoint. Answers are kept on the disk, so a run that is resumed does not pay for them again."""
+    """Plays a role with a model behind an endpoint. Answers are kept on the disk, so a resumed run does not pay for them again."""
 
     def __init__(self, client: EndpointClient, seed: int = 0):
         self.client, self.seed = client, seed
@@ -99,8 +99,8 @@ class EndpointSeat(Seat):
 
 class TeamSeat(Seat):
     """
-    Plays a role with an agent of a team that is not trained. `load` makes the sampler of the team when it is needed first; `agent` is the role of
-    the agent there, by default that of the seat; `name` is what a resumed run compares.
+    Plays a role with an agent of a team that is not trained. `load` makes the sampler of the team when it is first needed; `agent` is the role
+    of the agent in the team, by default the role of the seat; a resumed run compares the `name`.
     """
 
     def __init__(self, load: Callable[[], TeamSampler], name: str, agent: str | None = None):
@@ -118,10 +118,9 @@ class TeamSeat(Seat):
         nodes, asked = [], Counter[int]()
         for x in branches:
             history = tuple(Turn(own(t.prompts), own(t.joint_action), t.outcome) for t in x.history)
-            # What an answer draws depends on the item and the texts, not on other branches. Equal ones have different answers, too
-            place = derive_seed(
-                item_id(x.item), json.dumps([turn.joint_action for turn in x.history]), x.prompts[role]
-            )
+            # An answer's draws depend on the item and the texts, not on other branches. Equal branches get different answers
+            past = json.dumps([turn.joint_action for turn in x.history])
+            place = derive_seed(item_id(x.item), past, x.prompts[role])
             nodes.append(Node(x.item, history, own(x.prompts), tree=place, episode=asked[place]))
             asked[place] += 1
         self.sampler.stream = f"seat, step {training_step()}"
@@ -136,8 +135,8 @@ class TeamSeat(Seat):
 
 class Population(Seat):
     """
-    Plays a role with one of several seats, drawn for each item and optimizer step. All episodes of an item meet the same partner. `members`
-    returns them by name, all of them in an evaluation, where its argument is `None`, or those of an optimizer step.
+    Plays a role with one of several seats, drawn for each item and optimizer step. All episodes of an item have the same partner. `members`
+    returns the seats of an optimizer step by name; with `None`, in an evaluation, it returns all seats.
     """
 
     def __init__(self, members: Callable[[int | None], Mapping[str, Seat]], description: Any, seed: int = 0):
@@ -167,11 +166,11 @@ class Population(Seat):
 
 class SeatedEnvironment(EnvironmentWrapper):
     """
-    A task some of whose roles are played by seats. Its own roles are the others.
+    A task in which seats play some roles. The environment's own roles are the others.
 
     Args:
-        task ([`Environment`]): The task with all roles. If it gives each role a reward of its own, those of seats are left out.
-        seats (`dict[str, Seat]`): What plays the roles that are not trained.
+        task ([`Environment`]): The task with all roles. If it gives each role a reward of its own, the rewards of seats are left out.
+        seats (`dict[str, Seat]`): The seats of the roles that are not trained.
 
     Raises:
         TypeError: A seat is not a [`Seat`].
@@ -211,7 +210,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         if task.order is not None:
             turns = [tuple(role for role in turn if role in self.roles) for turn in task.order]
             self.order = tuple(turn for turn in turns if turn)
-        # By item of the batch: the turns before the first one of a trained agent
+        # By item of the batch: the turns before the first turn of a trained agent
         self._openings: dict[str, Branch] = {}
 
     def check_turns(self, num_turns: int) -> None:
@@ -237,7 +236,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         return {**settings_of(self.task), "seats": {role: seat.describe() for role, seat in self.seats.items()}}
 
     def _branches(self, items: list[dict], histories: list[History], joint_actions: list[JointAction]) -> list[Branch]:
-        """Makes the branches of the whole task. The task is asked only for prompts that are not known."""
+        """Makes the branches of the whole task. It asks the task only for missing prompts."""
         reached = [self._reached(*x) for x in zip(items, histories, strict=True)]
         unknown = [x for x in reached if x.following is None]
         asked = iter(ask(self.task, [x.item for x in unknown], [x.history for x in unknown]))
@@ -247,7 +246,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         ]
 
     def _reached(self, item: dict, history: History) -> Branch:
-        """Returns where a branch of the whole task is. After a turn of trained agents, the `info` of its outcome says so."""
+        """Returns the state of the whole task after a history. The `info` of an outcome holds it after a turn of trained agents."""
         if history:
             return history[-1].outcome.info
         key = json.dumps(item, sort_keys=True, default=repr)  # ids may occur twice
@@ -265,12 +264,12 @@ class SeatedEnvironment(EnvironmentWrapper):
             return num_turns <= len(self.task.order)
         try:
             self.task.check_turns(num_turns)
-        except ValueError:  # it says why not
+        except ValueError:  # raised if the task cannot play so many turns
             return False
         return True
 
     def _play(self, branches: list[Branch], evaluation: bool) -> None:
-        """Plays a turn of each branch, whose trained agents have answered, and those after it in which only seats act."""
+        """Plays a turn of each branch, in which trained agents have answered, and the following turns in which only seats act."""
         for _ in range(MAX_TURNS_ALONE):
             if not branches:
                 return
@@ -295,7 +294,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         raise TaskError(f"Only seats acted in {MAX_TURNS_ALONE} turns in a row. The task has to end the episode.")
 
     def _outcome(self, branch: Branch) -> Outcome:
-        """Adds up the rewards of the turns that were played in a branch. Of metrics with the same name, the last one counts."""
+        """Adds up the rewards of the turns that were played in a branch. A later metric replaces an earlier one of the same name."""
         turns = branch.history[-branch.num_played :]
         outcomes = [turn.outcome for turn in turns]
         joined = Outcome(sum(outcome.reward for outcome in outcomes), info=branch)
@@ -316,8 +315,8 @@ class SeatedEnvironment(EnvironmentWrapper):
 
 def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, name: str) -> list[str]:
     """
-    Returns an answer to each prompt. Equal prompts have different answers. With the same seed, kept answers are used again. If an answer is
-    missing, an [`UnavailableError`] that begins with `name` says why.
+    Returns an answer to each prompt. Equal prompts get different answers. With the same seed, cached answers are used again. Raises an
+    [`UnavailableError`] that begins with `name` if an answer is missing.
     """
     questions, asked = [], Counter[str]()
     for prompt in prompts:
@@ -337,6 +336,6 @@ def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, n
 
 
 def training_step() -> int | None:
-    """Returns the number of optimizer steps of the training that is played in now; `None` outside of one."""
+    """Returns the number of optimizer steps of the current training; `None` outside of a training."""
     state = scoring_context().trainer_state
     return None if state is None else state.global_step

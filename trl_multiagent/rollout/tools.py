@@ -1,8 +1,8 @@
 """
 Tools: an environment of TRL's `environment_factory` plays a role, such as `tools`, after an agent that calls its methods.
 
-Such an environment holds the state of one episode, but here many branches are played at once. So its state is made anew whenever it is needed:
-`reset` gets the columns of the item, and the calls of the branch so far are made again. Results must depend on these alone, which is checked.
+Such an environment holds the state of one episode, but here many branches are played at once. So the seat restores the state before each answer:
+it calls `reset` with the columns of the item, and repeats the calls of the branch so far. Results must depend on these alone; the seat checks this.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from trl_multiagent.rollout.seats import Branch, Seat
 
 
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # the form of Hermes and Qwen
-# With the tags and the JSON that models of these families know from their chat templates
+# The tags and the JSON are those in the chat templates of these models
 INSTRUCTIONS = (
     "You have tools. Each line between these tags describes one:\n<tools>\n{}\n</tools>\n\nTo use one, write its name and its arguments "
     'as JSON between these tags:\n<tool_call>\n{{"name": <name>, "arguments": <JSON object>}}\n</tool_call>'
@@ -32,8 +32,8 @@ INSTRUCTIONS = (
 class ToolSeat(Seat):
     """
     Plays a role with the tools of an environment for [`~trl.GRPOTrainer`]: a class with a method `reset`, whose other public methods are tools,
-    except for `get_reward`. The seat makes the calls in what other roles have written since its last answer, and answers with the results, each on
-    a line of its own. An error of a tool is its result, as in TRL. Without calls, the answer is empty.
+    except for `get_reward`. The seat makes the calls in the texts of other roles since its last answer, and answers with the results, each on a
+    line of its own. If a tool fails, its error is the result, as in TRL. Without calls, the answer is empty.
 
     Args:
         environment_factory (`Callable[[], Any]`): Makes the environment. As TRL does, the seat uses it again after `reset`.
@@ -56,7 +56,7 @@ class ToolSeat(Seat):
         return INSTRUCTIONS.format("\n".join(json.dumps(get_json_schema(method)) for method in methods))
 
     def observation(self, item: dict) -> str:
-        """Returns what `reset` returns for an item, which TRL appends to the prompt; empty if that is nothing."""
+        """Returns the text that `reset` returns for an item, which TRL appends to the prompt; empty if it returns nothing."""
         with task_code(f"`{self.name}.reset`"):
             return self.environment.reset(**item) or ""
 
@@ -64,7 +64,7 @@ class ToolSeat(Seat):
         return [self._call(self._replay(role, x.item, [turn.joint_action for turn in x.history])) for x in branches]
 
     def reward(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> float:
-        """Returns `get_reward` after those calls in the joint actions of an episode that the role has answered."""
+        """Returns the result of `get_reward` after the calls in an episode that the role has answered."""
         self._replay(role, item, joint_actions)
         return finished(self.environment.get_reward())
 
@@ -72,7 +72,7 @@ class ToolSeat(Seat):
         return {"tools": self.name}
 
     def _replay(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> list[str]:
-        """Resets the environment and makes the calls that the role has answered. Returns the texts that came after its last answer."""
+        """Resets the environment and repeats the calls that the role has answered. Returns the texts after its last answer."""
         self.observation(item)
         texts: list[str] = []
         for joint_action in joint_actions:
@@ -88,7 +88,7 @@ class ToolSeat(Seat):
         return texts
 
     def _call(self, texts: Sequence[str]) -> str:
-        """Makes the calls in some texts, and returns their results."""
+        """Makes the calls in the texts, and returns their results."""
         with task_code(f"The tools of `{self.name}`"):
             return "\n".join(self._result(call) for text in texts for call in self.calls(text))
 
@@ -103,7 +103,7 @@ class ToolSeat(Seat):
 
 
 def finished(value: Any) -> Any:
-    """Returns what a plain or an `async` method returned."""
+    """Returns the result of a plain or an `async` method."""
     if not inspect.iscoroutine(value):
         return value
     return asyncio.run_coroutine_threadsafe(value, event_loop(os.getpid())).result()
@@ -115,8 +115,9 @@ def tool_reward(tools: ToolSeat, role: str = "tools") -> Callable[..., list[floa
         raise ValueError(f"`{tools.name}` has no method `get_reward`: write a reward function.")
 
     def get_reward(episodes: Sequence[Sequence[JointAction]], **arguments: Any) -> list[float]:
-        others = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
-        items = [{name: x[k] for name, x in arguments.items() if name not in others} for k in range(len(episodes))]
+        no_columns = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
+        columns = {name: values for name, values in arguments.items() if name not in no_columns}
+        items = [{name: values[k] for name, values in columns.items()} for k in range(len(episodes))]
         return [tools.reward(role, *episode) for episode in zip(items, episodes, strict=True)]
 
     get_reward.__name__ = tools.name  # as TRL names this reward

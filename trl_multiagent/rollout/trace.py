@@ -1,21 +1,21 @@
 """
-Rollout trees as a table: one row per joint action. Everything that shows or stores completions reads these rows.
+Rollout trees as a table: one row per joint action. All code that shows or stores completions reads these rows.
 
 | column | content |
 | --- | --- |
 | `step` | The optimizer step that the tree is for; in an evaluation, the number of steps before it. |
 | `split` | `"train"`, `"eval"`, or `"eval_<name>"` for one of several evaluation sets. |
 | `process`, `tree` | The process, and the number of the tree, or of the group of episodes, in its batch. |
-| `episode` | With groups of episodes, the number of the episode among those of its item. |
+| `episode` | In a group of episodes, the number of the episode among those of its item. |
 | `item` | The item's column `id`, `task_id` or `item_id`; without one, a hash of its columns. |
 | `node`, `parent` | The node's path in the tree, and its parent's: the root is `"/"`, the node after joint action 2 is `"/2"`. |
 | `turn`, `action` | The turn, counted from 1, and the number of the joint action at its node. |
 | `prompt/<role>`, `completion/<role>` | The agent's new prompt and its completion; `None` if it does not act. |
 | `reward`, `return` | The processed reward and the return, of the team. |
-| `reward/<role>`, `return/<role>` | Those of a role, if the roles have rewards of their own. |
+| `reward/<role>`, `return/<role>` | The reward and the return of a role, if each role has its own. |
 | `advantage/<role>` | The advantage with which the completion is trained; `None` in evaluations and for agents that are not trained. |
 | `metrics/<name>` | The metrics of the outcome, such as the parts of the reward. |
-| `extra/<name>` | What a reward function passed to `log_extra`. |
+| `extra/<name>` | The values that a reward function passed to `log_extra`. |
 """
 
 import hashlib
@@ -46,9 +46,8 @@ def trace_rows(
 ) -> list[TraceRow]:
     """
     Makes the rows of a batch of trees: one per joint action, turn by turn. Their values are plain: texts, numbers and `None`. All `roles`
-    have columns. `levels` and
-    `advantages` have an entry per turn and node; the advantages of a trained agent at a node have the shape `(G,)`. `step`, `split` and
-    `process` are columns of all rows.
+    have columns. `levels` and `advantages` have an entry per turn and node; the advantages of a trained agent at a node have the shape
+    `(G,)`. `step`, `split` and `process` are columns of all rows.
     """
     rows = []
     places = {id(root): ("/", "") for root in levels[0]}
@@ -57,18 +56,12 @@ def trace_rows(
             path, parent = places[id(node)]
             for action, child in node.children.items():
                 places[id(child)] = (f"{path.rstrip('/')}/{action}", path)
-            of_node = {} if advantages is None else advantages[turn][k]
-            values = {role: x.tolist() for role, x in of_node.items()}
+            node_advantages = {} if advantages is None else advantages[turn][k]
+            values = {role: x.tolist() for role, x in node_advantages.items()}
             prompts = {f"prompt/{role}": None for role in roles}
             prompts |= {f"prompt/{role}": _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
-            common = {
-                "step": step,
-                "split": split,
-                "process": process,
-                "tree": node.tree,
-                "item": _plain(item_id(node.item)),
-            }
-            common |= {"node": path, "parent": parent, "turn": turn + 1}
+            common = {"step": step, "split": split, "process": process, "tree": node.tree}
+            common |= {"item": _plain(item_id(node.item)), "node": path, "parent": parent, "turn": turn + 1}
             if node.episode is not None:
                 common["episode"] = node.episode
             for action, (index, texts) in enumerate(zip(node.indices, node.joint_actions, strict=True)):
@@ -78,8 +71,8 @@ def trace_rows(
                 row |= {"reward": node.rewards[action], "return": node.returns[action]}
                 row |= {f"reward/{role}": rewards[action] for role, rewards in node.role_rewards.items()}
                 row |= {f"return/{role}": returns[action] for role, returns in node.role_returns.items()}
-                own = dict(zip(node.samples, index, strict=True))
-                row |= {f"advantage/{role}": values[role][own[role]] if role in values else None for role in roles}
+                g = dict(zip(node.samples, index, strict=True))
+                row |= {f"advantage/{role}": values[role][g[role]] if role in values else None for role in roles}
                 row |= {f"metrics/{name}": value for name, value in outcome.metrics.items()}
                 row |= {f"extra/{name}": _plain(value) for name, value in outcome.extra.items()}
                 rows.append(row)

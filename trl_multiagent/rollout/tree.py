@@ -22,13 +22,13 @@ class Samples:
     prompt_ids: list[int]  # token ids of the whole prompt, including the history
     completion_ids: list[list[int]]  # token ids of each completion, up to and including its end-of-sequence token
     texts: list[str]  # the completions as text
-    logps: list[list[float]] | None = None  # of each token, in nats, if an inference engine and not the policy sampled
+    logps: list[list[float]] | None = None  # log-probabilities of the tokens, if an inference engine sampled them
     prompt: Prompt | None = None  # the whole prompt, including the history, as text or chat messages
-    dropped_turns: int | None = None  # past turns that the limit of the prompt's length left out; `None` without one
-    stop_strings: Sequence[str] = ()  # that end a completion, besides end-of-sequence tokens
+    dropped_turns: int | None = None  # number of past turns that a limit of the length removed; `None` without a limit
+    stop_strings: Sequence[str] = ()  # strings that end a completion, in addition to end-of-sequence tokens
 
     def is_finished(self, g: int, end_tokens: Sequence[int]) -> bool:
-        """Returns whether completion g ends by itself, and not because of the limit of its length."""
+        """Returns whether completion g ended before the limit of its length."""
         ended = any(token in end_tokens for token in self.completion_ids[g][-1:])
         return ended or any(string in self.texts[g] for string in self.stop_strings)
 
@@ -43,14 +43,14 @@ class Node:
     item: dict  # the dataset row
     history: tuple[Turn, ...]  # the past turns of the branch, oldest first
     prompts: dict[str, Prompt]  # the new prompt of each agent that acts, in the order of the roles
-    samples: dict[str, Samples] = field(default_factory=dict)  # the completions of each of them
-    indices: list[tuple[int, ...]] = field(default_factory=list)  # the index of each one's completion
-    outcomes: list[Outcome] = field(default_factory=list)  # of the environment
+    samples: dict[str, Samples] = field(default_factory=dict)  # the completions of these agents
+    indices: list[tuple[int, ...]] = field(default_factory=list)  # the index of each agent's completion
+    outcomes: list[Outcome] = field(default_factory=list)  # outcomes from the environment
     rewards: list[float] = field(default_factory=list)  # after scale and shift
     children: dict[int, "Node"] = field(default_factory=dict)  # by the joint action that is continued; empty at a leaf
     returns: list[float] = field(default_factory=list)
     role_rewards: dict[str, list[float]] = field(default_factory=dict)  # rewards by role; empty if all roles share one
-    role_returns: dict[str, list[float]] = field(default_factory=dict)  # returns by role, likewise
+    role_returns: dict[str, list[float]] = field(default_factory=dict)  # returns by role; empty if all roles share one
     # Subtracted from an agent's returns, see `rollout.credit`. Empty without counterfactual credit
     counterfactuals: dict[str, list[float]] = field(default_factory=dict)
     tree: int = 0  # the number of the item, by default in its batch
@@ -58,11 +58,11 @@ class Node:
     episode: int | None = None  # the number of the episode among those of its item; `None` in a tree
     ended_early: bool = False  # whether early termination made this node a leaf
     ended: list[int] = field(default_factory=list)  # the joint actions after which the environment ended the episode
-    # In a chain whose trainer has critics: the nodes that would follow the joint actions that are not continued. They have no samples
+    # In a chain whose trainer has critics: the nodes after joint actions that are not continued. They have no samples
     unvisited: dict[int, "Node"] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `rollout.values`
-    targets: dict[str, list[float]] = field(default_factory=dict)  # of these values, by critic
-    # What each agent sampled where it acted last, and the index of its completion in the branch that led here; empty at a root
+    targets: dict[str, list[float]] = field(default_factory=dict)  # learning targets of these values, by critic
+    # Each agent's last samples in this branch, and the index of its completion there; empty at a root
     continues: dict[str, tuple[Samples, int]] = field(default_factory=dict, repr=False)
 
     @property
@@ -93,11 +93,11 @@ class Node:
         return Turn(self.prompts, self.texts(self.indices[joint_action]), self.outcomes[joint_action])
 
     def rewards_of(self, role: str | None) -> list[float]:
-        """Returns the rewards of a role: its own, or those of the team, as with `None`."""
+        """Returns the rewards of a role: its own if it has some, else the team's. The role `None` is the team."""
         return self.rewards if role is None else self.role_rewards.get(role, self.rewards)
 
     def returns_of(self, role: str | None) -> list[float]:
-        """Returns the returns of a role: its own, or those of the team, as with `None`."""
+        """Returns the returns of a role: its own if it has some, else the team's. The role `None` is the team."""
         return self.returns if role is None else self.role_returns.get(role, self.returns)
 
     def completion_of(self, role: str) -> list[int]:
@@ -126,8 +126,8 @@ def acting(role: str, nodes: Sequence[Node]) -> list[Node]:
 
 def sibling_sets(nodes: Sequence[Node]) -> list[list[Node]]:
     """
-    Groups the nodes of a turn by sibling set: in a tree, the completions of one node are compared with each other, and in a group of
-    episodes those of all episodes of the item.
+    Groups the nodes of a turn by sibling set. In a tree, a sibling set is the completions of one node; in a group of episodes, it is those of
+    all episodes of the item.
     """
     groups: dict[int, list[Node]] = {}
     for k, node in enumerate(nodes):
@@ -179,8 +179,8 @@ def grow_trees(
         process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left as they are.
         with_unvisited (`bool`, *optional*, defaults to `False`):
             Whether the environment also makes the next prompts of the joint actions that a chain does not continue. A critic
-            needs them, because their targets contain its value of what follows.
-        num_episodes (`int`, *optional*): Plays so many independent episodes of each item. Episode e of item i is entry
+            needs them, because the targets of these joint actions contain its values of the next nodes.
+        num_episodes (`int`, *optional*): Number of independent episodes of each item. Episode e of item i is entry
             `i * num_episodes + e` of the first turn. `num_generations` is 1 then.
         numbers (`Sequence[int]`, *optional*): The `tree` of each item's nodes, on which draws depend. By default, its position.
         seed (`int` or `str`, *optional*, defaults to `0`): Seed of the joint actions that the handoff `"random"` draws.
@@ -193,8 +193,8 @@ def grow_trees(
     for turn in range(num_turns):
         levels.append(nodes)
         for role, samples in sample(nodes, num_generations).items():
-            for node, of_node in zip(acting(role, nodes), samples, strict=True):
-                node.samples[role] = of_node
+            for node, node_samples in zip(acting(role, nodes), samples, strict=True):
+                node.samples[role] = node_samples
         for node in nodes:
             node.samples = {role: node.samples[role] for role in node.roles}
             node.indices = joint_action_indices(joint_mode, len(node.roles), num_generations)
@@ -219,8 +219,8 @@ def root_nodes(
         for episode in ([None] if num_episodes is None else range(num_episodes))
     ]
     prompts = ask(environment, [node.item for node in nodes], [()] * len(nodes))
-    for node, of_item in zip(nodes, prompts, strict=True):
-        node.prompts = of_item
+    for node, node_prompts in zip(nodes, prompts, strict=True):
+        node.prompts = node_prompts
     return nodes
 
 
@@ -233,13 +233,13 @@ def judge_nodes(
     metrics: dict[str, list[float]] | None = None,
 ) -> list[list[Outcome]]:
     """
-    Scores all joint actions of some nodes in one call of the environment, and returns the outcomes of each node.
+    Scores all joint actions of the nodes in one call of the environment, and returns the outcomes of each node.
 
     Args:
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
-        chat_roles, trainer_state, metrics: What reward functions may ask for, see [`~environments.scoring.ScoringContext`].
+        chat_roles, trainer_state, metrics: Values for reward functions, see [`~environments.scoring.ScoringContext`].
 
     Raises:
         TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
@@ -260,7 +260,7 @@ def judge_nodes(
 def _add_outcomes(
     node: Node, outcomes: list[Outcome], roles: Sequence[str], process_reward: Callable[[float], float]
 ) -> None:
-    """Stores the outcomes of a node's joint actions, and their rewards; those of each role if they differ."""
+    """Stores the outcomes of a node's joint actions, and their rewards, also by role if each role has its own."""
     node.outcomes = outcomes
     node.rewards = [process_reward(outcome.reward) for outcome in outcomes]
     if any(outcome.role_rewards for outcome in outcomes):
@@ -277,7 +277,7 @@ def _grow_children(
     with_unvisited: bool,
     seed: int | str,
 ) -> list[Node]:
-    """Adds the child nodes to the nodes of a turn, and returns those to visit."""
+    """Adds the child nodes to the nodes of a turn, and returns the children to visit."""
     asked = []  # node, joint action, whether it is continued
     for node in nodes:
         continued = _continued_actions(node, handoff, threshold, seed)
@@ -311,12 +311,12 @@ def _continued_actions(node: Node, handoff: str | None, threshold: float | None,
         return range(len(node.indices))
     if handoff == "best":
         return [max(range(len(node.rewards)), key=node.rewards.__getitem__)]  # the first one if several are equal
-    # What is drawn depends on the item and the turn, so it is the same for any number of processes
+    # The draw depends on the item and the turn, so it is the same for any number of processes
     return [random.Random(f"{seed}/{node.tree}/{len(node.history)}").randrange(len(node.indices))]
 
 
 def _add_returns(levels: list[list[Node]], roles: Sequence[str], discount: float) -> None:
-    """Computes the returns of all nodes; those of each role if a node has rewards by role."""
+    """Computes the returns of all nodes, also by role if a node has rewards by role."""
     nodes = [node for level in reversed(levels) for node in level]
     has_roles = any(node.role_rewards for node in nodes)
     for node in nodes:

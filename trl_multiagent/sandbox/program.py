@@ -43,6 +43,9 @@ class Program:
             the limit for the checks after it.
         unittest (`bool`, *optional*): Whether `checks` is a module of test cases of `unittest`. Each test method is then a check, and the
             entry point may be a class.
+        folder (`bool`, *optional*): Whether the program and the checks share an empty working directory of 4 MiB and 255 files, and may import
+            `sqlite3`. It is emptied whenever a new process of the program starts. Not every machine can give one, see
+            [`Sandbox.has_folders`].
 
     Raises:
         ValueError: an experiment is unknown.
@@ -57,6 +60,7 @@ class Program:
     experiments: tuple[str, ...] = ()
     check_timeout: float | None = None
     unittest: bool = False
+    folder: bool = False
 
     def __post_init__(self) -> None:
         unknown = [name for names in self.experiments for name in names.split("|") if name not in EXPERIMENTS]

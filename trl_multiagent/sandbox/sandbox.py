@@ -109,6 +109,7 @@ class _Slot:
 
     def __init__(self, number: int, cores: set[int], config: dict):
         self.number = number
+        self.has_folder = "folder" in config["layers"]
         self.task: _Task | None = None
         self.inbox = Inbox(MAX_JOB)
         self.socket, verifier_end = socket.socketpair()
@@ -248,12 +249,19 @@ class Sandbox(contextlib.AbstractContextManager):
             if self.tier is None:
                 self._choose_tier()
             unique = list(dict.fromkeys(programs))
+            if any(program.folder for program in unique) and not self._has_folders:
+                raise SandboxError(f"a program needs a folder, which the sandbox tier {self.tier!r} cannot give")
             try:
                 verdicts = dict(zip(unique, self._run(unique), strict=True))
             except BaseException:
                 self.close()  # programs that still run have to end, and their verdicts must not be read later
                 raise
             return [verdicts[program] for program in programs]
+
+    def has_folders(self) -> bool:
+        """Returns whether this machine can give programs a folder: on the tier `namespaces`, if it has Landlock."""
+        self.run([])
+        return self._has_folders
 
     def _choose_tier(self) -> None:
         if sys.platform != "linux":
@@ -274,6 +282,7 @@ class Sandbox(contextlib.AbstractContextManager):
         self._config = {name: getattr(self, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
         self._config["cpu_seconds"] = (self.max_timeouts + 1) * self.check_timeout  # for one program
         self._config["layers"] = sorted(allowed & (TIERS[tier] | optional))
+        self._has_folders = tier == "namespaces" and "folder" in allowed
         self.tier = tier
         logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 
@@ -326,18 +335,19 @@ class Sandbox(contextlib.AbstractContextManager):
         running = self._running()
         slow = sum(time.monotonic() - slot.started >= slow_after for slot in running)
         free = min(self.workers - len(running) + slow, 2 * self.workers + SPARE_SLOTS - len(running))
-        while waiting and free > 0 and (slot := self._idle_slot()):
+        while waiting and free > 0 and (slot := self._idle_slot(waiting[0].program.folder)):
             slot.start(waiting.popleft())
             free -= 1
 
-    def _idle_slot(self) -> _Slot | None:
-        """Returns a slot without a task. None if the machine refuses another slot while programs run, which may be the reason."""
-        idle = [slot for slot in self._slots if slot.task is None]
+    def _idle_slot(self, has_folder: bool) -> _Slot | None:
+        """Returns a slot without a task. None if the machine refuses another one while programs run, which may be the reason."""
+        idle = [slot for slot in self._slots if slot.task is None and slot.has_folder == has_folder]
         if not idle:
             number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
             attempts = 1 if self._running() else self.retries + 1
+            config = self._config | {"layers": self._config["layers"] + ["folder"] * has_folder}
             try:
-                idle.append(self._start(attempts, _Slot, number, self._cores(number), self._config))
+                idle.append(self._start(attempts, _Slot, number, self._cores(number), config))
             except SandboxError:
                 if self._running():
                     return None

@@ -1,1 +1,1 @@
-"""Settings: what they are, how they are read, and which arguments of a trainer follow from them."""
+"""Settings: their schema, reading and checking them, and deriving the arguments of a trainer."""

@@ -18,9 +18,9 @@ class Algorithm(NamedTuple):
     config: str  # the class of the trainer's arguments, whose fields are keys of the section
     trainer: str  # the trainer's class
     run: str = ROLLOUTS  # the function that trains with it: `(settings) -> None`
-    # More dataclasses whose fields are keys of the section. Where two have a field of the same name, the first one describes it
+    # More dataclasses whose fields are keys of the section. If two have a field of the same name, the first one counts
     parts: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = MappingProxyType({})  # of the section, where they differ from those of these classes
+    defaults: Mapping[str, Any] = MappingProxyType({})  # of the section, where they differ from those of the classes
 
     def config_class(self) -> type:
         return import_class(self.config)
@@ -44,7 +44,7 @@ def _algorithm(module: str, name: str, *more: Any) -> Algorithm:
 SCHEMA = "trl_multiagent.settings.schema"
 COLLECTION = "trl_multiagent.preferences.config.PreferenceConfig"
 REPLAY = "trl_multiagent.preferences.replay.ReplayConfig"
-# What CoMLRL's algorithms in rounds have by default
+# Defaults of CoMLRL's algorithms in rounds
 ROUNDS = {
     "num_iterations": 6,
     "num_train_epochs": 1,
@@ -75,7 +75,7 @@ ALGORITHMS = {
     "reward_model": _algorithm("joint_reward", "JointReward", REWARD_MODEL, (f"{SCHEMA}.PreferenceSource",)),
 }
 PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees
-ITERATIVE = {"madpo_iter": "madpo", "marlhf_iter": "marlhf"}  # algorithms in rounds, and what each round is
+ITERATIVE = {"madpo_iter": "madpo", "marlhf_iter": "marlhf"}  # algorithms in rounds, and the algorithm of a round
 ACTOR_CRITICS = ("ac", "iac", "maac")  # algorithms with critics
-SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and the same for several
-RL_ALGORITHMS = ("magrpo", "marloo", "maremax", "mareinforce", "iac", "maac")  # of MARLHF
+SINGLE_AGENT = {"grpo": "MAGRPO", "ac": "IAC"}  # algorithms for one agent, and their names for several
+RL_ALGORITHMS = ("magrpo", "marloo", "maremax", "mareinforce", "iac", "maac")  # choices of `rl_algorithm`

@@ -3,7 +3,7 @@
 # Sections that must be empty, and the reason
 UNAVAILABLE = {"preference": "`madpo` and `madpo_iter` learn from preferences, and have these settings themselves"}
 
-# Settings of the algorithm for what an agent sees of its past turns. They have no effect with one turn
+# Settings of the algorithm that select the visible past turns of an agent. They have no effect with one turn
 HISTORY = ("memory_mode", "original_prompt", "previous_prompts", "previous_response")
 
 # Alternative names of our settings. They are replaced in this order
@@ -56,7 +56,7 @@ RENAMED = {
     "order": "functions.order",
 }
 
-# The section whose settings are in a mapping `task`. Here, `task` is a name
+# The section whose settings CoMLRL has in a mapping `task`. Here, `task` is a name
 TASK_MAPPING = "block_building"
 
 # Other spellings of values
@@ -74,11 +74,11 @@ NULL_IS_DEFAULT = "temperature top_p top_k reward_scale reward_shift beta discou
 # Settings that may be blank if another one is given
 BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
 
-# Sections of a task that has other names of its settings in `RENAMED`
+# Sections of tasks whose settings have other names in `RENAMED`
 TASK_SECTIONS = ("functions", TASK_MAPPING)
 
-# Settings that are accepted and have no effect, by section, unless the algorithm or the task knows them. If a run has some of them, it
-# prints one note that lists them
+# Settings without an effect, by section, unless the algorithm or the task has them. They are accepted, and a run prints one note that lists
+# them
 NO_EFFECT_KEYS = {
     "agent_model": "type max_length special_tokens",
     "critic_model": "type max_length special_tokens torch_dtype dtype temperature top_p top_k",

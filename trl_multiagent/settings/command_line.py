@@ -1,6 +1,7 @@
 """The command line of a recipe, and its help."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,19 +28,19 @@ USUAL = {
     "num_turns": "Turns of an episode, 1 by default.",
     "num_generations": "Completions that each agent samples at a node.",
     "items_per_device": "Items, each with its whole tree, per device and optimizer step.",
-    "max_completion_length": "Tokens of a completion at most.",
+    "max_completion_length": "Maximum number of tokens of a completion.",
     "temperature": "Sampling temperature, 1 by default.",
     "beta": "Coefficient of the KL penalty; of the loss, with preferences.",
     "output_dir": "Folder of the run.",
     "report_to": "Where metrics go: none, wandb, tensorboard, ...",
-    "resume_from_checkpoint": "Checkpoint to continue from; true for the last one of the folder.",
+    "resume_from_checkpoint": "Checkpoint to resume from; true for the last one of the folder.",
 }
 OF_ROLLOUTS = ("num_turns", "num_generations", "items_per_device")
 OF_COLLECTIONS = {
     "preference_num_candidates": "Joint answers that are sampled per item.",
-    "preference_pairs_per_sample": "Pairs of an item at most.",
+    "preference_pairs_per_sample": "Maximum number of pairs of an item.",
     "pair_selection": "Which pairs of an item are kept: reward_gap, comparator_reward, random or all.",
-    "comparator_policy": "Another policy that gives one side of each pair, such as history or current.",
+    "comparator_policy": "Policy that samples the other answer of each pair, such as history or current.",
 }
 
 MOST_KEYS = 8  # of a section of the task that `--help` describes
@@ -57,28 +58,29 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
         add_help=False,
     )
     recipe = parser.add_argument_group("recipe")
-    text = "Show the usual settings; with 'all', every one."
-    words = ("usual", "all")
-    recipe.add_argument("-h", "--help", nargs="?", const="usual", choices=words, metavar="all", help=text)
+    help_help = "Show the usual settings; with 'all', every one."
+    levels = ("usual", "all")
+    recipe.add_argument("-h", "--help", nargs="?", const="usual", choices=levels, metavar="all", help=help_help)
     recipe.add_argument("--config", metavar="FILE", help="YAML file with the sections listed below.")
-    text = f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2."
-    recipe.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=text)
+    override_help = f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2."
+    recipe.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=override_help)
     recipe.add_argument("--dry_run", action="store_true", help="Check everything, print the plan, stop.")
     return parser
 
 
 def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
-    """Reads the layers of the file, the overrides and the flags. `rest`: the flags that the parser does not know, with their values."""
+    """Reads the layers of the file, the overrides and the flags. `rest`: flags that are not the parser's own, with their values."""
     flags: dict[str, list[str]] = {}
     for text in rest:
         if text.startswith("--"):
             name, has_value, value = text[2:].partition("=")
             values = flags[name] = [value] if has_value else []
-        elif not flags:
-            raise ConfigError(f"unknown argument {text!r}; see --help.")
+        elif not flags or (values and re.match(r"[\w.]+=", text)):
+            advice = f"give it as --override {text}" if "=" in text else "see --help"
+            raise ConfigError(f"unknown argument {text!r}; {advice}.")
         else:
             values.append(text)
-    # The name of a file of the package becomes its path
+    # A configuration of the package is replaced by its path
     arguments.config = arguments.config and config_file("--config", arguments.config, RECIPES)
     return [read_yaml(arguments.config), parse_overrides(arguments.override), flag_layer(algorithm, flags)]
 
@@ -106,13 +108,13 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
 
 
 def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:
-    """Yields the sections of the YAML file and their keys, line by line. Small ones of the task are always described."""
+    """Yields the sections of the YAML file and their keys, line by line. Small sections of the task are always described in full."""
     yield "keys of the YAML file:"
     for name, key in keys_of(TopLevel).items():
         if name != "critics" or algorithm in ACTOR_CRITICS:
             yield f"  {name}: {key.help}"
-    others = "" if full else f", {', '.join(keys_of(extras_of(algorithm)))} and more, see --help all"
-    yield f"  {algorithm}: every flag of the last group{others}"
+    more = "" if full else f", {', '.join(keys_of(extras_of(algorithm)))} and more, see --help all"
+    yield f"  {algorithm}: every flag of the last group{more}"
     for section, cls in sections_of(task).items():
         if section == "critic_model" and algorithm not in ACTOR_CRITICS:
             continue

@@ -48,7 +48,7 @@ class Settings:
     """The checked settings of a run."""
 
     algorithm: str  # name of its section
-    task: Task  # what the run trains on
+    task: Task  # the task of the run
     merged: dict[str, Any]  # all settings that were given, under the names of this release: the run's `config.yaml`
     values: dict[str, dict[str, Any]]  # the checked settings by section, with top-level settings under `""`
     sections: dict[str, Any]  # for each section, an instance of its dataclass with these values and the defaults
@@ -120,7 +120,7 @@ class Settings:
 
     @property
     def num_policies(self) -> int:
-        """Number of agents of the team: that of the roles, or one that answers for all of them."""
+        """Number of agents of the team: one per role, or one agent for all roles."""
         return 1 if self.is_centralized else self.num_agents
 
     @property
@@ -148,7 +148,7 @@ def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
 
 
 def run_id() -> str | None:
-    """Returns the id of the run that the environment gives, such as that of a Slurm job."""
+    """Returns the id of the run in the environment variables, such as that of a Slurm job."""
     return os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
 
 
@@ -222,7 +222,7 @@ def check_names(names: str | list[str], setting: str) -> None:
 
 
 def settings_without_effect(settings: Settings) -> Iterator[str]:
-    """Yields the paths of the given settings that other ones make useless, each with the reason."""
+    """Yields the paths of given settings that have no effect because of others, each with the reason."""
     algorithm, arguments, given = settings.algorithm, settings.arguments, settings.values[settings.algorithm]
     keys = algorithm_keys(algorithm)
 
@@ -259,7 +259,7 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
 
 
 def complete_arguments(settings: Settings) -> None:
-    """Derives trainer's arguments and notes from the other settings, or raises `ConfigError` if they contradict each other."""
+    """Derives arguments of the trainer and notes from the other settings. Raises `ConfigError` if they contradict each other."""
     algorithm, sections, extras = settings.algorithm, settings.sections, settings.extras
     arguments, notes, model = settings.arguments, settings.notes, settings.agent_model
     seed = settings.values[""].get("seed")
@@ -328,7 +328,7 @@ def complete_evaluation(settings: Settings) -> None:
 
 
 def complete_critics(settings: Settings) -> None:
-    """Derives the trainer's arguments about critics from their sections and the peer's names, see [`complete_arguments`]."""
+    """Derives the trainer's arguments about critics from their sections and CoMLRL's names, see [`complete_arguments`]."""
     algorithm, arguments, notes = settings.algorithm, settings.arguments, settings.notes
     extras = typing.cast(CriticExtras, settings.extras)
     separate = extras.use_separate_critic
@@ -349,7 +349,7 @@ def complete_critics(settings: Settings) -> None:
         raise ConfigError(f"`{algorithm}.critic_models` is {given!r}, but the critics are {models!r}; give one.")
     if form == "head" and models is not None and given is None:
         notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
-    elif models is not None and models not in (settings.model_names, [settings.model_names]):  # those are the default
+    elif models is not None and models not in (settings.model_names, [settings.model_names]):  # not the default
         setting = "critics" if isinstance(models, list) else "critic_model.name"
         check_names(models, setting if given is None else f"{algorithm}.critic_models")
         built = {*([models] if isinstance(models, str) else models)} & settings.task.models.keys()
@@ -359,7 +359,7 @@ def complete_critics(settings: Settings) -> None:
 
 
 def make_training_args(settings: Settings, config_class: type | None = None, **changes: Any) -> Any:
-    """Makes the trainer's arguments, of the algorithm's or another class. Raises `ConfigError` if the class refuses a value."""
+    """Makes the trainer's arguments with `config_class`, by default the algorithm's. Raises `ConfigError` if it refuses a value."""
     algorithm, config_class = settings.algorithm, config_class or ALGORITHMS[settings.algorithm].config_class()
     names = {field.name for field in dataclasses.fields(config_class)}  # the section may be about a collection, too
     if algorithm in ITERATIVE:
@@ -380,7 +380,7 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
 
 
 def batch_arguments(settings: Settings, args: Any) -> dict[str, Any]:
-    """Returns the trainer's arguments for CoMLRL's settings of nodes (or pairs) per update and of items (or updates) between evaluations."""
+    """Converts CoMLRL's settings of nodes (or pairs) per update and of items (or updates) between evaluations to the trainer's arguments."""
     extras, steps = settings.extras, settings.extras.eval_interval
     arguments: dict[str, Any] = {}
     if settings.algorithm in PREFERENCE_ALGORITHMS:

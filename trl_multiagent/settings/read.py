@@ -1,4 +1,4 @@
-"""Reads, merges and checks settings. A YAML file, `--override` and flags are layers, dicts of sections, of which later ones win."""
+"""Reads, merges and checks settings. A YAML file, `--override` and flags are layers: dicts of sections. Later layers win."""
 
 import ast
 import contextlib
@@ -48,7 +48,7 @@ class ConfigError(ValueError):
 
 @contextlib.contextmanager
 def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
-    """Inside, an error becomes a [`ConfigError`], whose message begins with `where`."""
+    """Turns errors within the block into a [`ConfigError`] whose message begins with `where`."""
     try:
         yield
     except kinds as error:
@@ -65,7 +65,7 @@ def fail(prog: str, error: Exception) -> NoReturn:
 
 
 def config_file(flag: str, name: str, pattern: str) -> str:
-    """Finds a file by its path, or by its name in the package, such as `magrpo_he`. An error lists the package's files of the `pattern`."""
+    """Finds a file by its path, or by its name in the package, such as `magrpo_he`. Raises a `ConfigError` that lists these names."""
     path = Path(name)
     if path.is_file():
         return name
@@ -121,7 +121,7 @@ def parse_value(text: str) -> Any:
     if text.lower() in constants:
         return constants[text.lower()]
     with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return json.loads(json.dumps(ast.literal_eval(text)))  # refuses what YAML does not have, such as a set
+        return json.loads(json.dumps(ast.literal_eval(text)))  # fails for types that YAML does not have, such as sets
     if re.fullmatch(r"\[[^:]*\]|\{.*\}", text, re.DOTALL):
         with contextlib.suppress(YAMLError, OmegaConfBaseException):
             return OmegaConf.to_container(OmegaConf.create(text))
@@ -139,7 +139,7 @@ def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
 
 
 def set_once(layer: dict[str, Any], name: str, path: str, value: Any) -> None:
-    """Does the same for an alternative `name` of the path. Raises `ConfigError` if the path has another value."""
+    """Sets a path to the value of its alternative `name`. Raises `ConfigError` if the path has another value."""
     found, other = pop_path(layer, path)
     if found and other != value:
         raise ConfigError(f"`{name}: {value}` and `{path}: {other}` are the same setting; give only one of them.")
@@ -159,14 +159,14 @@ def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
 
 def rename(algorithm: str, layer: dict[str, Any]) -> None:
     """
-    Replaces alternative names of settings by ours, in place. A value that is not used, because ours has another one, stays under its
-    alternative name; [`check`] reports it. The section of an algorithm in rounds may have the name of what each round is.
+    Replaces alternative names of settings by ours, in place. If ours has another value, an unused value stays under its alternative name, and
+    [`check`] reports it. The section of an algorithm in rounds may have the name of the algorithm of a round.
     """
     if algorithm in ITERATIVE:
         section = ITERATIVE[algorithm]
         body = layer.pop(section, None)
         if not isinstance(body, dict | None):
-            raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
+            raise ConfigError(f"`{section}` is {short(body)}; it must be a section with keys below it.")
         for name, value in (body or {}).items():
             set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
     if isinstance(layer.get("task"), dict):
@@ -179,12 +179,12 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             continue
         if layer.get(section := old.partition(".")[0]) == {}:
             del layer[section]
-        twice, other = pop_path(layer, new)
-        if twice and other != value and old in not_used:
+        has_both, other = pop_path(layer, new)
+        if has_both and other != value and old in not_used:
             if value is not None:
                 set_path(layer, old, value)
             set_path(layer, new, other)
-        elif twice:
+        elif has_both:
             set_path(layer, new, other)
             set_once(layer, old, new, value)
         else:
@@ -196,7 +196,7 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
 
 
 def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
-    """Returns a table of names with the section of an algorithm in the place of `{algorithm}`."""
+    """Returns a table of names with `{algorithm}` replaced by the algorithm's section."""
     return {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in names.items()}
 
 
@@ -209,14 +209,14 @@ def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Merges layers. Dicts are merged recursively; of other values, that of the last layer wins."""
+    """Merges layers. Dicts are merged recursively; other values come from the last layer that has them."""
     with naming_reference():
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
 
 
 @contextlib.contextmanager
 def naming_reference() -> Iterator[None]:
-    """Inside, an error of OmegaConf about a text such as `${seed}` or `???` becomes a [`ConfigError`]."""
+    """Turns an error of OmegaConf within the block, about a text such as `${seed}` or `???`, into a [`ConfigError`]."""
     try:
         yield
     except OmegaConfBaseException as error:
@@ -236,7 +236,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
     sections |= {name: keys_of(cls) for name, cls in sections_of(task).items()}
     known = {f"{section}.{name}".lstrip("."): key for section, keys in sections.items() for name, key in keys.items()}
-    # Many settings of an evaluation have the name of one of the training, which is the one to suggest
+    # Many settings of an evaluation have the same name as one of the training. The latter is suggested first
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
     other_names, secrets = named({**comlrl.RENAMED, **TRL_NAMES}, algorithm), named(comlrl.SECRETS, algorithm)
     not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
@@ -276,7 +276,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
 def paths(
     algorithm: str, sections: Collection[str], other_names: Mapping[str, str], resolved: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the paths of the given settings and their values. Raises `ConfigError` for a section that this run cannot have."""
+    """Yields the paths of the given settings and their values. Raises `ConfigError` if this run cannot have a section."""
     for section, body in resolved.items():
         if body and section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS:
             raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
@@ -295,7 +295,7 @@ def paths(
         elif isinstance(body, dict | None):
             yield from ((f"{section}.{name}", value) for name, value in (body or {}).items())
         else:
-            raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
+            raise ConfigError(f"`{section}` is {short(body)}; it must be a section with keys below it.")
 
 
 def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:

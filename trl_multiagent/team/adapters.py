@@ -50,9 +50,9 @@ REFUSED = {
 
 class AgentAdapters:
     """
-    The adapters of a LoRA team and their reference policies. For any other team it is empty, and its methods do nothing.
+    The adapters of a LoRA team and their reference policies. For any other team, this object is empty, and its methods do nothing.
 
-    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if that adapter was
+    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if the adapter was then
     fresh, otherwise a copy of the adapter. The model of each role has an adapter with the role's name, see [`check_adapter`].
     """
 
@@ -68,7 +68,7 @@ class AgentAdapters:
                 parameter.requires_grad_(True)
 
     def find_layers(self) -> None:
-        """Finds the layers that have adapters. Critics may have some where no agent has one."""
+        """Finds the layers that have adapters. Critics may have adapters on layers where no agent has one."""
         self._layers = {
             role: [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for role, model in self.models.items()
@@ -78,7 +78,7 @@ class AgentAdapters:
                 layer.register_forward_hook(self._add_group)
 
     def _add_group(self, layer: LoraLayer, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> torch.Tensor:
-        """The forward hook of all layers, which adds what the adapters of a group add."""
+        """Adds the outputs of a group's adapters to the result of a layer. This is the forward hook of all layers."""
         return result if self.group is None else self.group.add(layer, args[0], result)
 
     def parameters(self, role: str) -> list[nn.Parameter]:
@@ -90,7 +90,7 @@ class AgentAdapters:
         return role in self.models and can_group(self.models[role], role)
 
     def activate(self, role: str, reference: bool, group: Stacked | None = None) -> None:
-        """Makes an agent's adapter, its reference policy, or the adapters of a `group` on the same base what this base computes with."""
+        """Makes the base of an agent compute with the agent's adapter, its reference policy, or the adapters of a `group`."""
         self.group = group
         # PEFT's own `set_adapter` would also freeze the adapters of all other agents
         for layer in self._layers.get(role, ()):
@@ -102,7 +102,7 @@ class AgentAdapters:
         Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which adapter is active, so the
         caller sets both afterwards.
         """
-        for role in self._copied_roles:  # references that an earlier trainer kept
+        for role in self._copied_roles:  # references of an earlier trainer
             self.models[role].delete_adapter(reference_name(role))
         self._copied_roles.clear()
         for role, model in self.models.items():
@@ -120,7 +120,7 @@ def reference_name(role: str) -> str:
 
 
 def _is_fresh(model: PeftModel, role: str, weights: dict[str, torch.Tensor]) -> bool:
-    """Returns whether an adapter with these weights changes nothing: it adds zero, and its copies of modules equal the originals."""
+    """Returns whether an adapter with these weights has no effect: it adds zero, and its copies of modules equal the originals."""
     copies = [
         (module.modules_to_save[role], module.original_module)
         for module in model.modules()
@@ -148,7 +148,7 @@ def load_adapters(
     sources: dict[str, AgentSource], peft_config: LoraConfig | None, seed: int, model_init_kwargs: dict[str, Any]
 ) -> dict[str, PeftModel]:
     """
-    Loads the agents of a LoRA team. Agents with the same base share it, and so are one object in the result. With a `peft_config`, the
+    Loads the agents of a LoRA team. Agents with the same base share it, and are the same object in the result. With a `peft_config`, the
     sources are bases, and every agent gets a fresh adapter; otherwise they are adapters. The seed decides the weights that no file
     contains.
     """
@@ -163,7 +163,7 @@ def load_adapters(
         base_source, revision = source, hub["revision"]
         if peft_config is None:
             config = PeftConfig.from_pretrained(source.name, **hub, **source.arguments)
-            # The revision in the adapter's files is that of the base; the adapter's own one is in `hub`
+            # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
             base_source, revision = AgentSource(cast(str, config.base_model_name_or_path)), config.revision
         key = base_source, revision
         base = None
@@ -171,7 +171,7 @@ def load_adapters(
             with seeded(seed, SHARED_FOLDER):
                 kwargs = {**model_init_kwargs, "revision": revision}
                 base = load_model(base_source.name, **base_source.arguments, **kwargs)
-        with seeded(seed, role):  # also for saved adapters: PEFT draws weights before it reads those in the file
+        with seeded(seed, role):  # also for saved adapters, because PEFT draws weights before it reads the file
             if peft_config is not None:
                 own_config = copy.deepcopy(peft_config)
                 own_config.revision = revision  # so that the saved adapter loads this base again
@@ -231,7 +231,7 @@ def check_adapter(role: str, model: PeftModel) -> None:
 
 
 def check_adapter_config(whose: str, config: PeftConfig) -> None:
-    """Raises a `ValueError` if the adapter of `whose` agents is no LoRA, or would change the base, which the agents share."""
+    """Raises a `ValueError` if the adapter of `whose` agents is not LoRA, or would change the shared base."""
     if not isinstance(config, LoraConfig):
         raise ValueError(f"The adapter of {whose} is a {config.peft_type} adapter; a team takes LoRA adapters.")
     if config.init_lora_weights not in INITIALISATIONS:
@@ -251,7 +251,7 @@ def check_adapter_config(whose: str, config: PeftConfig) -> None:
 
 def check_adapter_names(config: LoraConfig, model: PeftModel) -> None:
     """
-    Checks that each name in `target_modules` is that of a module with an adapter. PEFT ignores a name if it finds another one.
+    Checks that each name in `target_modules` belongs to a module with an adapter. PEFT ignores wrong names if at least one is right.
 
     Raises:
         ValueError: there is no such module.

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
-from trl_multiagent.folders import CARD_FILE, TEAM_FILE
+from trl_multiagent.folders import CARD_FILE, TEAM_FILE, check_checksums, write_checksums
 from trl_multiagent.hub.push import open_repo, team_files, upload_folder
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import copied, hub_arguments
@@ -54,9 +54,8 @@ class AgentTeam(SingleModel):
     """
     Agents that are trained together.
 
-    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one model, and differ by
-    their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once; with several bases, each carries the
-    adapters of some agents.
+    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one model, and differ in
+    their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once; several bases are possible.
 
     One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP, DeepSpeed) and one
     backward pass. Attributes and methods that a trainer expects of a single model (`config`, `generate`, ...) are those of the *active*
@@ -73,7 +72,7 @@ class AgentTeam(SingleModel):
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved and loaded with
             the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
-        devices (`dict[str, torch.device]`): Where each agent is, if they are on several devices, see [`~AgentTeam.place`].
+        devices (`dict[str, torch.device]`): The device of each agent, if they are on several devices, see [`~AgentTeam.place`].
         uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no dropout, and the
             update needs the log-probabilities of the policy that sampled.
 
@@ -119,7 +118,7 @@ class AgentTeam(SingleModel):
             if not any(m.children())
             and not all(x.is_floating_point() for x in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
         ]
-        # The agents that can compute together with others, by the model on which they do
+        # The agents that can compute together with others, each with the name of its model
         self.joinable = {
             role: name
             for role, name in self._model_names.items()
@@ -154,8 +153,8 @@ class AgentTeam(SingleModel):
 
         Args:
             name (`str`, `Path` or `list[str]`): A model id or folder that every agent starts from; a list with one per role; or the id or
-                folder of a team that [`~AgentTeam.save_pretrained`] wrote. A LoRA adapter stands for its base with this adapter. A base is
-                loaded once for all adapters on it.
+                folder of a team that [`~AgentTeam.save_pretrained`] wrote. The name of a LoRA adapter loads its base, too. A base is loaded
+                once for all adapters on it.
             roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its files.
             peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh LoRA adapter.
             share_weights (`bool`, *optional*, defaults to `False`): Whether all agents are one model.
@@ -180,6 +179,9 @@ class AgentTeam(SingleModel):
                 )
         hub = hub_arguments(model_init_kwargs)
         sources, saved_form = find_sources(name, None if roles is None else check_agent_names(roles), hub)
+        if model_init_kwargs.get("device_map") != "meta":  # with which no weights are read
+            for source in set(sources.values()):
+                check_checksums(source.name)
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
@@ -214,6 +216,8 @@ class AgentTeam(SingleModel):
             elif role == name:  # a shared model is saved once
                 save_model(model, target, weights)
             self.tokenizers[role].save_pretrained(target)
+        for place in {self.folder(role) for role in self.roles}:
+            write_checksums(folder / place)
         TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
         if self.critics is not None:
             self.critics.save(folder, self, state_dict)
@@ -254,8 +258,8 @@ class AgentTeam(SingleModel):
 
         Args:
             repo_id (`str`): Repository, created if it does not exist.
-            private (`bool`, *optional*): Whether a repository that is created is private.
-            token (`str`, *optional*): Token with write access; by default the one of `hf auth login` or of the variable `HF_TOKEN`.
+            private (`bool`, *optional*): Whether to make the repository private if it is created.
+            token (`str`, *optional*): Token with write access; by default that of `hf auth login` or of the variable `HF_TOKEN`.
             revision (`str`, *optional*): Branch, created if it does not exist; by default `main`.
             commit_message (`str`, *optional*, defaults to `"Upload team"`): Message of the commit.
             create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write access.
@@ -322,16 +326,17 @@ class AgentTeam(SingleModel):
 
         Args:
             item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text of its `prompt`
-                column, which is answered in one turn and not scored, because scoring needs the other columns.
+                column. A text is answered in one turn and not scored, because scoring needs the other columns.
             environment ([`Environment`]): The task; its roles are those of the team.
             num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
             use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat template.
             generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion tokens in one `generate`
-                call. More are generated in several calls. With `None`, all items share one call.
-            history_options ([`~rollout.history.HistoryOptions`], *optional*): What agents see of their past turns; by default all of them.
+                call. More tokens need several calls. With `None`, all items share one call.
+            history_options ([`~rollout.history.HistoryOptions`], *optional*): The part of their past turns that agents see; by default all.
             stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
-            seed (`int`, *optional*): Of the draws; by default drawn from torch's global generator.
+            seed (`int`, *optional*): Seed of the draws; by default drawn from torch's global generator.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
+
         Returns:
             `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text is `None`. For several items, a list of
             episodes.
@@ -367,7 +372,7 @@ class AgentTeam(SingleModel):
         return episodes[0] if isinstance(item, str | Mapping) else episodes
 
     def end_tokens(self, role: str) -> list[int]:
-        """Returns the ids of the tokens that end an agent's completion: its tokenizer's, and those that its model declares."""
+        """Returns the ids of the tokens that end an agent's completion: those of its tokenizer and of its model."""
         declared = self.agents[role].generation_config.eos_token_id
         declared = [] if declared is None else [declared] if isinstance(declared, int) else declared
         return list(dict.fromkeys([self.tokenizers[role].eos_token_id, *declared]))
@@ -382,8 +387,8 @@ class AgentTeam(SingleModel):
 
     def train(self, mode: bool = True) -> "AgentTeam":
         """
-        Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too. That disables
-        everything that makes a forward random: dropout, skipped layers, noise of routers.
+        Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too. This disables
+        all randomness of a forward: dropout, skipped layers, noise of routers.
         """
         super().train(mode)
         if mode and not self.uses_dropout:
@@ -413,9 +418,7 @@ class AgentTeam(SingleModel):
         for role, device in devices.items():
             self.policies[role].to(device)
         self.devices = dict(devices)
-        self.hf_device_map = (
-            self.devices
-        )  # the name by which transformers and accelerate know that they must not move the team
+        self.hf_device_map = self.devices  # with this attribute, transformers and accelerate do not move the team
 
     # Trained parameters
 
@@ -425,7 +428,7 @@ class AgentTeam(SingleModel):
 
     def freeze(self, roles: Iterable[str]) -> None:
         """
-        Sets which agents generate but are not trained. Agents that were frozen before and are not named are trained again.
+        Sets the agents that generate but are not trained. All other agents are trained, also those that were frozen before.
 
         Raises:
             ValueError: `roles` are not roles of the team, they are all of its roles, or they share weights with other agents.
@@ -446,7 +449,7 @@ class AgentTeam(SingleModel):
         """Returns the parameters that training an agent changes: its adapter, or its whole model."""
         return self._adapters.parameters(role) if self.has_adapters else list(self.policies[role].parameters())
 
-    # Reference policies. Those of a LoRA team are part of it. For any other team, a frozen copy of the team serves
+    # Reference policies. In a LoRA team they are adapters; for any other team, they are a frozen copy of the team
 
     def frozen_copy(self) -> "AgentTeam":
         """Copies the agents. The weights of the copy are not trained."""
@@ -507,8 +510,8 @@ class AgentTeam(SingleModel):
                 active agent. Two kinds of arguments change an agent's forward, and exclude each other: `places` and `readers` of packed
                 rows, see [`~packing.run_packed`]; and `router_weights`, the weights of its tokens in the router loss, see
                 [`~router_loss.forward_with_expert_sums`].
-            critic_inputs (`dict[str, dict]`, *optional*): Goes with `team_inputs`: for each critic, `input_ids` and `attention_mask` of the
-                sequences that it reads.
+            critic_inputs (`dict[str, dict]`, *optional*): For each critic, `input_ids` and `attention_mask` of the sequences that it reads.
+                Needs `team_inputs`.
 
         Returns:
             `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's values of shape
@@ -539,10 +542,10 @@ def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[li
 
 
 def check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
-    """Checks that roles can name agents, see [`~environments.base.check_roles`], and modules of torch. Others are a `ValueError`."""
+    """Raises `ValueError` if roles cannot name agents, see [`~environments.base.check_roles`], or modules of torch."""
     roles = check_roles(roles)
     for role in roles:
-        if role in dir(nn.ModuleDict()):  # torch also refuses such names, but its error does not say why
+        if role in dir(nn.ModuleDict()):  # torch also refuses such names, but does not explain why
             raise ValueError(f"The role {role!r} is a method or an attribute of torch modules: choose another name.")
         if reference_name(role) in roles:
             raise ValueError(

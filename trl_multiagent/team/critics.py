@@ -5,7 +5,7 @@ A critic reads a sequence of tokens with a backbone, and its head turns the hidd
 in the backbone:
 
 - `"model"`: every critic has a backbone of its own, all of which is trained.
-- `"adapter"`: every critic has a LoRA adapter. In a LoRA team it is on the base of the agents. In any other team, all critics share one
+- `"adapter"`: every critic has a LoRA adapter. In a LoRA team, it is on the base of the agents. In any other team, all critics share one
   frozen copy of a base.
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
@@ -26,7 +26,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from trl_multiagent.folders import CRITICS_FOLDER
+from trl_multiagent.folders import CRITICS_FOLDER, check_checksums, read_json
 from trl_multiagent.models.positions import learned_positions
 from trl_multiagent.models.pretrained import adapter_parameters, copied, seeded
 from trl_multiagent.models.router_loss import without_router_logits
@@ -89,7 +89,7 @@ class Scale:
 
 @dataclass
 class CriticSettings:
-    """How critics are made, see the arguments `critic_*` of [`ActorCriticConfig`]. Without `models`, a critic starts from its agent."""
+    """The settings of critics, see the arguments `critic_*` of [`ActorCriticConfig`]. Without `models`, a critic starts from its agent."""
 
     form: str = "model"  # or "adapter" or "head"
     models: str | list[str] | None = None
@@ -102,13 +102,13 @@ class CriticSettings:
 
 @dataclass
 class Backbone:
-    """What a critic reads with."""
+    """The model, the tokenizer and the adapter with which a critic reads."""
 
     role: str  # the agent whose model, or whose tokenizer, the critic uses
     tokenizer: PreTrainedTokenizerBase
     own: str | None = None  # the critic's entry of `Critics.models`; `None`: the agent's model
     adapter: str | None = None  # name of the critic's adapter
-    layers: list[Any] = field(default_factory=list)  # those of the model that have an adapter, this one or another
+    layers: list[Any] = field(default_factory=list)  # layers of the model that have this or another adapter
     shares_vocabulary: bool = True  # whether the tokens of the agent are tokens of the critic
 
 
@@ -142,22 +142,22 @@ class Critics(nn.Module):
         return self.settings.form == "adapter"
 
     def model(self, name: str, team: TeamOfCritics) -> PreTrainedModel | PeftModel:
-        """Returns the model that a critic reads with; with an adapter, the one that has it."""
+        """Returns the model with which a critic reads, including its adapter."""
         backbone = self.backbones[name]
         return team.policies[backbone.role] if backbone.own is None else cast(Any, self.models[backbone.own])
 
     def longest_text(self, name: str, team: TeamOfCritics) -> int | None:
-        """Returns the number of tokens that a critic can read at most; `None`: any number."""
+        """Returns the largest number of tokens that a critic can read; `None` for any number."""
         return learned_positions(base_of(self.model(name, team)))
 
     def activate(self, name: str) -> None:
-        """Makes a critic's adapter the only one that its base computes with. Layers without it compute as in the base."""
+        """Makes a base compute only with a critic's adapter. Layers without this adapter compute as in the base."""
         for layer in self.backbones[name].layers:
             layer._active_adapter = [self.backbones[name].adapter]
             layer._disable_adapters = False
 
     def parameters_of(self, name: str, team: TeamOfCritics) -> list[nn.Parameter]:
-        """Returns the trained parameters of a critic. Those of an agent whose model it reads with are not among them."""
+        """Returns the trained parameters of a critic, without those of an agent whose model it uses."""
         backbone, parameters = self.backbones[name], list(self.heads[name].parameters())
         if backbone.adapter is not None:
             parameters += adapter_parameters(cast(PeftModel, self.model(name, team)), backbone.adapter)
@@ -169,8 +169,8 @@ class Critics(nn.Module):
         self, name: str, team: TeamOfCritics, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         """
-        Computes what the head of a critic says about sequences of shape `(num_rows, length)`, padded on the left. The team has activated
-        it.
+        Computes the outputs of a critic's head for sequences of shape `(num_rows, length)`, padded on the left. The team must have
+        activated the critic.
 
         Returns:
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
@@ -194,14 +194,15 @@ class Critics(nn.Module):
     # Files
 
     def save(self, folder: Path, team: TeamOfCritics, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Writes `critics.json` and a folder per critic: its head, and its backbone or adapter if it has one of its own."""
+        """Writes `critics.json` and a folder per critic: its head, and its own backbone or adapter if it has one."""
         folder = folder / CRITICS_FOLDER
         for name, backbone in self.backbones.items():
             target = folder / name
             target.mkdir(parents=True, exist_ok=True)
             if backbone.adapter is not None:
-                of_agent = f"models.{team.model_name(backbone.role)}."
-                weights = part_of(state_dict, of_agent if backbone.own is None else f"critics.models.{backbone.own}.")
+                agent_prefix = f"models.{team.model_name(backbone.role)}."
+                prefix = agent_prefix if backbone.own is None else f"critics.models.{backbone.own}."
+                weights = part_of(state_dict, prefix)
                 # PEFT names the folder like the adapter, which may be the name of another critic
                 save_adapter(
                     cast(PeftModel, self.model(name, team)), backbone.adapter, target / backbone.adapter, weights
@@ -234,7 +235,7 @@ class Critics(nn.Module):
             raise ValueError(
                 f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can be continued by one."
             )
-        saved = json.loads(path.read_text())
+        saved = read_json(path)
         if (saved["form"], saved["critics"]) != (self.settings.form, list(self.names)):
             raise ValueError(
                 f"{folder} has the critics {saved['critics']} of the form {saved['form']!r}, this run has "
@@ -258,7 +259,7 @@ class Critics(nn.Module):
 
 
 def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSettings) -> Critics:
-    """Makes the critics of a team. `roles`: for each, the agent that it starts from. Settings that do not fit are a `ValueError`."""
+    """Makes the critics of a team. `roles`: the agent that each critic starts from. Raises `ValueError` if the settings do not fit."""
     sources = model_names(settings.models, list(roles))
     backbones = {name: Backbone(role, team.tokenizers[role]) for name, role in roles.items()}
     models: dict[str, Any] = {}
@@ -267,7 +268,7 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
         if settings.form == "model":
             backbone.own = name
             with seeded(settings.seed, f"critic {name}"):
-                dtype = torch.float32 if team.has_adapters else agent_dtype  # trained, as an agent's weights
+                dtype = torch.float32 if team.has_adapters else agent_dtype  # the data type of trained weights
                 models[name] = load_or_copy(team, backbone, sources[name], dtype)
         elif settings.form == "adapter":
             backbone.adapter = f"critic_{name}"
@@ -286,10 +287,10 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
                 models[SHARED_BASE] = adapted
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
-        model, tokenizer, of_agent = critics.model(name, team), backbone.tokenizer, team.tokenizers[backbone.role]
+        model, tokenizer, agents_own = critics.model(name, team), backbone.tokenizer, team.tokenizers[backbone.role]
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        backbone.shares_vocabulary = tokenizer is of_agent or tokenizer.get_vocab() == of_agent.get_vocab()
+        backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
         if backbone.adapter is not None:
             backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for parameter in adapter_parameters(cast(PeftModel, model), backbone.adapter):
@@ -307,7 +308,7 @@ def shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 
 def load_head(head: nn.Module, folder: str | Path) -> None:
-    """Replaces the weights of a head by those in the folder of a saved critic. Other layers there are a `ValueError`."""
+    """Replaces the weights of a head by those in the folder of a saved critic. Raises `ValueError` if the saved head has other layers."""
     saved, own = load_file(Path(folder) / HEAD_FILE), head.state_dict()
     if shapes(saved) != shapes(own):
         hidden = saved["0.bias"].numel() if len(saved) > 2 else None
@@ -319,7 +320,7 @@ def load_head(head: nn.Module, folder: str | Path) -> None:
 
 
 def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:
-    """Returns the model that each critic starts from, if one is given. Neither one for all nor one for each is a `ValueError`."""
+    """Returns the model that each critic starts from, or `None`. Raises `ValueError` if neither one for all nor one for each is given."""
     if models is None or isinstance(models, str) or len(models) == 1:
         return dict.fromkeys(names, models if models is None or isinstance(models, str) else models[0])
     if len(models) != len(names):
@@ -339,6 +340,7 @@ def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dt
         raise ValueError(
             f"The base of agent {backbone.role!r} has no name to load a critic from: set `critic_models`."
         )
+    check_checksums(source)
     backbone.tokenizer = load_tokenizer(AgentSource(source), {})
     return load_backbone(source, dtype)
 
@@ -351,7 +353,7 @@ def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
 def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: CriticSettings) -> PeftModel:
     """Adds the adapter of a critic to a model. The other adapters of the model stay as they are."""
     config = LoraConfig(r=settings.lora_r, lora_alpha=settings.lora_alpha, target_modules="all-linear")
-    dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}  # as those of the agents
+    dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}  # as for agents' adapters
     if not isinstance(model, PeftModel):
         return cast(PeftModel, get_peft_model(model, config, adapter_name=adapter, **dtype))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -363,8 +365,8 @@ def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: Crit
 
 def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
     """
-    Makes a head: a linear layer, or a hidden layer with tanh before it. The last layer returns zero at first, so that a new critic predicts
-    the mean of the targets.
+    Makes a head: a linear layer, optionally after a hidden layer with tanh. The last layer returns zero at first, so that a new critic
+    predicts the mean of the targets.
     """
     size = model.config.get_text_config().hidden_size
     layers: list[nn.Module] = [nn.Linear(size, hidden_dim), nn.Tanh()] if hidden_dim is not None else []

@@ -45,7 +45,7 @@ def read_team_file(path: str | Path) -> TeamFile:
     Reads `team.json`.
 
     Raises:
-        ValueError: the file is damaged, has another format version, roles that cannot name agents, or a folder that is not in the team's.
+        ValueError: the file is damaged or has another format version, a role cannot name an agent, or a folder is not in the team's.
     """
     contents = read_json(Path(path))
     version = contents.get("format_version") if isinstance(contents, dict) else None
@@ -61,7 +61,7 @@ def read_team_file(path: str | Path) -> TeamFile:
     if form not in get_args(Form) or not all(isinstance(folder, str) for folder in folders.values()):
         raise ValueError(f"{path} is damaged: its form is {form!r}, and the folders are {list(folders.values())}.")
     for role, folder in folders.items():
-        place = PureWindowsPath(folder)  # which takes both kinds of separators
+        place = PureWindowsPath(folder)  # accepts both kinds of separators
         if place.anchor or ".." in place.parts:
             raise ValueError(f"{path} says that {role!r} is in {folder!r}, which is not a folder of the team.")
     return TeamFile(form, folders)
@@ -79,7 +79,7 @@ class AgentSource:
 
     @property
     def arguments(self) -> dict[str, str]:
-        """Returns the arguments of `from_pretrained` besides the name."""
+        """The arguments of `from_pretrained` other than the name."""
         return {} if self.subfolder is None else {"subfolder": self.subfolder}
 
 
@@ -87,8 +87,8 @@ def find_sources(
     name: str | Path | Sequence[str], roles: Sequence[str] | None, hub: dict[str, Any]
 ) -> tuple[dict[str, AgentSource], Form | None]:
     """
-    Finds the places that the agents of a team are loaded from: a saved team, a model for all roles, or one per role. Returns the source of each
-    role, and the form of a saved team; `None` for models.
+    Finds the sources of the agents of a team: a saved team, a model for all roles, or one model per role. Returns the source of each role, and
+    the form of a saved team, or `None` for models.
 
     Raises:
         ValueError: the roles are missing, or do not fit the saved team or the number of models.
@@ -113,7 +113,7 @@ def find_sources(
         raise ValueError(
             f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
         )
-    return {role: AgentSource(one) for role, one in zip(roles, names, strict=True)}, None
+    return {role: AgentSource(source) for role, source in zip(roles, names, strict=True)}, None
 
 
 def form_of_sources(
@@ -125,7 +125,7 @@ def form_of_sources(
 ) -> Form:
     """
     Decides the form of a team from the sources of its agents, the form in a `team.json` and the arguments of [`AgentTeam.from_pretrained`].
-    `hub`: arguments for reading files. Arguments that contradict the sources are a `ValueError`.
+    `hub`: arguments for reading files. Raises `ValueError` if the arguments contradict the sources.
     """
     share_weights = share_weights or saved_form == "shared"
     if share_weights and len(set(sources.values())) > 1:
@@ -170,7 +170,7 @@ def load_model_weights(model: PreTrainedModel, folder: Path) -> None:
 
 
 def part_of(state_dict: dict[str, torch.Tensor] | None, prefix: str) -> dict[str, torch.Tensor] | None:
-    """Returns the entries of a state dict with a prefix, which their names lose."""
+    """Returns the entries of a state dict that have a prefix, with the prefix removed from their names."""
     if state_dict is None:
         return None
     return {key.removeprefix(prefix): x for key, x in state_dict.items() if key.startswith(prefix)}

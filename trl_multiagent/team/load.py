@@ -17,18 +17,18 @@ from trl_multiagent.team.agent_team import AgentTeam
 
 
 class LoadError(ValueError):
-    """A team cannot be loaded. The message names its models, and is one line."""
+    """A team cannot be loaded. The message, of one line, names its models."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TeamLoader:
     """Loads the teams of a run."""
 
-    models: str | list[str]  # that every agent starts from, or one per agent: an id, a folder, or a key of `builders`
+    models: str | list[str]  # the model of all agents, or one per agent: an id, a folder, or a key of `builders`
     builders: Mapping[str, Callable[[], str]]  # functions that build a base model and return its folder
-    peft_config: LoraConfig | None  # of every agent of a LoRA team
+    peft_config: LoraConfig | None  # the adapter of every agent of a LoRA team
     share_weights: bool  # whether all agents are one model
-    torch_dtype: str | None  # of the base of a LoRA team, and of a team that is not trained
+    torch_dtype: str | None  # data type of the base of a LoRA team, and of a team that is not trained
     quantization: Mapping[str, Any]  # arguments of TRL's `ModelConfig` about quantized weights; empty without any
     arguments: Mapping[str, Any]  # more arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
 
@@ -39,16 +39,16 @@ class TeamLoader:
 
     def load(self, roles: Sequence[str], dtype: str, compute_dtype: str, seed: int) -> AgentTeam:
         """
-        Loads the team to train, on the CPU: full models, one model for all agents, or LoRA adapters. `dtype` is that of the trained weights,
-        `compute_dtype` that of matrix products. The seed decides the weights that no file contains. A team that cannot be loaded is a
-        [`LoadError`].
+        Loads the team to train, on the CPU: full models, one model for all agents, or LoRA adapters. `dtype` is the type of the trained
+        weights, `compute_dtype` that of matrix products. The seed decides the weights that no file contains. Raises [`LoadError`] if the
+        team cannot be loaded.
         """
         arguments = {"dtype": dtype, **self._quantization(compute_dtype), **self.arguments}
         with one_line(f"the team cannot be loaded from {self.models!r}"):
             return self._make(roles, seed=seed, base_dtype=self.base_dtype, **arguments)
 
     def saved(self, folder: str) -> "TeamLoader":
-        """Returns the loader of a saved team, which keeps the form in which it was saved."""
+        """Returns the loader of a saved team, which keeps its form."""
         return dataclasses.replace(self, models=folder, peft_config=None, share_weights=False)
 
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
@@ -57,14 +57,14 @@ class TeamLoader:
         return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
 
     def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
-        """Loads another team on the device of this process, see [`load_player`]. Adapters and weight sharing are its own."""
+        """Loads another team on the device of this process, see [`load_player`]. That team decides on adapters and shared weights."""
         dtype = self._sampling_dtype
         with one_line(f"the team cannot be loaded from {names!r}"):
             models = build(names, self.builders)
             return self._place(load_player(models, roles, dtype=dtype, **self._quantization(dtype), **self.arguments))
 
     def outline(self, roles: Sequence[str], dtype: str) -> AgentTeam:
-        """Builds the team to train without its weights. What transformers and PEFT refuse is raised unchanged."""
+        """Builds the team to train without its weights. Raises the errors of transformers and PEFT unchanged."""
         return self._make(roles, **{"device_map": "meta", "dtype": dtype, **self.arguments})
 
     def _make(self, roles: Sequence[str], **arguments: Any) -> AgentTeam:
@@ -98,13 +98,13 @@ def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwarg
     """
     is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
     if is_saved:
-        model_init_kwargs.pop("revision", None)  # it is that of the base
+        model_init_kwargs.pop("revision", None)  # it is the revision of the run's models
     shares = isinstance(names, str) and not is_saved and len(roles) > 1
     return AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)
 
 
 def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
-    """Builds the models of a task that do not exist yet, one process at a time. Returns the names with folders in their place."""
+    """Builds the models of a task that do not exist yet, one process at a time. Returns the names with these models' folders instead."""
     if isinstance(names, list):
         built = {name: build(name, builders) for name in dict.fromkeys(names)}
         return [built[name] for name in names]

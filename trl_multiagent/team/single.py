@@ -20,8 +20,8 @@ from trl_multiagent.team.critics import Critics
 
 class SingleModel(nn.Module):
     """
-    Several models of which one computes, that of the *active* agent. Attributes and methods that a trainer expects of a single model are
-    the active agent's, or act on all agents and critics. [`AgentTeam`] sets the attributes that are declared here.
+    Several models, of which only that of the *active* agent computes. Attributes and methods that a trainer expects of a single model are the
+    active agent's, or act on all agents and critics. [`AgentTeam`] sets the attributes that are declared here.
     """
 
     active: str  # the role that computes
@@ -53,13 +53,13 @@ class SingleModel(nn.Module):
 
     @contextlib.contextmanager
     def activate(self, role: str) -> Iterator[PreTrainedModel]:
-        """Makes one agent the active one."""
+        """Makes one agent the active one within the block."""
         with self._computing(role, None):
             yield self.active_agent
 
     @contextlib.contextmanager
     def _computing(self, role: str, critic: str | None) -> Iterator[None]:
-        """Makes one agent the active one; if a critic computes, on the model of this agent or on its own, also that critic."""
+        """Makes one agent and, if given, one critic the active ones within the block."""
         previous = self.active, self._active_critic
         self._select(role, critic)
         try:
@@ -125,12 +125,12 @@ class SingleModel(nn.Module):
         self.train(self.training)
 
     def _checkpointed_layers(self) -> list[Any]:
-        """Returns the modules that have their own forward, or that of the layers in them, checkpointed in training mode."""
+        """Returns the modules that checkpoint their own forward, or that of layers in them, in training mode."""
         # transformers gives this attribute to the modules for which it enables checkpointing
         modules = [
             m for m in self.modules() if hasattr(m, "_gradient_checkpointing_func") and m.gradient_checkpointing
         ]
-        # In newer models, each layer does so itself; in older ones, the module that contains the layers does
+        # In newer models, each layer checkpoints itself; in older models, the module that contains the layers does
         return [m for m in modules if isinstance(m, GradientCheckpointingLayer)] or modules
 
     def _checkpointing(self, layer: nn.Module, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,7 +169,7 @@ class SingleModel(nn.Module):
         self.activation_checkpointing_disable()
 
     def enable_input_require_grads(self) -> None:
-        """Makes the inputs of the layers require gradients. Otherwise none reach adapters through checkpointed layers."""
+        """Makes the inputs of the layers require gradients. Otherwise no gradients reach adapters through checkpointed layers."""
         for model in self._all_base_models:
             cast(Any, model).enable_input_require_grads()
 
@@ -179,7 +179,7 @@ class SingleModel(nn.Module):
 
 
 def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any) -> ModelOutput:
-    """Runs one agent on its entry of `team_inputs`, see [`AgentTeam.forward`]. From another `device`, the output returns to that of the inputs."""
+    """Runs one agent, on `device` if given, on its entry of `team_inputs`, see [`AgentTeam.forward`]. The output is on the inputs' device."""
     if device is None:
         return run(agent, **inputs)
     return send_to_device(run(agent, **send_to_device(inputs, device)), inputs["input_ids"].device)

@@ -5,8 +5,8 @@ from trl_multiagent.trainers.iac_config import IACConfig
 
 class IACTrainer(ActorCriticTrainer):
     """
-    Trainer for Independent Actor-Critic (IAC): every trained agent has a critic that reads what the agent reads, its own
-    prompt and history. With one agent it is the plain actor-critic.
+    Trainer for Independent Actor-Critic (IAC): every trained agent has a critic that reads only the agent's own prompt and
+    history. With one agent it is the plain actor-critic.
 
     Each optimizer step samples one batch of rollout trees. With the critic's value V_i(h) of agent i's prompt at a node, when
     the batch was sampled, and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):

@@ -18,8 +18,8 @@ class JointRewardConfig(CommonConfig, RewardConfig):
 
     Parameters:
         max_length (`int`, *optional*, defaults to `2048`):
-            Tokens of a joint text. Longer ones lose the ends of their longest prompts, and never a part of an answer.
-            With [`~trl.RewardConfig`], they would be left out.
+            Largest number of tokens of a joint text. Longer texts lose the ends of their longest prompts, but never a part of
+            an answer. [`~trl.RewardConfig`] would drop them.
         freeze_backbone (`bool`, *optional*, defaults to `False`):
             Whether to train only the head, which turns the last hidden state into the reward.
         eval_fraction (`float`, *optional*, defaults to `0.1`):
@@ -32,7 +32,7 @@ class JointRewardConfig(CommonConfig, RewardConfig):
             How the answer of a role is written; by default [`~trl_multiagent.models.joint_text.ANSWER_TEMPLATE`].
 
     > [!NOTE]
-    > `bf16` defaults to `True` only where a GPU supports it.
+    > `bf16` defaults to `True` only if a GPU supports it.
     """
 
     refused: ClassVar[dict[str, str]] = {
@@ -51,7 +51,7 @@ class JointRewardConfig(CommonConfig, RewardConfig):
         super()._check_combinations()
         kwargs = self.model_init_kwargs or {}
         if not isinstance(kwargs, dict):
-            raise ValueError(f"`model_init_kwargs` is {kwargs!r}, it must be a mapping.")
+            raise ValueError(f"`model_init_kwargs` is {kwargs!r}; it must be a mapping.")
         if "num_labels" in kwargs:
             raise ValueError("`model_init_kwargs` must not have 'num_labels': a reward model has one output.")
         for name in ("prompt_template", "answer_template"):

@@ -17,9 +17,9 @@ BINS = 5  # of confidences, and of reward gaps
 class HeldOut:
     """The scores that a reward model gives to held-out pairs."""
 
-    chosen: np.ndarray  # of shape `(num_pairs,)`, like the others
+    chosen: np.ndarray  # of shape `(num_pairs,)`, like the other fields
     rejected: np.ndarray
-    chosen_rewards: np.ndarray | None = None  # those that the pairs were made from, if they are known
+    chosen_rewards: np.ndarray | None = None  # the joint rewards from which the pairs were made, if known
     rejected_rewards: np.ndarray | None = None
 
     @property
@@ -31,21 +31,21 @@ class HeldOut:
         return None if self.chosen_rewards is None else self.chosen_rewards - self.rejected_rewards
 
     def confidence_bins(self) -> pd.DataFrame:
-        """Returns the accuracy by confidence, see [`bins`]: the probability, 0.5 to 1, that the model gives to its own order of a pair."""
+        """Returns the accuracy by confidence, see [`bins`]. Confidence is the probability, 0.5 to 1, of the model's own order of a pair."""
         confidences = 1 / (1 + np.exp(-np.abs(self.margins)))
         return bins(confidences, self.margins > 0, np.linspace(0.5, 1.0, BINS + 1))
 
     def gap_bins(self) -> pd.DataFrame:
-        """Returns the accuracy of pairs with similar reward gaps, see [`bins`]; about as many pairs in each bin."""
+        """Returns the accuracy of pairs with similar reward gaps, see [`bins`]. The bins have about the same number of pairs."""
         if self.gaps is None:
             return bins(np.empty(0), np.empty(0), np.zeros(1))
         return bins(self.gaps, self.margins > 0, np.unique(np.quantile(self.gaps, np.linspace(0, 1, BINS + 1))))
 
     @property
     def calibration_error(self) -> float:
-        """The expected calibration error: the mean distance of confidence and accuracy over the bins, weighted with their sizes."""
-        found = self.confidence_bins()
-        return float((found["count"] * (found["mean"] - found["accuracy"]).abs()).sum() / len(self.margins))
+        """The expected calibration error: the mean distance between confidence and accuracy over the bins, weighted by their sizes."""
+        frame = self.confidence_bins()
+        return float((frame["count"] * (frame["mean"] - frame["accuracy"]).abs()).sum() / len(self.margins))
 
     def reward_scale(self) -> tuple[float, float] | None:
         """Fits `reward = slope * score + intercept` by least squares. Returns `None` without rewards, or if all scores are the same."""
@@ -72,7 +72,7 @@ class HeldOut:
 
 
 def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> pd.DataFrame:
-    """Returns the lowest, highest and mean value, the accuracy and the size of each bin that is not empty. The last has its upper edge."""
+    """Returns the lowest, highest and mean value, the accuracy and the size of each nonempty bin. The last bin includes its upper edge."""
     numbers = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
     groups = pd.DataFrame({"value": values, "correct": is_correct}).groupby(numbers)
     ends = {"low": ("value", "min"), "high": ("value", "max"), "mean": ("value", "mean")}

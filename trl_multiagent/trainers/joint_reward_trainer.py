@@ -18,7 +18,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_che
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.folders import CARD_FILE, write_checksums
 from trl_multiagent.jobs.identity import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
@@ -55,12 +55,12 @@ REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     """
-    Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team, from pairs of joint
-    answers of which one is better.
+    Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team. It is trained on pairs of
+    joint answers, a better and a worse one.
 
     It is TRL's [`~trl.RewardTrainer`] on the joint texts of the pairs. A joint text has the prompts of all roles, then
-    their answers, each below a mark, see [`~trl_multiagent.models.joint_text.JointText`]. Its wording is stored in the
-    configuration of the saved model, which is an ordinary one: `AutoModelForSequenceClassification` loads it, and
+    their answers, each below a heading, see [`~trl_multiagent.models.joint_text.JointText`]. Its wording is stored in the
+    configuration of the saved model, which is an ordinary model: `AutoModelForSequenceClassification` loads it, and
     [`FunctionEnvironment`] takes its folder as a reward function.
 
     Args:
@@ -72,7 +72,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         eval_dataset ([`~datasets.Dataset`], *optional*):
             Held-out joint preferences. By default, those of a part of the items, see `eval_fraction`.
         roles (`list[str]`, *optional*):
-            The roles in the order in which the model reads them. By default, that of the dataset's columns.
+            The roles in the order in which the model reads them. By default, they have the order of the dataset's columns.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, that of the model.
         callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`): Optimizer and learning rate scheduler.
@@ -106,7 +106,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     args: JointRewardConfig
     data_collator: Any
     _signature_columns: list[str]
-    _is_set_up = False  # whether the model is there
+    _is_set_up = False  # whether the model is loaded
 
     def __init__(
         self,
@@ -122,6 +122,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     ):
         if args is None:
             args = JointRewardConfig("joint-reward-model")
+        if not isinstance(args, JointRewardConfig):
+            raise TypeError(f"`args` is a `{type(args).__name__}`: give a `JointRewardConfig`.")
         if not isinstance(train_dataset, Dataset):
             raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
         if args.freeze_backbone and peft_config is not None:
@@ -133,9 +135,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             train_dataset, eval_dataset = split_by_item(train_dataset, roles, args.eval_fraction, args.seed)
         templates = (args.prompt_template or PROMPT_TEMPLATE, args.answer_template or ANSWER_TEMPLATE)
         self.joint_text = JointText(tuple(roles), *templates, args.max_length)
-        self.num_cut: dict[str, int] = {}  # texts of each dataset that lost a part of their problem
-        self.held_out: HeldOut | None = None  # of the last evaluation
-        self._scores: list[torch.Tensor] = []  # of the evaluation that runs
+        self.num_cut: dict[str, int] = {}  # for each dataset, the number of texts with truncated prompts
+        self.held_out: HeldOut | None = None  # scores of the last evaluation
+        self._scores: list[torch.Tensor] = []  # scores of the current evaluation
         self._sums = {"train": {}, "eval": {}}
         if peft_config is not None and peft_config.task_type is None:
             peft_config = copy.copy(peft_config)
@@ -185,12 +187,12 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
                     f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
                     "never cut."
                 )
-        if self._is_set_up:  # otherwise, the model is not there yet
+        if self._is_set_up:  # before that, the model is not loaded
             self._check_lengths(dataset)
         return dataset
 
     def _check_lengths(self, dataset: Dataset) -> None:
-        """Refuses texts that are longer than the learned positions of the model."""
+        """Raises [`TooLongError`] if a text is longer than the learned positions of the model."""
         positions, limit = learned_positions(self.model), self.joint_text.max_length
         if positions is None:
             return
@@ -218,7 +220,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Trains the model, as `Trainer.train` does. A checkpoint that is incomplete or damaged is an error."""
+        """Trains the model, as `Trainer.train` does. Raises `ValueError` if the checkpoint is incomplete or damaged."""
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
@@ -273,7 +275,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self._scores = []
         output = super().evaluation_loop(*args, **kwargs)
-        if self._scores:  # means over pairs, where those of `Trainer` are over batches
+        if self._scores:  # the metrics are means over pairs, unlike those of `Trainer`, which are over batches
             scores = torch.cat(self._scores).double()
             answers = scores[:, :2]
             self.held_out = HeldOut(*scores.numpy().T)
@@ -313,12 +315,17 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        with writing("The reward model", Path(output_dir or self.args.output_dir)):
-            if self._saving or not is_peft_model(self.model) or not self.args.should_save:
+        folder = Path(output_dir or self.args.output_dir)
+        with writing("The reward model", folder):
+            if self._saving or not self.args.should_save:
                 return super()._save(output_dir, state_dict)
-            merged = copy.deepcopy(self.model).merge_and_unload()
-            with temporarily_set(self, model=merged):
-                super()._save(output_dir)
+            if is_peft_model(self.model):
+                merged = copy.deepcopy(self.model).float().merge_and_unload()  # small updates are lost in 16 bits
+                with temporarily_set(self, model=merged):
+                    super()._save(output_dir)
+            else:
+                super()._save(output_dir, state_dict)
+            write_checksums(folder)
 
     def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
         return writing("A checkpoint of the reward model", unfinished)
@@ -332,7 +339,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
 
     def _card_section(self) -> str:
-        """Returns what the model reads, and how well it orders held-out pairs, as Markdown."""
+        """Describes the text that the model reads, and its results on held-out pairs, as Markdown."""
         roles = self.joint_text.roles
         prompts, answers = ({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
         text = self.joint_text.text(prompts, answers)
@@ -367,9 +374,9 @@ def with_rewards(collate: Callable[..., Any], rows: list[dict[str, Any]]) -> dic
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """
-    Splits preferences into those to train on and those that are held out, so that all pairs of an item are on the same side. Rows without an
-    `item_id` are of the same item if their prompts are equal. `fraction` is the share of the items that are held out; at least one item is,
-    and at least one is not. With a single item, nothing is held out.
+    Splits preferences into training pairs and held-out pairs, with all pairs of an item on the same side. Rows without an `item_id` belong to
+    the same item if their prompts are equal. `fraction` is the share of held-out items. At least one item is on each side; a single item is
+    not held out.
     """
 
     def key(row: dict[str, Any]) -> str:

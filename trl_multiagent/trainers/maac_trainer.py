@@ -49,7 +49,7 @@ class MAACTrainer(ActorCriticTrainer):
 
 
 def team_text(prompts: dict[str, str], completions: dict[str, str]) -> str:
-    """Returns the text that a central critic reads: each agent's prompt with its history, and for a critic of actions its completion."""
+    """Returns the text that a central critic reads: each agent's prompt with its history, and its completion for a critic of actions."""
     blocks = [f"[{role}]\n{text}" for role, text in prompts.items()]
     blocks += [f"[{role} answers]\n{text}" for role, text in completions.items()]
     return "\n\n".join(blocks)

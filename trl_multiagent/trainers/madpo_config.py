@@ -8,11 +8,11 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-# Losses of TRL's DPO that can be applied to joint log-ratios: those that it has with other divergences than the reverse KL, and all
+# Losses of TRL's DPO that apply to joint log-ratios: those that also go with other divergences than the reverse KL, and all of them
 F_DIVERGENCE_LOSS_TYPES = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft")
 LOSS_TYPES = (*F_DIVERGENCE_LOSS_TYPES, "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
-# Those that cannot
 F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
+# Losses of TRL's DPO that do not apply to joint log-ratios
 SORTING = "it sorts the log-ratios of a micro-batch, so the loss is not a function of one pair"
 REFUSED_LOSS_TYPES = {"aot": SORTING, "aot_unpaired": SORTING}
 
@@ -29,7 +29,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         reference_free (`bool`, *optional*, defaults to `False`):
             Whether to leave the reference policy out: log-ratios become log-probabilities.
         use_environment_step (`bool`, *optional*, defaults to `True`):
-            Whether training on pairs that have rewards advances `env_step`, as if they were scored anew.
+            Whether training on pairs that have rewards advances `env_step`, as if they were scored again.
         environment_steps_per_pair (`int`, *optional*, defaults to `2`): `env_step` increment per pair.
         num_turns (`int`, *optional*, defaults to `1`):
             Turns of the episodes that are played in an evaluation with an environment.
@@ -80,14 +80,14 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
 
     def _check_values(self) -> None:
         if not self.loss_type:
-            raise ValueError("`loss_type` is empty, it must name at least one loss.")
+            raise ValueError("`loss_type` is empty; it must name at least one loss.")
         for loss_type in self.loss_type:
             if loss_type in REFUSED_LOSS_TYPES:
                 raise ValueError(
                     f"`loss_type` {loss_type!r} is not supported for a team: {REFUSED_LOSS_TYPES[loss_type]}."
                 )
             if loss_type not in LOSS_TYPES:
-                raise ValueError(f"`loss_type` is {loss_type!r}, it must be one of {', '.join(LOSS_TYPES)}.")
+                raise ValueError(f"`loss_type` is {loss_type!r}; it must be one of {', '.join(LOSS_TYPES)}.")
         if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= {*F_DIVERGENCE_LOSS_TYPES}:
             raise ValueError(
                 f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(F_DIVERGENCE_LOSS_TYPES)}, but "

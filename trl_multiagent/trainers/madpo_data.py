@@ -17,14 +17,14 @@ from trl_multiagent.trainers.madpo_config import MADPOConfig
 
 logger = logging.get_logger(__name__)
 
-TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # the columns of an agent that TRL's tokenization makes
+TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # an agent's columns from TRL's tokenization
 
-# What `DataCollatorForPreference` makes of the rows of one agent, and "weights": 1 for a pair, 0 for one that is repeated
+# The result of `DataCollatorForPreference` for one agent, and "weights": 1 for a pair, 0 for a repeated one
 AgentBatch = dict[str, torch.Tensor]
 
 
 def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, name: str, chat_prompts: bool) -> None:
-    """Refuses chat messages without a chat template. Warns about texts if the prompts in the environment are messages (`chat_prompts`)."""
+    """Raises `ValueError` for chat messages without a chat template. Warns about texts if the environment's prompts are chat messages."""
     prompt = text_columns(role)[0]
     is_text = isinstance(dataset[0][prompt], str)
     if not is_text and tokenizer.chat_template is None:
@@ -69,7 +69,7 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
 
 
 class TeamCollator:
-    """Makes a batch of tokenized preferences: for every role, what TRL's collator makes of its columns. Items stay a list."""
+    """Makes a batch of tokenized preferences with TRL's collator for the columns of every role. Items of a task stay a list."""
 
     def __init__(self, team: AgentTeam, args: MADPOConfig):
         self.stored_references = args.precompute_ref_log_probs

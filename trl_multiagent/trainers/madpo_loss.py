@@ -23,13 +23,13 @@ from trl_multiagent.trainers.madpo_config import MADPOConfig
 class Answers:
     """
     The answers of an agent, or the joint answers of a team, in a micro-batch of B pairs: first all chosen answers, then all rejected ones.
-    The fields are sums over the tokens of an answer, of shape `(2B,)`. So those of joint answers are sums over the agents.
+    The fields are sums over the tokens of an answer, of shape `(2B,)`. For joint answers, they are also sums over the agents.
     """
 
     logps: torch.Tensor  # log-probabilities under the policy, in nats
     ref_logps: torch.Tensor  # under the reference policy
     lengths: torch.Tensor  # numbers of tokens
-    entropy: torch.Tensor  # TRL's metrics are made of this and the next two
+    entropy: torch.Tensor  # this and the next two fields are for TRL's metrics
     mean_logits: torch.Tensor
     is_top1: torch.Tensor
     alignment: torch.Tensor  # for `use_weighting`, log p(t) - log sum_v p(v)^2; else zero
@@ -42,13 +42,13 @@ class Answers:
         alignment = torch.zeros_like(logps)
         if output.log_sum_sq_probs is not None:
             alignment = (output.log_probs - output.log_sum_sq_probs).sum(dim=1)
-        others = (x.detach() for x in (entropy, mean_logits, is_top1, alignment))
-        return cls(logps, ref_logps, lengths, *others)
+        statistics = (x.detach() for x in (entropy, mean_logits, is_top1, alignment))
+        return cls(logps, ref_logps, lengths, *statistics)
 
     @classmethod
     def joint(cls, answers: Iterable[Answers]) -> Answers:
         """Joins the answers of all agents."""
-        return cls(*(sum(values) for values in zip(*(vars(one).values() for one in answers), strict=True)))
+        return cls(*map(sum, zip(*(vars(agent).values() for agent in answers), strict=True)))
 
     @property
     def log_ratios(self) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Answers:
         logps, lengths, mean_logits = self.logps.chunk(2), self.lengths.chunk(2), self.mean_logits.chunk(2)
         chosen, rejected = (beta * self.log_ratios).chunk(2)
         change = self.log_ratios.chunk(2)[0] / lengths[0].clamp(min=1)
-        found = {
+        metrics = {
             "entropy": sums(self.entropy, self.lengths, both),
             "mean_token_accuracy": sums(self.is_top1.chunk(2)[0], lengths[0]),
             "logits/chosen": sums(mean_logits[0], lengths[0]),
@@ -77,14 +77,14 @@ class Answers:
             "rewards/margins": sums(chosen - rejected, pairs),
             "rewards/accuracies": sums((chosen > rejected).float(), pairs),
         }
-        totals = torch.stack([*found.values()]).tolist()
-        return {name: (x / count if count else 0.0, count) for name, (x, count) in zip(found, totals, strict=True)}
+        totals = torch.stack([*metrics.values()]).tolist()
+        return {name: (x / count if count else 0.0, count) for name, (x, count) in zip(metrics, totals, strict=True)}
 
 
 def preference_losses(answers: Answers, args: MADPOConfig) -> torch.Tensor:
     """
-    Computes the loss of each pair, of shape `(B,)`: the weighted sum over `loss_type`, without `"sft"`. With `use_weighting`, a pair counts
-    as much as its answers are likely ([WPO](https://huggingface.co/papers/2406.11827)).
+    Computes the loss of each pair, of shape `(B,)`: the weighted sum over `loss_type`, without `"sft"`. `use_weighting` weighs a pair by the
+    likelihood of its answers ([WPO](https://huggingface.co/papers/2406.11827)).
     """
     losses = torch.zeros_like(answers.logps.chunk(2)[0])
     for loss_type, weight in args.weighted_losses:
@@ -97,7 +97,7 @@ def preference_losses(answers: Answers, args: MADPOConfig) -> torch.Tensor:
 
 
 def pair_losses(loss_type: str, answers: Answers, args: MADPOConfig) -> torch.Tensor:
-    """Computes one of the losses for each pair, of shape `(B,)`. `label_smoothing` is the share of pairs that are labelled wrongly."""
+    """Computes one of the losses for each pair, of shape `(B,)`. `label_smoothing` is the share of wrongly labelled pairs."""
     beta, smoothing = args.beta, args.label_smoothing
     scores = divergence_scores(answers.log_ratios, args)
     if loss_type in ("ipo", "sigmoid_norm"):
@@ -130,7 +130,7 @@ def pair_losses(loss_type: str, answers: Answers, args: MADPOConfig) -> torch.Te
             return (chosen - 0.5 / beta) ** 2 + (rejected + 0.5 / beta) ** 2
         case "apo_zero":  # https://huggingface.co/papers/2408.06266, Eq. 7
             return 1 - torch.sigmoid(beta * chosen) + torch.sigmoid(beta * rejected)
-        case "apo_down":  # Eq. 8 there
+        case "apo_down":  # Eq. 8 of the same paper
             return torch.sigmoid(beta * chosen) + 1 - torch.sigmoid(beta * (chosen - rejected))
     raise ValueError(f"Unknown loss type {loss_type!r}.")
 

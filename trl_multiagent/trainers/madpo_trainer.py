@@ -44,7 +44,7 @@ from trl_multiagent.trainers.madpo_loss import Answers, preference_losses
 
 logger = logging.get_logger(__name__)
 
-LARGEST_FALL = 0.5  # of the chosen answers' log-probability per token, in nats, without a warning
+LARGEST_FALL = 0.5  # a larger fall of the chosen answers' log-probability per token, in nats, causes a warning
 
 
 class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
@@ -53,7 +53,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     Your Language Model is Secretly a Reward Model](https://huggingface.co/papers/2305.18290), on joint answers.
 
     A row of the dataset compares two joint answers, the chosen c and the rejected r. A joint answer contains one answer
-    of every agent i, given its own prompt. Its log-ratio is the sum of those of its parts:
+    of every agent i to its own prompt. Its log-ratio is the sum of the agents' log-ratios:
 
         D = sum over agents i of d_i,    d_i = log pi_i(c_i) / ref_i(c_i) - log pi_i(r_i) / ref_i(r_i)
 
@@ -65,8 +65,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         args ([`MADPOConfig`], *optional*): Configuration. If `None`, the default configuration is used.
         train_dataset ([`~datasets.Dataset`]): Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Joint preferences, of which the loss and its metrics are computed; or items of the environment, for each of
-            which the team plays an episode. A dictionary may contain datasets of both kinds.
+            Joint preferences, for which the loss and its metrics are computed; or items of the environment, for which the
+            team plays one episode each. A dictionary may contain datasets of both kinds.
         environment ([`Environment`], *optional*):
             The task, which scores the episodes of an evaluation. It is not used in training.
         callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
@@ -113,9 +113,9 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     args: MADPOConfig
     train_dataset: Dataset
     eval_dataset: Any
-    _num_parts: int  # micro-batches of the step, of all processes
+    _num_parts: int  # number of micro-batches of the step, over all processes
     _first_chosen_logp: float | None = None  # per token, in the first log of a run without a reference
-    _has_warned = False  # that the chosen answers' log-probability fell
+    _has_warned = False  # whether the fall of the chosen answers' log-probability was reported
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if environment is not None:
             check_team(team, environment, None)
         self.args, self.environment = args, environment
-        self.env_step = 0  # scored joint answers that were trained on, by all processes
+        self.env_step = 0  # scored joint answers in training, over all processes
         self._sums = {"train": {}, "eval": {}}
-        self._eval_losses: list[torch.Tensor] = []  # sums and their sizes, of the evaluation that runs
+        self._eval_losses: list[torch.Tensor] = []  # sums and their sizes in the current evaluation
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
         sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
@@ -144,7 +144,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
         self._keeps_reference = not args.reference_free and not args.precompute_ref_log_probs
         reference = self._make_reference() if self._keeps_reference else None
-        # Leaves out what DPOTrainer does to a single model. With `precompute_ref_log_probs`, it loads no reference model
+        # DPOTrainer must not set up a single model. With `precompute_ref_log_probs`, it loads no reference model
         changes: dict[str, Any] = {"precompute_ref_log_probs": True, "sync_ref_model": False}
         with temporarily_set(args, **changes, disable_dropout=False, router_aux_loss_coef=None):
             super().__init__(
@@ -158,7 +158,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
                 optimizers=optimizers,
             )
         self.precompute_ref_logps = False
-        del team.__dict__["forward"]  # DPOTrainer patched it. The forwards of the agents return the log-probabilities
+        del team.__dict__["forward"]  # DPOTrainer patched it. Here, the agents' forwards return log-probabilities
         outputs = ("log_probs", "entropy", "mean_logits", "is_top1")
         for model in team.base_models:
             add_fused_lm_head(model, outputs=(*outputs, "log_sum_sq_probs") if args.use_weighting else outputs)
@@ -182,7 +182,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         """
         Checks joint preferences, and adds the columns `"<role>/prompt_ids"`, `"<role>/chosen_ids"` and `"<role>/rejected_ids"`. Items of the
-        environment, which an evaluation may have, stay as they are. DPOTrainer calls this for all datasets that it gets.
+        environment, which an evaluation may have, are not changed. DPOTrainer calls this method for each of its datasets.
         """
         names = {"train": "train_dataset", "eval": "eval_dataset"}
         name = names.get(dataset_name, f"eval_dataset[{dataset_name!r}]")
@@ -192,7 +192,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             if dataset_name != "train" and not roles_of_columns(dataset.column_names):
                 if self.environment is None:
                     raise ValueError(
-                        f"`{name}` has the columns {dataset.column_names}, which are no joint preferences. If these are items "
+                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If these are items "
                         "of a task, pass its `environment` to play them."
                     )
                 self.sampler.check_items(dataset, self.environment)
@@ -206,7 +206,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             texts = dataset.select_columns(list(text_columns(role)))
             texts = texts.rename_columns(dict(zip(text_columns(role), ("prompt", "chosen", "rejected"), strict=True)))
             self._tokenizer = tokenizer
-            with temporary_cache_files(), temporarily_set(args, max_length=None):  # `check_lengths` knows it
+            with temporary_cache_files(), temporarily_set(args, max_length=None):  # `check_lengths` applies it
                 tokens = super()._prepare_dataset(texts, tokenizer, args, f"{name}, {role},")
             tokens = tokens.select_columns(list(TOKENS)).rename_columns({name: f"{role}/{name}" for name in TOKENS})
             parts.append(tokens)
@@ -244,15 +244,15 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
                 outputs = model(team_inputs={role: self._forward_inputs(role, batch[role], False) for role in batch})
             answers = (outputs[role].log_probs.sum(dim=1).chunk(2) for role in batch)  # chosen and rejected
-            of_batch = torch.stack([side for sides in answers for side in sides], dim=1)
-            logps.append(self.accelerator.gather_for_metrics(of_batch).float().cpu())
+            columns = torch.stack([side for sides in answers for side in sides], dim=1)
+            logps.append(self.accelerator.gather_for_metrics(columns).float().cpu())
         for name, values in zip(names, torch.cat(logps).T.tolist(), strict=True):
             dataset = dataset.add_column(name, values)
         return dataset
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
-        # DPOTrainer calls this when it is created. Its method caches the result next to the dataset, which for a dataset
-        # in memory is another folder in every process. `_store_references` makes the result part of the dataset
+        # DPOTrainer calls this when it is created. Its method caches the result next to the dataset. For a dataset in
+        # memory, that is a different folder in every process. `_store_references` adds the result to the dataset instead
         return dataset
 
     def _reference_logps(self, inputs: dict[str, AgentBatch], role: str) -> torch.Tensor:
@@ -293,7 +293,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         return batch[self.team.roles[0]]["weights"]
 
     def _without_rows(self, batch: dict[str, AgentBatch], own: int) -> dict[str, AgentBatch]:
-        return {role: first_pairs(of_role, own) for role, of_role in batch.items()}
+        return {role: first_pairs(agent_batch, own) for role, agent_batch in batch.items()}
 
     @property
     def _counts_env_steps(self) -> bool:
@@ -338,8 +338,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         weights, sizes = self._weights(inputs), self._count(inputs)
         sums = [(preference_losses(joint, self.args) * weights).sum()]
         sft = sum(weight for name, weight in self.args.weighted_losses if name == "sft")
-        for role, of_agent in answers.items():
-            logps = (of_agent.logps.chunk(2)[0] * weights).sum()
+        for role, agent_answers in answers.items():
+            logps = (agent_answers.logps.chunk(2)[0] * weights).sum()
             sums.append(-sft * logps if role in self.team.trained_roles else torch.zeros_like(logps))
         sums = torch.stack(sums)  # over pairs, and over each agent's chosen tokens
         self._add_metrics(inputs, answers, joint)
@@ -356,13 +356,13 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         return loss
 
     def _add_metrics(self, inputs: dict[str, AgentBatch], answers: dict[str, Answers], joint: Answers) -> None:
-        """Adds the metrics of this process's micro-batch to those that are logged next."""
+        """Adds the metrics of this process's micro-batch to the next log entry."""
         weights, mode = self._weights(inputs), "train" if self.model.training else "eval"
         means = joint.metrics(weights, self.args.beta)
         for role in self.team.trained_roles:
-            of_agent = answers[role].metrics(weights, self.args.beta)
-            del of_agent["logps/chosen_change"]
-            means |= {f"agents/{role}/{name}": mean for name, mean in of_agent.items()}
+            agent_means = answers[role].metrics(weights, self.args.beta)
+            del agent_means["logps/chosen_change"]
+            means |= {f"agents/{role}/{name}": mean for name, mean in agent_means.items()}
         self._add_means(means)
         self._count_tokens(sum(batch["attention_mask"].sum() for batch in inputs.values()) * weights.any())
         if self.args.reference_free:
@@ -373,7 +373,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def _scaled_router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
         """Computes the part of a micro-batch in an agent's router loss, and adds it to the metrics."""
-        # The loss is a sum over micro-batches and processes, of which gradients are means
+        # The loss is a sum over micro-batches and processes, but gradients are means over both
         router_loss = self._router_loss(role, expert_sums) * self._num_parts
         mean = self.accelerator.reduce(router_loss.detach(), "mean").item()
         self._metrics["train"][f"agents/{role}/aux_loss"].append(mean)
@@ -405,7 +405,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self._eval_losses = []
         self._sums["eval"].clear()
         output = super().evaluation_loop(*args, **kwargs)
-        if self._eval_losses:  # the mean over pairs and tokens, where that of `Trainer` is over batches
+        if self._eval_losses:  # the mean over pairs and tokens, unlike that of `Trainer`, which is over batches
             totals, sizes = self.accelerator.reduce(torch.stack(self._eval_losses).sum(dim=0), "sum")
             output.metrics[f"{kwargs['metric_key_prefix']}_loss"] = (totals / sizes.clamp(min=1)).sum().item()
         return output

@@ -24,9 +24,9 @@ class MAGRPOConfig(RolloutConfig):
             Whether to standardize the advantages within a sibling set. If so, `advantage_mode` makes no difference. `"role"` standardizes
             each agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its rewards.
         credit (`str`, *optional*):
-            `"nothing"`, `"sibling"` or `"untrained"` subtract a counterfactual reward from an agent's return: that of the same joint action
-            with its answer replaced by an empty one, by the agent's next completion at the node, or by one of the initial agent, see
-            [`~rollout.credit`]. The environment scores N times as many joint actions more. By default, nothing is subtracted.
+            If set, a counterfactual reward is subtracted from an agent's return: the reward of the same joint action with the agent's answer
+            replaced by an empty text (`"nothing"`), by the agent's next completion at the node (`"sibling"`), or by a completion of the
+            initial agent (`"untrained"`), see [`~rollout.credit`]. The environment scores up to N additional joint actions for each one.
     """
 
     turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)
@@ -43,7 +43,7 @@ class MAGRPOConfig(RolloutConfig):
     def _check_values(self) -> None:
         super()._check_values()
         if self.num_generations == 1 and self.advantage_mode != "raw":
-            raise ValueError("`num_generations` is 1, it must be at least 2: the baseline is taken over siblings.")
+            raise ValueError("`num_generations` is 1; it must be at least 2: the baseline is taken over siblings.")
         if self.credit == "sibling" and self.branching == "episodes":
             raise ValueError(
                 "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` does not "
@@ -66,5 +66,5 @@ class MAGRPOConfig(RolloutConfig):
 
     @property
     def weighs_turns(self) -> bool:
-        """Whether any turn's loss has a factor other than 1."""
+        """Whether the loss of any turn has a factor other than 1."""
         return self.turn_gradient_weights != [1.0] * self.num_turns

@@ -18,9 +18,9 @@ class MAGRPOTrainer(RolloutTrainer):
     Trainer for Multi-Agent Group Relative Policy Optimization (MAGRPO), introduced in [LLM Collaboration With
     Multi-Agent Reinforcement Learning](https://huggingface.co/papers/2508.04652).
 
-    Each optimizer step samples one batch of rollout trees with the current team and uses it once (with `num_iterations`, for
-    that many steps). The returns of the trees become advantages in [`~MAGRPOTrainer.node_advantages`], and the advantages enter
-    the loss in [`~MAGRPOTrainer.agent_loss`].
+    Each optimizer step samples one batch of rollout trees with the current team. With `num_iterations`, a batch is used for that
+    many steps. [`~MAGRPOTrainer.node_advantages`] turns the returns of the trees into advantages, and
+    [`~MAGRPOTrainer.agent_loss`] computes the loss with them.
 
     Args:
         team ([`AgentTeam`]): The agents, one per role of the environment and in its order.
@@ -70,7 +70,7 @@ class MAGRPOTrainer(RolloutTrainer):
     }
 
     args: MAGRPOConfig
-    _config_class = MAGRPOConfig  # of the default configuration
+    _config_class = MAGRPOConfig
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         """
@@ -90,15 +90,15 @@ class MAGRPOTrainer(RolloutTrainer):
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
         Computes the advantages of all nodes. In groups of episodes, the siblings of a completion are the agent's completions in the same turn
-        of the other episodes of the item in which it acts; without any, its advantage is 0. With `advantage_normalization="role"`, the
-        advantages of each agent are standardized over the batch.
+        of the item's other episodes. Without siblings, the advantage is 0. With `advantage_normalization="role"`, the advantages of each
+        agent are standardized over the batch.
         """
         if self.args.num_episodes is None:
             advantages = super().advantages(levels)
         else:
             advantages = [self._episode_advantages(nodes) for nodes in levels]
         if self.args.advantage_normalization == "role":
-            self._normalize_by_role([x for of_level in advantages for x in of_level])
+            self._normalize_by_role([by_role for level in advantages for by_role in level])
         return advantages
 
     def _needs_reference(self, args: MAGRPOConfig) -> bool:
@@ -116,16 +116,16 @@ class MAGRPOTrainer(RolloutTrainer):
                 add_counterfactuals(nodes, *arguments, untrained, **context)
 
     def _sample_untrained(self, nodes: list[Node]) -> dict[str, list[Samples]]:
-        """Samples the completions of the initial agents at some nodes."""
-        args, own = self.args, self.generator
+        """Samples completions of the initial agents at the nodes."""
+        args = self.args
         with self.observer.timed("generate"), self._computing_as_reference() as reference:
             sampler = copy.copy(self.sampler)
-            # With the draws of the trained agents, the answers would depend on each other
+            # With the same random numbers, the answers would depend on those of the trained agents
             sampler.stream = f"untrained {self.state.global_step}"
             if not self.team.has_adapters:  # else the team itself computes as its reference
                 limits = (args.generation_token_budget, args.stop_strings)
                 sampler.team = team = self.accelerator.unwrap_model(reference)
-                sampler.generator = TransformersGenerator(team, own.arguments, *limits, args.seed)
+                sampler.generator = TransformersGenerator(team, self.generator.arguments, *limits, args.seed)
             return sampler(nodes, args.completions_per_node)
 
     def _over_siblings(self, returns: torch.Tensor) -> torch.Tensor:
@@ -139,21 +139,24 @@ class MAGRPOTrainer(RolloutTrainer):
             for siblings in sibling_sets(acting(role, nodes)):
                 returns = torch.tensor([node.agent_returns(role)[0] for node in siblings])
                 is_alone = len(siblings) == 1 and self.args.advantage_mode != "raw"
-                of_role = torch.zeros(1) if is_alone else self._over_siblings(returns)
-                for node, advantage in zip(siblings, of_role.split(1), strict=True):
+                values = torch.zeros(1) if is_alone else self._over_siblings(returns)
+                for node, advantage in zip(siblings, values.split(1), strict=True):
                     advantages[id(node)][role] = advantage
         return [advantages[id(node)] for node in nodes]
 
     def _normalize_by_role(self, advantages: list[dict[str, torch.Tensor]]) -> None:
-        """Subtracts the mean of each agent's advantages in the batches of all processes, and divides them by their standard deviation."""
-        own = {role: [of_node[role] for of_node in advantages if role in of_node] for role in self.team.trained_roles}
-        totals = totals_of_all({role: [x for of_node in own[role] for x in of_node.tolist()] for role in own})
-        for of_node in advantages:
-            for role in of_node:
-                of_node[role] = totals[role].standardize(of_node[role])
+        """Standardizes each agent's advantages over the batches of all processes, in place."""
+        values: dict[str, list[float]] = {role: [] for role in self.team.trained_roles}
+        for by_role in advantages:
+            for role, own in by_role.items():
+                values[role] += own.tolist()
+        totals = totals_of_all(values)
+        for by_role in advantages:
+            for role, own in by_role.items():
+                by_role[role] = totals[role].standardize(own)
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
-        """Drops the rows that add nothing to the gradient: all advantages are zero, without a reference penalty or a router loss."""
+        """Drops rows that add nothing to the gradient: their advantages are zero, and there is no reference penalty or router loss."""
         if self.args.beta != 0.0 or self._router_loss_coefs:
             return rows
         return [row for row in rows if any(row.advantages.values())]
@@ -164,8 +167,8 @@ class MAGRPOTrainer(RolloutTrainer):
 
             L_i = mean over rows (items, nodes, siblings g) of  -w_turn * A_g * sum over tokens t of log pi_i(t)
 
-        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. See [`~trainers.base.loss`] for further terms of the
-        loss, such as the reference penalty, to which w_turn applies too.
+        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. It also applies to further terms of the loss, such as the
+        reference penalty, see [`~trainers.base.loss`].
         """
         loss = super().agent_loss
         if not self.args.weighs_turns:

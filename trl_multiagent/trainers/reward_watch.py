@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 FIRST_TURN = "turn_1/"
 MIN_LOGS = 20  # log entries before the first warning
-WINDOW = 0.25  # share of the log entries at the beginning and at the end that are compared
+WINDOW = 0.25  # the first and the last log entries that are compared, as a share of all
 
 
 class RewardWatch(TrainerCallback):
-    """Warns once if the model's reward in a [`~environments.model_reward.ModelRewardEnvironment`] rises, and the task's does not."""
+    """Warns once if the model's reward in a [`~environments.model_reward.ModelRewardEnvironment`] rises, but the task's does not."""
 
     def __init__(self) -> None:
         self.has_warned = False
@@ -41,13 +41,13 @@ class RewardWatch(TrainerCallback):
 
 
 def windows(values: list[float]) -> tuple[list[float], list[float]]:
-    """Returns the values at the beginning and at the end that are compared."""
+    """Returns the first and the last values, which are compared."""
     size = max(2, round(WINDOW * len(values)))
     return values[:size], values[-size:]
 
 
 def is_over_optimized(model: list[float], task: list[float]) -> bool:
-    """Returns whether the model's reward has risen by more than three standard errors, and the task's not at all; oldest first."""
+    """Returns whether the model's reward has risen by more than three standard errors, but the task's not at all. The oldest come first."""
     if len(model) < MIN_LOGS:
         return False
     (first, last), (task_first, task_last) = windows(model), windows(task)

@@ -190,11 +190,30 @@ def test_wrong_rows_are_named(data, tmp_path, sandbox):
 
 
 def test_the_known_tests_of_classeval_are_those_that_a_run_finds(sandbox):
-    items = [make_item(row, "") for row in read_embedded("classeval", "test[2:6]")]
+    items = [make_item(row, "") for row in read_embedded("classeval", "test[2:5]+test[83:85]")]
     for item, found in zip(items, find_tests(items, sandbox), strict=True):
         known = known_tests()[key_of(item)]
-        assert (known["tests"], known["counting"]) == (found["tests"], found["counting"])
-    assert sum(found is not None for found in known_tests().values()) == 74
+        if known["folder"] and not sandbox.has_folders():
+            assert found is None
+        else:
+            assert all(known[name] == found[name] for name in ("tests", "counting", "folder"))
+
+
+def test_classes_that_need_files_are_used_where_there_is_a_folder(sandbox, caplog):
+    assert sum(found is not None for found in known_tests().values()) == 82
+    with Sandbox(max_tier="seccomp") as weak:
+        names = load_class_dataset("classeval", sandbox=weak)["task_id"]
+    assert len(names) == 74 and "ClassEval_83" not in names
+    message = (
+        "classeval: 8 of 82 classes are left out, because the sandbox's tier 'seccomp' has no folder for their files."
+    )
+    assert [record.message for record in caplog.records] == [message]
+    if sandbox.has_folders():
+        rows = [row for row in load_class_dataset("classeval", sandbox=sandbox) if row["folder"]]
+        verdicts = sandbox.run([single_program(row, row["reference"]) for row in rows])
+        assert [passed_by(verdict) >= {*row["tests"]} for verdict, row in zip(verdicts, rows, strict=True)] == [
+            True
+        ] * 8
 
 
 def test_classeval_comes_with_the_package(sandbox):

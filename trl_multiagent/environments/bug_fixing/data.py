@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trl_multiagent.environments.bug_fixing.calls import without_examples
+from trl_multiagent.environments.bug_fixing.demo import DEMO, demo_items
 from trl_multiagent.environments.bug_fixing.mutants import Mutants
 from trl_multiagent.environments.code_generation.data import load_code_dataset
 from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
@@ -39,7 +40,7 @@ def load_bug_dataset(
     package's benchmarks fail is known; those of other data are run.
 
     Args:
-        name (`str`): `"quixbugs"`, or a dataset with reference solutions, as [`load_code_dataset`] takes it: `"humaneval"`, `"mbpp"`, a
+        name (`str`): `"quixbugs"`, `"demo"`, or a dataset with reference solutions, as [`load_code_dataset`] takes it: `"humaneval"`, `"mbpp"`, a
             Hub id, or a local file.
         split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:32]"`.
         num_mutants (`int`, *optional*, defaults to `3`): Mutants of an item besides its faulty program, at most.
@@ -54,6 +55,8 @@ def load_bug_dataset(
     Raises `ValueError` if the dataset is malformed, has no reference solutions, or gives no item, and `ConnectionError` if it is on the Hub, which
     cannot be reached.
     """
+    if name == DEMO:
+        return make_dataset(demo_items(split, num_mutants, seed), name)
     functions = read_functions(name, split, type)
     new = [function for function in functions if function.results is None]
     number = 2 * (num_mutants + 1)  # some mutants pass the tests or do not end

@@ -1,22 +1,17 @@
 """Bug fixing: one agent writes tests that find the fault of a function, the other repairs the function."""
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.bug_fixing import prompts, reward
 from trl_multiagent.environments.bug_fixing.data import run_groups
 from trl_multiagent.environments.bug_fixing.prompts import FIXER, TESTER
-from trl_multiagent.environments.python_code.program_runner import ProgramRunner
+from trl_multiagent.environments.python_code.environment import ProgramEnvironment
 from trl_multiagent.sandbox import Sandbox
 
 
-EXAMPLE = {"entry_point": "double", "faulty": 'def double(x):\n    """Twice x."""\n    return x + 2'}
-
-
-class BugFixingEnvironment(Environment):
+class BugFixingEnvironment(ProgramEnvironment):
     """
     A `tester` writes tests that find the fault of a function, a `fixer` repairs it. With one agent, the `fixer` works alone.
 
@@ -33,13 +28,16 @@ class BugFixingEnvironment(Environment):
 
     watched_metrics: ClassVar[dict[str, str]] = {"fix": "no repair passes more hidden tests than the faulty function"}
     unseen = prompts.UNSEEN, "Your partner's answer is above."
+    example: ClassVar[dict] = {
+        "entry_point": "double",
+        "faulty": 'def double(x):\n    """Twice x."""\n    return x + 2',
+    }
 
     def __init__(self, num_agents: int = 2, sandbox: Sandbox | None = None, keep_suspicious: str | Path | None = None):
         if num_agents not in (1, 2):
             raise ValueError(f"`num_agents`: bug fixing takes 1 or 2 agents, not {num_agents}.")
         self.roles = (TESTER, FIXER) if num_agents == 2 else (FIXER,)
-        self.sandbox = sandbox or Sandbox()
-        self.runner = ProgramRunner(self.sandbox, keep_suspicious)
+        super().__init__(sandbox, keep_suspicious)
         team = num_agents == 2
         rewards = reward.REWRITE + team * reward.WRONG_TESTS, reward.FIX + team * reward.TESTS
         shares = dict.fromkeys(("passed", "fix", "rewritten", "tests", "wrong_tests", "finds_fault"), (0.0, 1.0))
@@ -49,13 +47,7 @@ class BugFixingEnvironment(Environment):
         return f"BugFixingEnvironment(roles={self.roles}, reward_version={reward.REWARD_VERSION})"
 
     def resume_settings(self) -> dict[str, Any]:
-        first = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
-        return {
-            "reward_version": reward.REWARD_VERSION,
-            "prompts": hashlib.sha256(first.encode()).hexdigest()[:12],
-            "max_timeouts": self.sandbox.max_timeouts,
-            "memory_mb": self.sandbox.memory_mb,
-        }
+        return {"reward_version": reward.REWARD_VERSION, **super().resume_settings()}
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         return self.next_prompts([item], [history])[0]
@@ -69,7 +61,7 @@ class BugFixingEnvironment(Environment):
             for item, result in zip(items, last, strict=True)
         ]
         made: list[dict[str, Prompt]] = []
-        for item, result, verdicts in zip(items, last, run_groups(self.runner.run_references, programs), strict=True):
+        for item, result, verdicts in zip(items, last, run_groups(self.runner.run_experiments, programs), strict=True):
             if result is None:
                 texts = {TESTER: prompts.tester_prompt(item), FIXER: prompts.fixer_prompt(item, alone)}
             else:
@@ -81,6 +73,3 @@ class BugFixingEnvironment(Environment):
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return reward.score_answers(self.runner, items, joint_actions)
-
-    def metrics(self) -> dict[str, float]:
-        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from trl_multiagent.environments.bug_fixing.data import QUIXBUGS, load_bug_dataset
-from trl_multiagent.environments.bug_fixing.demo import DEMO, demo_items, demo_model
+from trl_multiagent.environments.bug_fixing.demo import DEMO, demo_model
 from trl_multiagent.environments.bug_fixing.environment import BugFixingEnvironment
 from trl_multiagent.environments.code_generation.task import CodeDataset
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets, make_dataset
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets
+from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 
@@ -15,6 +16,7 @@ from trl_multiagent.environments.task import Task, TaskSettings, setting
 class BugDataset(CodeDataset):
     """The section `dataset`."""
 
+    generated = (*SHORT_NAMES, DEMO)
     name: str | None = setting(
         f"'humaneval', 'mbpp', '{QUIXBUGS}' or '{DEMO}', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
     )
@@ -23,10 +25,6 @@ class BugDataset(CodeDataset):
         "Mutants of each function, besides its faulty version, on which the tests are tried.", 3, ge=0, le=20
     )
     mutants_seed: int = setting("Selects the mutants.", 0, ge=0)
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return super().may_be_hub_id and self.name != DEMO
 
 
 def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
@@ -42,8 +40,6 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     with settings.sections["sandbox"].make_sandbox() as sandbox:
 
         def load(source: str, split: str | None) -> Dataset:
-            if source == DEMO:
-                return make_dataset(demo_items(split, dataset.mutants, dataset.mutants_seed), DEMO)
             type = dataset.type if source == name else None
             return load_bug_dataset(source, split, dataset.mutants, dataset.mutants_seed, sandbox, type)
 

@@ -4,16 +4,19 @@ import ast
 import functools
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from trl_multiagent.environments.class_completion import merging
+from trl_multiagent.environments.class_completion.demo import DEMO, demo_items
 from trl_multiagent.environments.dataset_rows import Dataset, check_fields, load_rows, make_dataset
 from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.environments.python_code.names import PARSE_ERRORS
 from trl_multiagent.sandbox import Program, Sandbox, Verdict
 
 
+logger = logging.getLogger(__name__)
 CLASSEVAL = "classeval"
 FIELDS: dict[str, type] = {
     **dict.fromkeys(("task_id", "class_name", "skeleton", "solution_code", "test"), str),
@@ -30,26 +33,34 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     Loads classes.
 
     The reference of each class runs twice, except for the package's copy of ClassEval, of which the results are known. Test methods that it
-    does not pass both times are left out, and so are classes of which it does not pass four fifths: those that need files, a database, or
-    packages that the sandbox does not have.
+    does not pass both times are left out, and so are classes of which it does not pass four fifths: those that need packages that the
+    sandbox does not have, and, except where it can give programs a folder (see [`Sandbox.has_folders`]), those that need files or SQLite.
 
     Args:
-        name (`str`): `"classeval"`, which comes with the package; a Hub id such as `"FudanSELab/ClassEval"`; or a local file.
+        name (`str`): `"classeval"`, which comes with the package; `"demo"`; a Hub id such as `"FudanSELab/ClassEval"`; or a local file.
         split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:66]"`.
         sandbox ([`Sandbox`], *optional*): Runs the references.
 
     Returns:
         `Dataset`: Columns `task_id`, `class_name`, `skeleton`, `imports`, `test`, `reference`, all text; `methods`, the names of the methods
         to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes;
-        `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds.
+        `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds; `folder`, whether it needs one.
 
     Raises `ValueError` if a row is malformed, or no row gives an item, and `ConnectionError` if the Hub cannot be reached.
     """
+    if name == DEMO:
+        return make_dataset(demo_items(split), name)
     items = [make_item(row, f"{name}, row {k}") for k, row in enumerate(load_rows(name, None, split), 1)]
     new = [item for item in items if key_of(item) not in known_tests()]
-    found = find_tests(new, sandbox or Sandbox()) if new else []
+    sandbox = sandbox or Sandbox()
+    found = find_tests(new, sandbox) if new else []
     tests = known_tests() | dict(zip(map(key_of, new), found, strict=True))
     kept = [item | columns for item in items if (columns := tests[key_of(item)])]
+    if any(item["folder"] for item in kept) and not sandbox.has_folders():
+        able = [item for item in kept if not item["folder"]]
+        message = "%s: %d of %d classes are left out, because the sandbox's tier %r has no folder for their files."
+        logger.warning(message, name, len(kept) - len(able), len(kept), sandbox.tier)
+        kept = able
     if not kept:
         where = f"{name}, split {split or 'test'}"
         raise ValueError(f"{where}: no class has tests that its reference passes and a constant does not.")
@@ -96,9 +107,18 @@ def make_item(row: dict, where: str) -> dict:
 
 def find_tests(items: list[dict], sandbox: Sandbox) -> list[dict | None]:
     """
-    Runs references and constants on the tests of some items. Returns the columns `tests`, `counting` and `check_timeout` of each; `None` if the
-    tests cannot tell right answers from wrong ones.
+    Runs references and constants on the tests of some items; if a reference fails, again with a folder where the sandbox can give one.
+    Returns the columns `tests`, `counting`, `check_timeout` and `folder` of each; `None` if the tests cannot tell right from wrong.
     """
+    found = _find_tests(items, sandbox)
+    failed = [k for k, columns in enumerate(found) if columns is None]
+    if failed and sandbox.has_folders():
+        with_folder = _find_tests([items[k] | {"folder": True} for k in failed], sandbox)
+        found = [columns or with_folder.pop(0) for columns in found]
+    return found
+
+
+def _find_tests(items: list[dict], sandbox: Sandbox) -> list[dict | None]:
     references = [single_program(item, item["reference"]) for item in items]
     first = sandbox.run(references)
     # enough for each test, because this is twice the time of all of them
@@ -113,7 +133,8 @@ def find_tests(items: list[dict], sandbox: Sandbox) -> list[dict | None]:
         passed = set().union(*(passed_by(next(trivial)) for _ in CONSTANTS))
         of_methods = [test for test in tests[k] if test.split(".")[0] in items[k]["method_tests"]]
         if counting := [test for test in of_methods if test not in passed]:
-            found[k] = {"tests": tests[k], "counting": counting, "check_timeout": limits[k]}
+            own = {"check_timeout": limits[k], "folder": references[k].folder}
+            found[k] = {"tests": tests[k], "counting": counting, **own}
     return found
 
 
@@ -141,8 +162,9 @@ def single_program(item: dict, answer: str) -> Program:
 
 def program_of(item: dict, answers: Sequence[merging.Answer], division: Sequence[Sequence[str]]) -> Program:
     """Returns the program that runs an item's tests on the merged class, see [`merging.merge`]."""
-    source, limit = merging.merge(item, answers, division), item.get("check_timeout")
-    return Program(source, item["class_name"], item["test"], item["imports"], check_timeout=limit, unittest=True)
+    source = merging.merge(item, answers, division)
+    own = {name: item[name] for name in ("check_timeout", "folder") if name in item}
+    return Program(source, item["class_name"], item["test"], item["imports"], unittest=True, **own)
 
 
 def passed_by(verdict: Verdict) -> set[str]:

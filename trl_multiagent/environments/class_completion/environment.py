@@ -1,26 +1,23 @@
 """Class completion: the methods of a class are divided among the agents, and their answers are merged and tested."""
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.class_completion.data import program_of
 from trl_multiagent.environments.class_completion.division import DIVISIONS, divide
 from trl_multiagent.environments.class_completion.merging import read_answer
 from trl_multiagent.environments.class_completion.prompts import UNSEEN, describe_result, feedback_prompt, first_prompt
 from trl_multiagent.environments.class_completion.reward import EARNED, KINDS, RANGES, REWARD_VERSION, class_metrics
-from trl_multiagent.environments.python_code.program_runner import ProgramRunner
+from trl_multiagent.environments.python_code.environment import ProgramEnvironment
 from trl_multiagent.sandbox import Sandbox
 
 
 CODE_FEEDBACK, PLAIN = MODES = ("code_feedback", "plain")
-EXAMPLE = {"skeleton": "class Pair:", "methods": ["a", "b"], "uses": [[], []], "weights": [1, 1], "parameters": [1, 2]}
 
 
-class ClassCompletionEnvironment(Environment):
+class ClassCompletionEnvironment(ProgramEnvironment):
     """
     Several agents write the methods of one class. Each has its own methods, and sees the skeleton of the class. One agent writes them all.
 
@@ -46,6 +43,10 @@ class ClassCompletionEnvironment(Environment):
         "tests_passed": "no class passes a test",
     }
     unseen = UNSEEN, "The answers of others are above."
+    example: ClassVar[dict] = {
+        **{"skeleton": "class Pair:", "methods": ["a", "b"]},
+        **{"uses": [[], []], "weights": [1, 1], "parameters": [1, 2]},
+    }
 
     def __init__(
         self,
@@ -59,11 +60,10 @@ class ClassCompletionEnvironment(Environment):
     ):
         for name, value, choices in (("division", division, DIVISIONS), ("kind", kind, KINDS), ("mode", mode, MODES)):
             if value not in choices:
-                raise ValueError(f"`{name}` is {value!r}, it must be one of {', '.join(choices)}.")
+                raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(choices)}.")
         self.roles = tuple(f"agent_{k}" for k in range(num_agents))
         self.division, self.kind, self.mode, self.make_prompt = division, kind, mode, make_prompt
-        self.sandbox = sandbox or Sandbox()
-        self.runner = ProgramRunner(self.sandbox, keep_suspicious)
+        super().__init__(sandbox, keep_suspicious)
         shares = dict.fromkeys(("passed", "methods_written", "tests_passed", "overlap"), (0.0, 1.0))
         rewards = {f"{name}_reward": RANGES[name] for name in KINDS}
         self.metric_ranges = {"reward": RANGES[kind], "total_reward": RANGES[kind], **rewards, **shares}
@@ -73,16 +73,8 @@ class ClassCompletionEnvironment(Environment):
         return f"ClassCompletionEnvironment(roles={self.roles}, {settings}, reward_version={REWARD_VERSION})"
 
     def resume_settings(self) -> dict[str, Any]:
-        prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
-        return {
-            "reward_version": REWARD_VERSION,
-            "division": self.division,
-            "kind": self.kind,
-            "mode": self.mode,
-            "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],
-            "max_timeouts": self.sandbox.max_timeouts,
-            "memory_mb": self.sandbox.memory_mb,
-        }
+        own = {"division": self.division, "kind": self.kind, "mode": self.mode}
+        return {"reward_version": REWARD_VERSION, **own, **super().resume_settings()}
 
     def methods_of(self, item: dict) -> list[list[str]]:
         """Returns the names of each agent's methods, in the order of the roles."""
@@ -111,6 +103,3 @@ class ClassCompletionEnvironment(Environment):
             reward = metrics["total_reward"] = metrics[f"{self.kind}_reward"]
             outcomes.append(Outcome(reward, metrics, (verdict, missing), verdict.columns()))
         return outcomes
-
-    def metrics(self) -> dict[str, float]:
-        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}

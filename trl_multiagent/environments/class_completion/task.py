@@ -1,15 +1,17 @@
 """Class completion as a task: its sections, its environment and its datasets."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from trl_multiagent.environments.class_completion.data import CLASSEVAL, load_class_dataset
-from trl_multiagent.environments.class_completion.demo import DEMO, demo_items, demo_model, demo_prompt
+from trl_multiagent.environments.class_completion.demo import DEMO, demo_model, demo_prompt
 from trl_multiagent.environments.class_completion.division import DIVISIONS
 from trl_multiagent.environments.class_completion.environment import MODES, ClassCompletionEnvironment
 from trl_multiagent.environments.class_completion.prompts import first_prompt
 from trl_multiagent.environments.class_completion.reward import COMPAT, KINDS
 from trl_multiagent.environments.code_generation.task import CodeDataset
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets, make_dataset
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
+from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 
@@ -18,6 +20,7 @@ from trl_multiagent.environments.task import Task, TaskSettings, setting
 class ClassDataset(CodeDataset):
     """The section `dataset`."""
 
+    generated = (*SHORT_NAMES, DEMO)
     name: str | None = setting(
         f"'{CLASSEVAL}', which comes with the package; a Hub id; the path of a {LOCAL_FILE} in the same format; or 'demo'."
     )
@@ -27,10 +30,6 @@ class ClassDataset(CodeDataset):
         DIVISIONS[0],
         choices=DIVISIONS,
     )
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return super().may_be_hub_id and self.name != DEMO
 
 
 @dataclass
@@ -71,12 +70,7 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_class_dataset`]."""
     dataset: ClassDataset = settings.sections["dataset"]
     with settings.sections["sandbox"].make_sandbox() as sandbox:
-
-        def load(split: str | None) -> Dataset:
-            if dataset.name == DEMO:
-                return make_dataset(demo_items(split), DEMO)
-            return load_class_dataset(str(dataset.name), split, sandbox)
-
+        load = partial(load_class_dataset, str(dataset.name), sandbox=sandbox)
         return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)
 
 

@@ -1,12 +1,10 @@
 """Code generation: two agents solve HumanEval-shaped problems together, one writes a helper and one the main function."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.base import PASSED_HIDDEN, Environment, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.code_generation import feedback
 from trl_multiagent.environments.code_generation.expert import Expert
 from trl_multiagent.environments.code_generation.prompts import (
@@ -20,20 +18,11 @@ from trl_multiagent.environments.code_generation.prompts import (
 )
 from trl_multiagent.environments.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
-from trl_multiagent.environments.python_code.program_runner import ProgramRunner
+from trl_multiagent.environments.python_code.environment import ProgramEnvironment
 from trl_multiagent.sandbox import Check, Sandbox
 
 
-# To compare the prompts of two runs, their prompts for this item are compared
-EXAMPLE = {
-    "task_id": "example",
-    "prompt": 'def double(x):\n    """Twice x."""\n',
-    "entry_point": "double",
-    "test": "def check(candidate):\n    assert candidate(1) == 2\n",
-}
-
-
-class CodeGenerationEnvironment(Environment):
+class CodeGenerationEnvironment(ProgramEnvironment):
     """
     Two agents write one program: `aux` a helper function, `main` the entry point that may call it. With one agent, `main`
     writes everything.
@@ -72,6 +61,12 @@ class CodeGenerationEnvironment(Environment):
 
     watched_metrics: ClassVar[dict[str, str]] = {"collab_aux_usage": "main does not use what aux writes"}
     unseen = UNSEEN, SEEN
+    example: ClassVar[dict] = {
+        "task_id": "example",
+        "prompt": 'def double(x):\n    """Twice x."""\n',
+        "entry_point": "double",
+        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+    }
 
     def __init__(
         self,
@@ -102,12 +97,11 @@ class CodeGenerationEnvironment(Environment):
         self.expert = expert if mode == feedback.EXPERT_EDITS else None
         self.sandbox_slice = _slice(sandbox_slice)
         if hidden_tests < 0:
-            raise ValueError(f"`hidden_tests` is {hidden_tests!r}, it must be a whole number of at least 0.")
+            raise ValueError(f"`hidden_tests` is {hidden_tests!r}; it must be a whole number of at least 0.")
         self.hidden_tests = hidden_tests
         self.external_prompt_passthrough = external_prompt_passthrough
         self.prompt_files = prompt_files or CodePrompts()
-        self.sandbox = sandbox or Sandbox()
-        self.runner = ProgramRunner(self.sandbox, keep_suspicious)
+        super().__init__(sandbox, keep_suspicious)
         self.reward = CodeReward(self.runner, reward_kind, collaboration, adaptive_timeout, warn_about_items)
         self.first_prompts = first_prompts
         self.metric_ranges = metric_ranges(num_agents)
@@ -121,8 +115,6 @@ class CodeGenerationEnvironment(Environment):
         )
 
     def resume_settings(self) -> dict[str, Any]:
-        """Returns the settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
-        prompts = json.dumps(self.prompts(EXAMPLE, ()), sort_keys=True)
         optional = {
             "expert": None if self.expert is None else self.expert.source.describe(),
             "hidden_tests": self.hidden_tests or None,
@@ -138,10 +130,8 @@ class CodeGenerationEnvironment(Environment):
             "collaboration": self.reward.collaboration,
             "adaptive_timeout": self.reward.adaptive_timeout,
             "reward_version": REWARD_VERSION,
-            "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],
             "check_timeout": self.sandbox.check_timeout,
-            "max_timeouts": self.sandbox.max_timeouts,
-            "memory_mb": self.sandbox.memory_mb,
+            **super().resume_settings(),
         }
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
@@ -229,7 +219,7 @@ class CodeGenerationEnvironment(Environment):
 
     def metrics(self) -> dict[str, float]:
         expert = {} if self.expert is None else self.expert.metrics()
-        return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()} | expert
+        return super().metrics() | expert
 
     def prepare(self, num_turns: int) -> None:
         if self.expert is not None and num_turns > 1:

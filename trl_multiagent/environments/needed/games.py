@@ -1,7 +1,7 @@
 """
-Games in which speakers know facts that a decider needs, to answer. A message has `width` words at most, of the words `words` of the channel.
+Games in which a decider needs facts that only speakers have. A message has at most `width` words, all from the channel's words `words`.
 
-The best expected reward of a decider that hears nothing is computed exactly, for every item.
+The best expected reward of a decider that gets no message is computed exactly, for every item.
 """
 
 import itertools
@@ -26,17 +26,18 @@ STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
 
 class Bounded:
     """
-    What games share: the exact bound, for which they list the worlds that the decider cannot tell apart.
+    Base class of games. It computes the exact bound from the worlds that the decider cannot tell apart, which a game lists.
 
-    The expected reward of a decider that hears nothing of the facts is linear in the probabilities of its answers. So no agreement and no randomness
-    beats the best single answer.
+    The expected reward of a decider without a message is linear in the probabilities of its answers. So no agreement and no randomness beats
+    the best single answer.
     """
 
     speakers: tuple[str, ...] = ("speaker",)
 
     def bound(self: Any, item: Item, heard: Collection[str] = ()) -> float:
-        """Computes the best expected reward of a decider that knows its own view and the facts of the speakers `heard`."""
-        worlds = [w for w in self.worlds(item) if all(self.fact(r, w) == self.fact(r, item) for r in heard)]
+        """Computes the best expected reward of a decider that has its own view and the facts of the speakers `heard`."""
+        facts = {role: self.fact(role, item) for role in heard}
+        worlds = [x for x in self.worlds(item) if all(self.fact(role, x) == fact for role, fact in facts.items())]
         return max(sum(self.reward(world, answer) for world in worlds) / len(worlds) for answer in self.answers(item))
 
     def in_split(self, item: Item, split: str) -> bool:
@@ -51,15 +52,15 @@ class Bounded:
 
 class Rule(Bounded):
     """
-    The speaker knows an operation, such as `largest`, and the decider a list of digits. The answer is the digit that the operation takes.
+    The speaker has an operation, such as `largest`, and the decider a list of digits. The answer is the digit that the operation takes.
 
     All operations give different digits, so the bound is 1 / operations. Every fifth list of digits is in the split `test` alone. The split depends on
-    the decider's view alone, so the bound holds in both.
+    the decider's view alone, so the bound holds in both splits.
 
     Args:
         operations (`int`, *optional*, defaults to `4`): The number of operations, 2 to 6.
         digits (`int`, *optional*, defaults to `4`): The length of a list; at least the number of operations.
-        width (`int`, *optional*, defaults to `1`): The most words of a message.
+        width (`int`, *optional*, defaults to `1`): The largest number of words of a message.
     """
 
     def __init__(self, operations: int = 4, digits: int = 4, width: int = 1):
@@ -79,11 +80,11 @@ class Rule(Bounded):
                 return {"digits": digits, "operation": rng.choice(self.names)}
 
     def fact(self, role: str, item: Item) -> str:
-        """Returns what a speaker knows."""
+        """Returns the fact that only this speaker sees, as text."""
         return f"rule {item['operation']}"
 
     def view(self, item: Item) -> str:
-        """Returns what the decider knows."""
+        """Returns the decider's part of the item, as text."""
         return f"digits {' '.join(map(str, item['digits']))}"
 
     def worlds(self, item: Item) -> list[Item]:
@@ -91,22 +92,22 @@ class Rule(Bounded):
         return [{**item, "operation": name} for name in self.names]
 
     def answers(self, item: Item) -> list[str]:
-        """Returns an answer for everything that an answer can do."""
+        """Returns answers that together cover all outcomes."""
         return [str(digit) for digit in range(10)]
 
     def reward(self, item: Item, answer: str) -> float:
         return float(answer.strip() == str(OPERATIONS[item["operation"]](item["digits"])))
 
     def truth(self, item: Item) -> list[str]:
-        """Returns the words that say all facts of the speakers."""
+        """Returns the words that state all facts of the speakers."""
         return [f"take_{item['operation']}"]
 
     def speak(self, role: str, rng: random.Random) -> list[str]:
-        """Draws a message without a look at the facts."""
+        """Draws a message that does not depend on the facts."""
         return rng.choices(self.words, k=self.width)
 
     def read(self, item: Item, words: Collection[str], rng: random.Random) -> str:
-        """Returns the answer of a decider that believes these words. What they do not say is drawn."""
+        """Returns the right answer if these words are true. Facts that they do not state are drawn."""
         name = rng.choice([*words] or self.words).removeprefix("take_")
         return str(OPERATIONS[name](item["digits"]))
 
@@ -115,23 +116,23 @@ class Rule(Bounded):
 
     def ladder(self, symbols: int, noise: float = 0.0) -> float:
         """
-        Computes the best expected reward of a team whose channel has so many different messages. A message is replaced with the probability `noise` by
-        one that is drawn from all of them.
+        Computes the best expected reward of a team whose channel has `symbols` different messages. With the probability `noise`, a message is
+        replaced by a random one of them.
         """
         return (min(symbols, self.operations) * (1 - noise) + noise) / self.operations
 
 
 class Walk(Bounded):
     """
-    The speaker knows a goal on a square board, and the decider where it stands. The decider writes its moves. With two speakers, one knows the column
-    of the goal and the other the row.
+    The speaker sees a goal on a square board, and the decider its own position. The decider writes its moves. With two speakers, one sees the
+    column of the goal and the other the row.
 
     The goal is any cell but the decider's, so the bound is 1 / (cells - 1). No cell is held out: the game shows communication, not generalisation.
 
     Args:
         board (`int`, *optional*, defaults to `3`): The length of a side, 2 to 6.
         speakers (`int`, *optional*, defaults to `1`): The number of speakers, 1 or 2.
-        width (`int`, *optional*): The most words of a message; by default those that a speaker needs, 2 or 1.
+        width (`int`, *optional*): The largest number of words of a message; by default the number that a speaker needs, 2 or 1.
     """
 
     def __init__(self, board: int = 3, speakers: int = 1, width: int | None = None):
@@ -145,7 +146,7 @@ class Walk(Bounded):
         self.cells = [[x, y] for x, y in itertools.product(range(board), repeat=2)]
 
     def axes(self, role: str) -> list[int]:
-        """Returns what a speaker knows of the goal: its column (0), its row (1), or both."""
+        """Returns the coordinates of the goal that a speaker sees: the column (0), the row (1), or both."""
         return [0, 1] if len(self.speakers) == 1 else [self.speakers.index(role)]
 
     def item(self, rng: random.Random) -> Item:

@@ -29,19 +29,19 @@ class NeededSettings:
     """The section `needed`."""
 
     facts: str | None = setting(
-        "'private': every agent has its own. One agent has all facts, 'shared', or the decider's alone, 'isolated'.",
+        "'private': every agent has its own facts. 'shared': one agent has all facts. 'isolated': one agent has the decider's.",
         choices=FACTS,
     )
-    literacy: float = setting("Share of the base model's answers that believe the message.", 0.5, ge=0, le=1)
+    literacy: float = setting("Share of the base model's answers that use the message.", 0.5, ge=0, le=1)
     noise: float = setting("Probability that a word of a message is replaced by a random one.", 0.0, ge=0, le=1)
-    width: int | None = setting("Words of a message at most; by default those that a fact needs.", ge=1, le=8)
+    width: int | None = setting("Maximum words of a message; by default as many as a fact needs.", ge=1, le=8)
     operations: int | None = setting("Operations of the rule, 4 by default.", ge=2, le=6)
     digits: int | None = setting("Digits of the rule, 4 by default.", ge=2, le=10)
     board: int | None = setting("Side of the walk's board, 3 by default.", ge=2, le=6)
 
 
 def make_game(settings: TaskSettings) -> Game:
-    """Makes the game. Raises `ValueError` if a knob belongs to the other game, or has a value that does not fit."""
+    """Makes the game. Raises `ValueError` if a setting belongs to the other game, or has an impossible value."""
     name = str(settings.dataset.name)
     given = {key: value for key, value in asdict(settings.sections["needed"]).items() if value is not None}
     for other in {*GAMES} - {name}:
@@ -54,7 +54,7 @@ def make_game(settings: TaskSettings) -> Game:
 
 
 def facts_of(settings: TaskSettings) -> str:
-    """Returns who has which facts. Raises `ValueError` if this does not fit to the number of agents."""
+    """Returns the setting `facts` or its default. Raises `ValueError` if it does not fit the number of agents."""
     number, name = settings.num_agents, settings.dataset.name
     facts = settings.sections["needed"].facts or (SHARED if number == 1 else PRIVATE)
     allowed = [1] if facts != PRIVATE else [2, 3] if name == "walk" else [2]

@@ -30,11 +30,13 @@ open os. subprocess. socket.connect socket.bind socket.sendto ctypes. shutil. co
 signal.pthread_kill sys._current_frames sys.settrace sys.setprofile
 """.split()
 )
+_IN_FOLDER = ("open", "shutil.", "os.listdir", "os.mkdir", "os.re", "os.rmdir", "os.scandir", "os.utime", "os.walk")
 _fd = 0  # the socket, which is the only open file besides /dev/null on 0, 1 and 2
 _inbox = wire.Inbox(wire.MAX_JOB)
 _references: References  # what the checks use by number; 0 is the entry point
 _watches: dict[str, Watch] = {}  # by the name of the watched function
 _calling_checks = threading.RLock()  # one thread of the program at a time
+_ordinary: tuple[str, ...] = ()  # acts that are not suspicious after all
 _noted: Any = None  # set of the suspicious acts reported so far; None before a program runs
 
 
@@ -46,7 +48,7 @@ def report_suspicious_acts() -> None:
             return
         own_frame = event == "sys._getframe" and args and args[0].f_code.co_filename == __file__
         traceback = event == "open" and str(args[0]).endswith(".py")  # a traceback looks for its source
-        if own_frame or (event.startswith(_SUSPICIOUS) and not traceback):
+        if own_frame or (event.startswith(_SUSPICIOUS) and not traceback and not event.startswith(_ordinary)):
             _note(event)
 
     sys.addaudithook(hook)
@@ -60,10 +62,11 @@ def _note(act: str) -> None:
 
 def serve(fd: int) -> None:
     """Runs the program's module code and answers calls until the socket closes."""
-    global _fd, _noted, _references
+    global _fd, _noted, _ordinary, _references
     _fd = fd
     program = _inbox.read(_fd)
     _references = References(_proxy, program["unittest"])
+    _ordinary = _IN_FOLDER if program["folder"] else ()
     module = sys.modules["solution"] = types.ModuleType("solution")
     original = _sensitive_functions()
     try:

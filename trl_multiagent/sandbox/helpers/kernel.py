@@ -11,12 +11,13 @@ import os
 import platform
 import resource
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 
 NOBODY = 65534  # the group that a zygote started by root gets
 MAX_THREADS = 128  # of one program, besides the one that it starts with
+FOLDER_BYTES, FOLDER_FILES = 4 << 20, 256  # of all files together, which includes folders
 DIE_WITH_PARENT, DUMPABLE, ADOPT_ORPHANS = 1, 4, 36  # options of `prctl`
 _SECCOMP, _DROP_CAPABILITY, _NO_NEW_PRIVILEGES = 22, 24, 38
 
@@ -38,30 +39,47 @@ def prctl(option: int, value: int, pointer: int = 0) -> None:
     _check(_libc.prctl(option, value, pointer, 0, 0), f"prctl {option}")
 
 
-def lock_down(role: str, layers: list[str], limits: dict[int, int], readable: list[str]) -> None:
-    """Applies the layers to the verifier or the zygote, irrevocably. Only folders in `readable` may be read."""
+def lock_down(
+    role: str, layers: list[str], limits: dict[int, int], readable: list[str], root: int | None = None
+) -> None:
+    """
+    Applies the layers to the verifier or the zygote, irrevocably. Only folders in `readable` may be read. With the layer `folder`, the
+    programs' folder becomes the working directory; the verifier then gets the zygote's user, and its root, the open file `root`.
+    """
     user = spare_user()
-    for limit, value in (limits | {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}).items():
+    has_folder, is_zygote = "folder" in layers, role == "zygote"
+    file_limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: FOLDER_BYTES * has_folder}
+    for limit, value in (limits | file_limits).items():
         resource.setrlimit(limit, (value, value))
-    if role == "zygote" and "namespaces" in layers:
-        enter_namespaces()
-    if role == "zygote" and "user" in layers:
+    if is_zygote and "namespaces" in layers:
+        enter_namespaces(has_folder)
+    if root is not None:
+        # An ordinary user gets the right to change the root in a user namespace
+        _check(_libc.unshare(_NEWUSER) if os.getuid() else 0, "unshare")
+        os.fchdir(root)
+        os.chroot(".")
+    if has_folder:
+        os.chdir("/folder")
+        if is_zygote and "user" in layers:
+            os.chown(".", user, NOBODY)
+        user = os.stat(".").st_uid
+    if (is_zygote or has_folder) and "user" in layers:
         os.setgroups([])
         os.setresgid(*[NOBODY] * 3)
         os.setresuid(*[user] * 3)
-    elif role == "zygote" and "userns" in layers and "namespaces" not in layers:
+    elif is_zygote and "userns" in layers and "namespaces" not in layers:
         _check(_libc.unshare(_NEWUSER), "unshare")  # the kernel then counts the threads of this process separately
     for capability in range(64):
         if _libc.prctl(_DROP_CAPABILITY, capability, 0, 0, 0) < 0:
             break  # this is past the last capability, or the process has none
     _check(_libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
     prctl(DUMPABLE, 0)  # no other process of this user may trace this one or read its memory
-    if role == "zygote":  # after the change of user, which resets `DIE_WITH_PARENT`
+    if is_zygote:  # after the change of user, which resets `DIE_WITH_PARENT`
         prctl(*((DIE_WITH_PARENT, 9) if "namespaces" in layers else (ADOPT_ORPHANS, 1)))
     if "landlock" in layers:
-        restrict_files(readable)
+        restrict_files(readable, ["."] * has_folder)
     if "seccomp" in layers:
-        filter_calls(role)
+        filter_calls(f"folder {role}" if has_folder else role)
 
 
 def spare_user() -> int:
@@ -79,23 +97,28 @@ def spare_user() -> int:
 # machine has no such call. The roles are
 #   a     every process: these calls compute, run threads and asyncio, and name no file, process or address
 #   z, v  the zygote, the verifier; a candidate gives these calls up
+#   f     every process, if programs have a folder
+#   e, w  the zygote and the verifier then
 #   a capital letter: the conditions of the call, below, do not apply to this role
 _CALLS = """
-read:0:63:a write:1:64:a open:2:-:zv close:3:57:a stat:4:-:v fstat:5:80:a lstat:6:-:v poll:7:-:a lseek:8:62:a
+read:0:63:a write:1:64:a open:2:-:zvF close:3:57:a stat:4:-:vf fstat:5:80:a lstat:6:-:vf poll:7:-:a lseek:8:62:a
 mmap:9:222:aV mprotect:10:226:aV munmap:11:215:a brk:12:214:a rt_sigaction:13:134:a rt_sigprocmask:14:135:a
-rt_sigreturn:15:139:a ioctl:16:29:aV access:21:-:v pipe:22:-:a select:23:-:a sched_yield:24:124:a mremap:25:216:a
+rt_sigreturn:15:139:a ioctl:16:29:aV access:21:-:vf pipe:22:-:a select:23:-:a sched_yield:24:124:a mremap:25:216:a
 madvise:28:233:a dup:32:23:a dup2:33:-:v nanosleep:35:101:a getitimer:36:102:a alarm:37:-:a setitimer:38:103:a
 getpid:39:172:a sendto:44:206:a recvfrom:45:207:a sendmsg:46:211:zv recvmsg:47:212:zv socketpair:53:199:a
 getsockname:51:204:a getsockopt:55:209:a clone:56:220:aZ exit:60:93:a wait4:61:260:z kill:62:129:z uname:63:160:a
-fcntl:72:25:zv getcwd:79:17:a readlink:89:-:v gettimeofday:96:169:a getrusage:98:165:a sysinfo:99:179:a times:100:153:a
+fcntl:72:25:ZVf getcwd:79:17:a readlink:89:-:v gettimeofday:96:169:a getrusage:98:165:a sysinfo:99:179:a times:100:153:a
 getuid:102:174:a getgid:104:176:a geteuid:107:175:a getegid:108:177:a setpgid:109:154:z getppid:110:173:a
 sigaltstack:131:132:a setpriority:141:140:z prctl:157:167:z gettid:186:178:a futex:202:98:a sched_getaffinity:204:123:a
-getdents64:217:61:zv
+getdents64:217:61:zvf pread64:17:67:f pwrite64:18:68:f fsync:74:82:f fdatasync:75:83:f ftruncate:77:46:f chdir:80:49:e
+rename:82:-:f mkdir:83:-:f rmdir:84:-:f unlink:87:-:f chmod:90:-:ew mkdirat:258:34:f unlinkat:263:35:f renameat:264:38:f
+fchmodat:268:53:ew utimensat:280:88:f landlock_create_ruleset:444:444:e landlock_add_rule:445:445:e
+landlock_restrict_self:446:446:e
 set_tid_address:218:96:a restart_syscall:219:128:a clock_gettime:228:113:a clock_getres:229:114:a
-clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a epoll_ctl:233:21:a openat:257:56:zv newfstatat:262:79:zv
-readlinkat:267:78:v faccessat:269:48:v pselect6:270:72:a ppoll:271:73:a set_robust_list:273:99:a epoll_pwait:281:22:a
+clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a epoll_ctl:233:21:a openat:257:56:zvF newfstatat:262:79:zvf
+readlinkat:267:78:v faccessat:269:48:vf pselect6:270:72:a ppoll:271:73:a set_robust_list:273:99:a epoll_pwait:281:22:a
 eventfd2:290:19:a epoll_create1:291:20:a dup3:292:24:v pipe2:293:59:a prlimit64:302:261:z getrandom:318:278:a
-membarrier:324:283:a statx:332:291:v rseq:334:293:a clone3:435:435:- faccessat2:439:439:v
+membarrier:324:283:a statx:332:291:vf rseq:334:293:a clone3:435:435:- faccessat2:439:439:vf
 """
 _ENTRIES = [entry.split(":") for entry in _CALLS.split()] if _FIELD else []
 _WHO = {entry[0]: entry[3] for entry in _ENTRIES}
@@ -105,7 +128,7 @@ _KILL, _REFUSE, _ABSENT, _ALLOW = 0x80000000, 0x50000 | errno.EPERM, 0x50000 | e
 _PROT_EXEC, _CLONE_THREAD, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 0x10000, 1, 0x5421, 1
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Conditions of a call, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time. `equals`,
-# `any of` and `none of` compare the lower half, because the kernel reads no more of these arguments or defines no flag above
+# `is not`, `any of` and `none of` compare the lower half, because the kernel reads no more of these arguments or defines no flag above
 # it. `is zero` compares both halves, as a pointer requires
 _ONLY_IF = {
     "mmap": [(2, "none of", _PROT_EXEC)],
@@ -117,6 +140,10 @@ _ONLY_IF = {
     "clone": [(0, "any of", _CLONE_THREAD)],
     "openat": [(2, "none of", _WRITING)],
     "open": [(1, "none of", _WRITING)],
+    "fcntl": [
+        (1, "none of", 0xFFFFFBF8),
+        (1, "is not", 1024),
+    ],  # no signals, and no leases, which the verifier waits for
 }
 
 
@@ -125,12 +152,12 @@ Rules = dict[str, int | list[Condition]]
 Instruction = tuple[int, int, int, int]
 
 
-def _rules(letter: str) -> Rules:
-    """Returns what a role may do: for each call an action, or the conditions under which it is allowed."""
+def _rules(letters: str) -> Rules:
+    """Returns what the roles together may do: for each call an action, or the conditions under which it is allowed."""
     rules: Rules = {"clone3": _ABSENT}  # its flags are in memory, which a filter cannot read; libc then uses clone
     for name, who in _WHO.items():
-        if {"a", letter, letter.upper()} & set(who):
-            rules[name] = _ALLOW if letter.upper() in who else _ONLY_IF.get(name, _ALLOW)
+        if set(f"a{letters}{letters.upper()}") & set(who):
+            rules[name] = _ALLOW if set(letters.upper()) & set(who) else _ONLY_IF.get(name, _ALLOW)
     return rules
 
 
@@ -140,8 +167,8 @@ def _guarded(conditions: list[Condition]) -> list[Instruction]:
     for argument, test, value in reversed(conditions):
         for half in (4, 0) if test == "is zero" else (0,):
             refuse = len(body) - 1  # how far to jump from the comparison
-            compare = _EQUAL if test in ("equals", "is zero") else _ANY_BIT
-            if_true, if_false = (refuse, 0) if test == "none of" else (0, refuse)
+            compare = _ANY_BIT if test in ("any of", "none of") else _EQUAL
+            if_true, if_false = (refuse, 0) if test in ("none of", "is not") else (0, refuse)
             body[:0] = [(_LOAD, 0, 0, 16 + 8 * argument + half), (compare, if_true, if_false, value)]
     return body
 
@@ -161,25 +188,33 @@ def _assemble(rules: Rules, default: int) -> tuple[ctypes.Array, ctypes.Array]:
     return header, code  # the header points at the code
 
 
-_FILTERS = {"zygote": _assemble(_rules("z"), _REFUSE), "verifier": _assemble(_rules("v"), _REFUSE)}
-# This filter is added to the zygote's. It is short, because it is installed for every program
-_GIVEN_UP: Rules = {name: _REFUSE for name, who in _WHO.items() if "z" in who} | {"clone": _ONLY_IF["clone"]}
-_FILTERS["candidate"] = _assemble(_GIVEN_UP, _ALLOW)
+def _given_up(zygote: Rules, kept: Rules) -> Rules:
+    """Returns what a candidate may no longer do: a short filter behind the zygote's, because it is installed for every program."""
+    return {name: kept.get(name, _REFUSE) for name, action in zygote.items() if kept.get(name) != action}
+
+
+_FILTERS = {}
+for _kind, _zygote, _verifier, _kept in (("", "z", "v", ""), ("folder ", "zef", "vwf", "f")):
+    _FILTERS[f"{_kind}zygote"] = _assemble(_rules(_zygote), _REFUSE)
+    _FILTERS[f"{_kind}verifier"] = _assemble(_rules(_verifier), _REFUSE)
+    _FILTERS[f"{_kind}candidate"] = _assemble(_given_up(_rules(_zygote), _rules(_kept)), _ALLOW)
 
 
 def filter_calls(role: str) -> None:
-    """Seccomp: from now on this process can make only the system calls of its role, `zygote`, `candidate` or `verifier`."""
+    """Seccomp: from now on this process can make only the calls of its role, `[folder ]zygote`, `candidate` or `verifier`."""
     prctl(_NO_NEW_PRIVILEGES, 1)
     prctl(_SECCOMP, 2, ctypes.addressof(_FILTERS[role][0]))
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _READ_FILE, _READ_DIRECTORY = 444, 445, 446, 4, 8
+# Files and folders may be read, written, removed, made, moved and cut off, but there are no devices, sockets, FIFOs or links
+_ALL_WITH_FILES = sum(1 << bit for bit in (1, 2, 3, 4, 5, 7, 8, 13, 14))
 
 
-def restrict_files(readable: list[str]) -> None:
+def restrict_files(readable: list[str], writable: Sequence[str] = ()) -> None:
     """
-    Landlock: only files beneath `readable` may be read, and none written. Where the kernel's version supports it, TCP, abstract
-    sockets and signals are denied too.
+    Landlock: only files beneath `readable` may be read, and only those beneath `writable` made and changed. Where the kernel's version
+    supports it, TCP, abstract sockets and signals are denied too.
     """
     version = _check(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
     rights = (1 << 13) - 1
@@ -187,9 +222,10 @@ def restrict_files(readable: list[str]) -> None:
         rights |= (1 << right) if version >= since else 0
     ruleset = struct.pack("Q", rights) + struct.pack("Q", 3) * ((version >= 4) + (version >= 6))
     fd = _check(_libc.syscall(_CREATE_RULESET, ruleset, ctypes.c_size_t(len(ruleset)), 0), "landlock")
-    for path in readable:
+    for path in (*readable, *writable):
         directory = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        rule = struct.pack("=Qi", _READ_FILE | _READ_DIRECTORY, directory)
+        own = _ALL_WITH_FILES & rights if path in writable else _READ_FILE | _READ_DIRECTORY
+        rule = struct.pack("=Qi", own, directory)
         _check(_libc.syscall(_ADD_RULE, fd, 1, rule, 0), "landlock rule")
         os.close(directory)
     prctl(_NO_NEW_PRIVILEGES, 1)
@@ -201,8 +237,8 @@ _NEWUSER, _NEWNS_UTS_IPC_PID_NET = 0x10000000, 0x20000 | 0x4000000 | 0x8000000 |
 _RDONLY, _NOSUID_NODEV_NOEXEC, _REMOUNT, _REC_PRIVATE, _DETACH = 1, 2 | 4 | 8, 32, 16384 | 1 << 18, 2
 
 
-def enter_namespaces() -> None:
-    """Creates namespaces with an empty read-only root. Returns in a child, which is their first process."""
+def enter_namespaces(with_folder: bool = False) -> None:
+    """Creates namespaces with an empty read-only root, and `/folder` in it if asked. Returns in a child, which is their first process."""
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.unshare(_NEWNS_UTS_IPC_PID_NET | (_NEWUSER if uid else 0)), "unshare")
     if uid:
@@ -220,6 +256,10 @@ def enter_namespaces() -> None:
     os.mkdir("/tmp/proc")
     os.mkdir("/tmp/old")
     _mount(b"proc", b"/tmp/proc", b"proc", _NOSUID_NODEV_NOEXEC)
+    if with_folder:
+        os.mkdir("/tmp/folder")
+        options = f"size={FOLDER_BYTES},nr_inodes={FOLDER_FILES},mode=700".encode()
+        _mount(b"tmpfs", b"/tmp/folder", b"tmpfs", _NOSUID_NODEV_NOEXEC, options)
     os.chdir("/tmp")
     _check(_libc.syscall(_PIVOT_ROOT, b".", b"old"), "pivot_root")
     os.chdir("/")
@@ -250,6 +290,10 @@ def _works(layer: str) -> bool:
     if layer == "namespaces":
         enter_namespaces()
         return os.listdir("/") == ["proc"] and os.getpid() == 1
+    if layer == "folder":
+        lock_down("zygote", ["namespaces", "landlock", "seccomp", "folder"], {}, [])
+        Path("file").write_text("")
+        return os.listdir() == ["file"] and _refused(os.listdir, "/")
     if layer == "userns":
         _check(_libc.unshare(_NEWUSER), "unshare")
         return True
@@ -260,7 +304,7 @@ def _works(layer: str) -> bool:
 def main(config: dict) -> None:
     """Prints the names of the layers that this machine allows, each tried in a child of its own."""
     layers = []
-    for layer in ("seccomp", "landlock", "namespaces", "user", "userns"):
+    for layer in ("seccomp", "landlock", "namespaces", "user", "userns", "folder"):
         child = os.fork()
         if not child:
             try:

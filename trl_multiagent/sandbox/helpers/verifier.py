@@ -46,10 +46,16 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
     config |= {"jobs": jobs, "control": control, "progress": memoryview(mmap.mmap(progress_fd, 16)).cast("q")}
     config["own_times"] = os.open("/proc/self/schedstat", os.O_RDONLY)
     importable = [path for path in sys.path if os.path.isdir(path)]  # the checks may import from these folders
-    kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable)
+    if "folder" in config["layers"]:
+        from .zygote import load_modules
+
+        load_modules(config["layers"])  # their files are outside of the root that this process gets
+        importable = []
+    packet, root, _, _ = socket.recv_fds(control, 1 << 16, 1)
+    started = json.loads(packet)
+    kernel.lock_down("verifier", config["layers"], {resource.RLIMIT_AS: MEMORY}, importable, *root)
     gc.freeze()
     inbox = Inbox(wire.MAX_JOB)
-    started = json.loads(control.recv(1 << 16))
     if "fault" in started:
         jobs.sendall(wire.pack(started))
     while True:
@@ -192,6 +198,8 @@ class Evaluation:
             candidate.__name__ = entry_point
         sys.modules["checks"] = types.ModuleType("checks")  # dataclasses look up the module that defines them
         self.namespace = namespace = vars(sys.modules["checks"])
+        if self.job["folder"]:
+            gc.collect()  # closes files of the last program's checks, which take space as long as they are open
         namespace["__caught__"] = (Exception, Timeout, Died, CheckLost)
         namespace |= {"__begin__": self.begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
         exec(_compile(self.job["setup"]), namespace)
@@ -264,7 +272,8 @@ class Evaluation:
         self.clock.begin()
         self.clock.start_candidate()
         try:
-            self._send({name: self.job[name] for name in ("source", "entry_point", "unittest", "watch", "experiment")})
+            names = ("source", "entry_point", "unittest", "folder", "watch", "experiment")
+            self._send({name: self.job[name] for name in names})
             answer = self._receive()
             if "raised" in answer:
                 raise wire.rebuild(answer["raised"], {})

@@ -367,7 +367,8 @@ def encode(value: Any, references: References, note: Callable[[str], None] | Non
             return {"yours": [number]}
         if isinstance(value, _FUNCTIONS) if references.objects else callable(value):
             return {"function": [references.number(value)]}
-        if isinstance(value, collections.abc.Iterator) and not (references.objects and kind.__module__ == "solution"):
+        is_iterator = isinstance(value, collections.abc.Iterator) and not callable(value)  # such as a `MagicMock`
+        if is_iterator and not (references.objects and kind.__module__ == "solution"):
             return {"iterator": [plain(item, depth + 1) for item in value]}
         return {"object": [references.number(value)] if references.objects else []}
 

@@ -8,9 +8,11 @@ Commands on its socket, one packet each:
 - `D`: the same for a candidate that seems to be ending by itself, which gets a moment to do so.
 - `S`: reports what the candidate has done since the last `S`.
 
-All but `F` are answered by one packet of JSON.
+If programs have a folder, `F` empties it first. All but `F` are answered by one packet of JSON.
 """
 
+import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -20,6 +22,7 @@ import random
 import resource
 import signal
 import socket
+import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -43,6 +46,7 @@ encodings.base64_codec encodings.cp1252 encodings.hex_codec encodings.idna encod
 encodings.raw_unicode_escape encodings.rot_13 encodings.unicode_escape encodings.utf_16 encodings.utf_16_be
 encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """.split()
+FOR_FOLDERS = ["sqlite3", "encodings.cp437"]  # the same for programs with a folder
 OWN_NICENESS = os.getpriority(os.PRIO_PROCESS, 0)  # read here, because the filter of system calls refuses it later
 ADDED_NICENESS = 5  # of a program that does not answer at once; with more threads it is higher
 ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashlib work without it
@@ -52,13 +56,7 @@ def main(control_fd: int, config: dict) -> None:
     """Body of the zygote's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=control_fd)
-    for name in ABSENT:
-        sys.modules[name] = None  # type: ignore[assignment]  # an import of it raises
-    for name in MODULES:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue  # the interpreter was built without it
+    load_modules(config["layers"])
     sys.meta_path[:] = sys.meta_path[:2]  # built-in and frozen modules: no other import touches a file
     sys.path.clear()
     sys.argv[:] = [""]
@@ -79,8 +77,23 @@ def main(control_fd: int, config: dict) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    _send(control, ready=True)
+    roots = [os.open("/", os.O_PATH)] if "folder" in layers else []  # for the verifier
+    socket.send_fds(control, [b'{"ready": true}'], roots)
+    for root in roots:
+        os.close(root)
     _serve(control, config["layers"], max_tasks)
+
+
+def load_modules(layers: list[str]) -> None:
+    """Imports what programs may import."""
+    for name in ABSENT:
+        sys.modules[name] = None  # type: ignore[assignment]  # an import of it raises
+    for name in [*MODULES, *FOR_FOLDERS * ("folder" in layers)]:
+        with contextlib.suppress(ModuleNotFoundError):  # the interpreter was built without it
+            importlib.import_module(name)
+    sqlite: Any = sys.modules.get("sqlite3")
+    if sqlite is not None:  # a program and its checks take turns, so a locked database stays locked while one waits
+        sqlite.connect = functools.partial(sqlite.connect, timeout=0)
 
 
 def _max_tasks() -> int:
@@ -113,6 +126,8 @@ def _serve(control: socket.socket, layers: list[str], max_tasks: int) -> None:
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
         if packet == b"F":
+            if "folder" in layers:
+                _empty_folder()
             child = _fork(fds[0], control, layers, max_tasks)
             usage = Usage(child)
         elif packet == b"S":
@@ -206,6 +221,19 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
+def _empty_folder() -> None:
+    """Empties the working directory. Paths have one part, because whole ones may be longer than the kernel allows."""
+    for entry in os.listdir():
+        if stat.S_ISDIR(os.lstat(entry).st_mode):
+            os.chmod(entry, 0o700)
+            os.chdir(entry)
+            _empty_folder()
+            os.chdir("..")
+            os.rmdir(entry)
+        else:
+            os.unlink(entry)
+
+
 def _fork(fd: int, control: socket.socket, layers: list[str], max_tasks: int) -> int:
     try:
         if child := os.fork():
@@ -214,7 +242,10 @@ def _fork(fd: int, control: socket.socket, layers: list[str], max_tasks: int) ->
             return child
         kernel.prctl(kernel.DIE_WITH_PARENT, signal.SIGKILL)
         resource.setrlimit(resource.RLIMIT_NPROC, (max_tasks, max_tasks))
-        if "seccomp" in layers:
+        if "folder" in layers:
+            kernel.restrict_files([], ["."])  # the zygote may also read /proc
+            kernel.filter_calls("folder candidate")
+        elif "seccomp" in layers:
             kernel.filter_calls("candidate")
     except OSError as error:  # in either process. The verifier reads this as its next answer
         _send(control, fault=f"a candidate's process could not be started: {error}")

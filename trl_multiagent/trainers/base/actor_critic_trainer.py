@@ -1,4 +1,4 @@
-"""Trains critics together with the agents, whose advantages they provide: the base of all trainers with critics."""
+"""The base class of all trainers with critics, which are trained together with the agents and provide their advantages."""
 
 import dataclasses
 from collections import defaultdict
@@ -31,12 +31,12 @@ from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 logger = logging.get_logger(__name__)
 
-PATIENCE = 20  # optimizer steps with an explained variance of at most zero before a warning
+PATIENCE = 20  # a warning follows this many optimizer steps with an explained variance of at most zero
 
 
 @dataclass
 class CriticRow:
-    """One sequence that a critic reads. Its value is that of some joint actions of the node, or of an unvisited node, which has none."""
+    """One sequence that a critic reads. Its value belongs to some joint actions of the node, or to an unvisited node without joint actions."""
 
     node: Node
     joint_actions: list[int]
@@ -49,8 +49,8 @@ class ActorCriticTrainer(RolloutTrainer):
     optimizer step train them all. A subclass defines the critic of each agent ([`~ActorCriticTrainer.critic_of`]), and the text that a critic
     reads ([`~ActorCriticTrainer.critic_text`]).
 
-    A node is read once by a critic of states. Its value has all joint actions of the node as targets, so each joint action enters the value
-    loss of a critic exactly once per pass over the batch, whatever the number of agents.
+    A critic of states reads a node once. Its value has the targets of all joint actions of the node, so each joint action enters the value
+    loss of a critic exactly once per pass over the batch, for any number of agents.
     """
 
     args: ActorCriticConfig
@@ -59,14 +59,14 @@ class ActorCriticTrainer(RolloutTrainer):
     _card_settings = [*RolloutTrainer._card_settings, "critic_form", "critic_type", "gae_lambda"]
     _card_settings += ["critic_learning_rate", "value_loss_coef"]
 
-    # What an algorithm defines
+    # Methods that an algorithm defines
 
     def critic_of(self, role: str) -> str:
-        """Returns the critic that judges an agent. It starts from the first agent that it judges."""
+        """Returns the critic that judges an agent. The critic starts from the first agent that it judges."""
         raise NotImplementedError
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
-        """Returns the tokens that a critic reads at a node. The completions of a `joint_action`, if one is given, are part of the text."""
+        """Returns the tokens that a critic reads at a node, including the completions of a `joint_action` if one is given."""
         raise NotImplementedError
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
@@ -74,11 +74,11 @@ class ActorCriticTrainer(RolloutTrainer):
         raise NotImplementedError
 
     def reads(self, critic: str, node: Node) -> bool:
-        """Returns whether a critic judges anyone who acts at a node."""
+        """Returns whether a critic judges an agent that acts at a node."""
         return any(self.critic_of(role) == critic for role in node.roles if role in self.team.roles)
 
     def prompt_ids(self, role: str, node: Node) -> list[int]:
-        """Returns the tokens of an agent's whole prompt at a node. One that is not visited has no samples yet."""
+        """Returns the tokens of an agent's whole prompt at a node, which has no samples if it was not visited."""
         return node.samples[role].prompt_ids if role in node.samples else self.sampler.prompts(role, [node])[0].ids
 
     # The critics as a part of the team
@@ -123,7 +123,7 @@ class ActorCriticTrainer(RolloutTrainer):
         super()._prepare_team(team, args)
 
     def _longest_text(self, critic: str, args: ActorCriticConfig) -> int | None:
-        """Returns how many tokens a critic reads at most: `critic_max_length`, or all that its model can read."""
+        """Returns the largest number of tokens that a critic reads: `critic_max_length`, or the limit of its model."""
         limit = self.critics.longest_text(critic, self.team)
         if limit is not None and args.critic_max_length is not None and args.critic_max_length > limit:
             raise ValueError(
@@ -139,8 +139,8 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
         critics = self.critics
-        of_critics = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
-        return {**super()._trained_parameters(), **of_critics}
+        own = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
+        return {**super()._trained_parameters(), **own}
 
     # The batch
 
@@ -168,7 +168,7 @@ class ActorCriticTrainer(RolloutTrainer):
         return batch
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
-        """Returns the sequences that a critic reads, the shortest first, so that a micro-batch needs little padding."""
+        """Returns the sequences that a critic reads, sorted by length, so that a micro-batch needs little padding."""
         rows, is_q = [], self.args.critic_type == "q"
         for node in (node for nodes in levels for node in nodes):
             if self.reads(critic, node):
@@ -211,7 +211,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     @torch.no_grad()
     def _predict(self, critic: str, rows: list[CriticRow]) -> None:
-        """Stores a critic's values on the nodes. All processes run the same number of forwards, as ZeRO-3 needs."""
+        """Stores a critic's values on the nodes. All processes run the same number of forwards, because ZeRO-3 requires it."""
         for row in rows:
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
@@ -236,23 +236,23 @@ class ActorCriticTrainer(RolloutTrainer):
             critic = self.critic_of(role)
             for turn, nodes in enumerate(levels):
                 raw[role, turn] = [critic_advantages(node, critic, role) for node in acting(role, nodes)]
-        of_group = totals_of_all({group: [x for xs in by_node for x in xs] for group, by_node in raw.items()})
+        totals = totals_of_all({group: [x for values in by_node for x in values] for group, by_node in raw.items()})
         for (role, turn), by_node in raw.items():
-            total = of_group[role, turn]
+            total = totals[role, turn]
             for node, advantages in zip(acting(role, levels[turn]), by_node, strict=True):
                 values = torch.tensor(advantages, dtype=torch.float64)
                 if self.args.advantage_normalization and total.count > 1:
                     values = total.standardize(values)
                 self._advantages.setdefault(id(node), {})[role] = values.float()
         for role in self.team.trained_roles:
-            whole = sum((total for (other, _), total in of_group.items() if other == role), Total())
-            if not whole.count:  # it has not acted
+            whole = sum((total for (other, _), total in totals.items() if other == role), Total())
+            if not whole.count:  # the agent has not acted
                 continue
             self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
             self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
 
     def _log_critics(self, levels: list[list[Node]]) -> None:
-        """Adds the metrics of the critics before the update to those that are logged next, and updates their scales."""
+        """Adds the metrics of the critics before the update to the next log entry, and updates their scales."""
         metrics = self._metrics["train"]
         nodes = [node for level in levels for node in level]
         for name in self.critics.names:
@@ -266,7 +266,7 @@ class ActorCriticTrainer(RolloutTrainer):
             ]
             gathered = gather_object(own)
             self._num_joint_actions[name] = max(1, len(gathered))
-            if not gathered:  # nobody acted whom it judges
+            if not gathered:  # no agent of this critic acted
                 continue
             targets, values, errors = zip(*gathered, strict=True)
             explained = explained_variance(targets, values)
@@ -338,7 +338,7 @@ def value_errors(
 
 
 def notes_on_critics(args: ActorCriticConfig) -> None:
-    """Warns about critic settings that do little or surprise."""
+    """Warns about critic settings that have little or unexpected effect."""
     if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
         logger.warning(
             "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam divides "

@@ -2,7 +2,7 @@
 Warns about collapsed or idle agents and about reward drops.
 
 An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs can
-read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as one that was not interrupted.
+read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as an uninterrupted run.
 """
 
 import json
@@ -34,11 +34,11 @@ Log = Mapping[str, Any]
 
 @dataclass(eq=False)
 class Alarms(TrainerCallback):
-    """Raises alarms. If the reward of an evaluation drops, `on_cliff` ends the training, and `"rollback"` takes the best team."""
+    """Raises alarms. If the reward of an evaluation drops, `on_cliff` ends the training; with `"rollback"`, the best team is kept."""
 
     roles: Sequence[str]
     has_siblings: bool  # whether a node has several joint actions
-    # Metrics of the environment that are near zero if something is wrong, and what that is
+    # Metrics of the environment that are near zero if something is wrong, each with a description of the problem
     watched_metrics: Mapping[str, str] = field(default_factory=dict)
     on_cliff: str | None = None  # or `"stop"` or `"rollback"`
     cliff_drop: float = 0.3  # share of the best reward of an evaluation whose loss is a drop
@@ -46,7 +46,7 @@ class Alarms(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         path = Path(args.output_dir) / ALARMS_FILE
-        if state.is_world_process_zero and path.is_file():  # a run that resumes repeats what came after its checkpoint
+        if state.is_world_process_zero and path.is_file():  # a resumed run repeats the alarms after its checkpoint
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             # A process that was killed may have left its last line unfinished
             complete = [line for line in lines if line.endswith("\n")]
@@ -95,13 +95,13 @@ class Alarms(TrainerCallback):
         for role in self.roles:
             if always(logs, f"agents/{role}/completions/most_common_ratio", at_least=COLLAPSED):
                 found[f"collapse/{role}"] = (
-                    f"In the last {WINDOW} log entries, agent {role!r} gave nearly always one and the same answer, to "
-                    "whatever item. Lower `learning_rate`, or set `beta`."
+                    f"In the last {WINDOW} log entries, agent {role!r} almost always gave the same answer, whatever "
+                    "the item. Lower `learning_rate`, or set `beta`."
                 )
             own = mean_of(logs, f"agents/{role}/total_contribution")
-            if variance is not None and own is not None and 0 < variance and own <= NO_CONTRIBUTION * variance:
+            if variance is not None and own is not None and variance > 0 and own <= NO_CONTRIBUTION * variance:
                 found[f"no_contribution/{role}"] = (
-                    f"In the last {WINDOW} log entries, the reward hardly depended on what agent {role!r} answered: it "
+                    f"In the last {WINDOW} log entries, the reward hardly depended on the answers of agent {role!r}: it "
                     "contributes nothing, or the others ignore it."
                 )
         for name, meaning in self.watched_metrics.items():
@@ -129,7 +129,7 @@ def mean_of(logs: Sequence[Log], name: str) -> float | None:
 
 
 def is_cliff(rewards: Sequence[float], drop: float) -> bool:
-    """Returns whether the last of the evaluations' rewards is lower than the best one before by more than a share of it."""
+    """Returns whether the last reward is lower than the best earlier one by more than the share `drop` of the latter."""
     if len(rewards) < 2:
         return False
     best = max(rewards[:-1])

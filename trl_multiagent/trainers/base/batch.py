@@ -26,7 +26,7 @@ A = TypeVar("A", bound="AgentTensors")
 
 @dataclass
 class RowTensors:
-    """Tensors that have the same rows, and numbers that belong to all rows. Fields that are not used are `None`."""
+    """Tensors that have the same rows, and numbers that belong to all rows. Unused fields are `None`."""
 
     def _map(self: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
         tensors = {name: x for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
@@ -54,24 +54,24 @@ class AgentTensors(RowTensors):
     prompt_ids: torch.Tensor  # of shape `(num_rows, prompt_length)`, padded on the left
     prompt_mask: torch.Tensor
     completion_ids: torch.Tensor  # of shape `(num_rows, completion_length)`, padded on the right
-    completion_mask: torch.Tensor  # of the tokens that are trained
+    completion_mask: torch.Tensor  # 1 for tokens that are trained
     advantages: torch.Tensor  # of shape `(num_rows,)` or that of `completion_ids`
     turns: torch.Tensor  # of shape `(num_rows,)`, counted from 0
     # Log-probabilities of the completions' tokens, in nats, of the shape of `completion_ids`:
     ref_logps: torch.Tensor | None = None  # under the reference policy
     old_logps: torch.Tensor | None = None  # under the policy when the batch was sampled
-    sampling_logps: torch.Tensor | None = None  # as the engine that sampled reported them, NaN where it reported none
+    sampling_logps: torch.Tensor | None = None  # reported by the engine that sampled, NaN if it reported none
     other_log_ratios: torch.Tensor | None = None  # of shape `(num_rows,)`, see `loss.add_other_log_ratios`
     router_weights: torch.Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
-    # The factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of the trees of all processes,
-    # which include rows that the update leaves out
+    # Factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of all trees of all processes. The
+    # latter include rows that the update leaves out
     weight: float = 1.0
     num_tokens: float = 1.0  # of the completions in the trees, per process
 
     def trimmed(self: A) -> A:
         """
-        Removes the columns that are padding in every row: on the left of the prompts and on the right of the completions. A tensor with
-        two or more dimensions has one column per token: of the prompts if its name begins with `prompt_`, else of the completions.
+        Removes columns that are padding in every row: on the left of the prompts and on the right of the completions. A tensor with two or
+        more dimensions has one column per token: of the prompts if its name begins with `prompt_`, else of the completions.
         """
         prompt = slice(self.prompt_mask.any(dim=0).int().argmax().item(), None)
         completion = slice(None, max(1, int(self.completion_mask.any(dim=0).sum())))
@@ -83,7 +83,7 @@ class AgentTensors(RowTensors):
         return dataclasses.replace(self, **columns)
 
     def sequences(self) -> tuple[list[list[int]], list[int]]:
-        """Returns the token ids of each row without padding, none if its completion is masked; and the number of prompt tokens of each."""
+        """Returns the token ids of each row without padding (empty if its completion is masked), and its number of prompt tokens."""
         num_prompt_tokens, num_tokens = self.prompt_mask.sum(dim=1).tolist(), self.completion_mask.sum(dim=1).tolist()
         start = self.prompt_ids.size(1)
         ids = torch.cat([self.prompt_ids, self.completion_ids], dim=1).tolist()
@@ -114,7 +114,7 @@ class CriticTensors(RowTensors):
 
 @dataclass
 class Batch:
-    """What one optimizer step trains on, or a part of it."""
+    """The data of one optimizer step, or a part of it."""
 
     agents: dict[str, AgentTensors]  # the rows of each trained agent
     critics: dict[str, CriticTensors] = field(default_factory=dict)  # the rows of each critic
@@ -132,7 +132,7 @@ class Row:
     """One completion of every agent that acts at one node."""
 
     turn: int  # counted from 0
-    samples: dict[str, Samples]  # all that each agent sampled at the node
+    samples: dict[str, Samples]  # all samples of each agent at the node
     sibling: int  # index of this row's completion in each agent's samples
     advantages: dict[str, float]  # of the completions of the trained agents
 
@@ -144,13 +144,13 @@ class Row:
 def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
     """
     Collects the rows of a batch of trees, one per sibling of each node. Trees are sorted by length, so that a micro-batch needs little
-    padding. Siblings are adjacent, and a node precedes those that continue its prompt, so that rows of a micro-batch have much in common.
+    padding. Siblings are adjacent, and a node precedes the nodes that continue its prompt, so that rows of a micro-batch share many tokens.
     `levels` and `advantages` have an entry per turn and node; the advantages of a trained agent at a node have the shape `(G,)`.
     """
     nodes = [
         (turn, node, by_role)
-        for turn, (level, of_level) in enumerate(zip(levels, advantages, strict=True))
-        for node, by_role in zip(level, of_level, strict=True)
+        for turn, (level, level_advantages) in enumerate(zip(levels, advantages, strict=True))
+        for node, by_role in zip(level, level_advantages, strict=True)
     ]
     longest: dict[int, int] = {}  # by tree
     for _, node, _ in nodes:
@@ -161,11 +161,12 @@ def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch
         return longest[node.tree], node.tree, [samples.prompt_ids for samples in node.samples.values()]
 
     nodes.sort(key=place)
-    return [
-        Row(turn, node.samples, sibling, {role: values[sibling].item() for role, values in by_role.items()})
-        for turn, node, by_role in nodes
-        for sibling in range(max(len(samples.completion_ids) for samples in node.samples.values()))
-    ]
+    rows = []
+    for turn, node, by_role in nodes:
+        for sibling in range(max(len(samples.completion_ids) for samples in node.samples.values())):
+            own = {role: values[sibling].item() for role, values in by_role.items()}
+            rows.append(Row(turn, node.samples, sibling, own))
+    return rows
 
 
 def longest_sequence_length(node: Node) -> int:
@@ -183,8 +184,8 @@ def agent_tensors(
     sampling_logps: bool = False,
 ) -> AgentTensors:
     """
-    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. With `mask_truncated`, completions are masked that end
-    neither with one of `eos_token_ids` nor with a stop string. With `sampling_logps`, the tensors have the log-probabilities of the engine.
+    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. `mask_truncated` masks completions that end neither
+    with one of `eos_token_ids` nor with a stop string. `sampling_logps` adds the log-probabilities of the engine.
     """
     padding_rows = num_rows - len(rows)
     padding = torch.tensor([pad_token_id])
@@ -214,10 +215,9 @@ def agent_tensors(
 
 def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]:
     """
-    Builds the arguments of an agent's forward that returns the log-probabilities of its completions. The last columns of these are those of
-    the completions.
+    Builds the arguments of an agent's forward that returns log-probabilities. Their last columns belong to the completions.
 
-    If the agent supports it, rows share the tokens that they have in common. Nothing is shared if the rows have `router_weights`, because a
+    If the agent supports it, the common tokens of rows are computed only once. This does not apply to rows with `router_weights`, because a
     router loss counts every token of every row.
     """
     common = {"fused_lm_head": True, **without_router_logits(agent)}

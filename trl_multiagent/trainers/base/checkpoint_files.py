@@ -14,7 +14,8 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
-from trl_multiagent.jobs.identity import checksum_of_entries, checksum_of_file
+from trl_multiagent.folders import checksum_of_file
+from trl_multiagent.jobs.identity import checksum_of_entries
 
 
 FORMAT_VERSION = 1
@@ -22,7 +23,7 @@ STATE_FILE = "team_trainer_state.json"  # the settings of the run, and the list 
 PROCESS_FILE = "team_process_{}.json"  # the state of one process
 ENVIRONMENT_FILE = "environment_{}.pt"  # the state of the environment, of one process
 REFERENCE_FILE = "reference.pt"
-# Checkpoints that are being written or removed. Folders with this name are not uploaded, and do not count as checkpoints
+# Folder of checkpoints that are being written or removed. It is not uploaded, and its folders do not count as checkpoints
 UNFINISHED_FOLDER = "_unfinished"
 
 
@@ -31,29 +32,29 @@ UNFINISHED_FOLDER = "_unfinished"
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the state of a checkpoint and verifies that a run can resume from it. Only names and sizes of its other files are checked; for
-    their contents see [`verify_checkpoint`].
+    Reads the state of a checkpoint and verifies that a run can resume from it. Checks only names and sizes of the other files; for their
+    contents see [`verify_checkpoint`].
 
     Returns:
-        `dict`: With the keys `global_step`, `versions` and `files` (sizes in bytes); that of a team also has `settings` and
-        `tracking`. Unless the first release wrote the checkpoint, also `checksums` and `changes`.
+        `dict`: The keys are `global_step`, `versions` and `files` (sizes in bytes); for a team also `settings` and `tracking`; unless the
+        first release wrote the checkpoint, also `checksums` and `changes`.
 
     Raises:
-        ValueError: The folder is no complete checkpoint, or another release wrote it.
+        ValueError: The folder is not a complete checkpoint, or another release wrote it.
     """
     folder = Path(folder)
     path = folder / STATE_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder} is no complete checkpoint of trl_multiagent: there is no {path}.{resume_advice(folder)}"
+            f"{folder} is not a complete checkpoint of trl_multiagent: there is no {path}.{resume_advice(folder)}"
         )
     try:
         state = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}.{resume_advice(folder)}") from error
-    found = state.get("format_version") if isinstance(state, dict) else None
-    if found != FORMAT_VERSION:
-        raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
+    saved = state.get("format_version") if isinstance(state, dict) else None
+    if saved != FORMAT_VERSION:
+        raise ValueError(f"{path} has the format version {saved!r}; this release reads version {FORMAT_VERSION}.")
     if "checksum" in state and state["checksum"] != checksum_of_entries(state):
         raise ValueError(f"{path} is damaged: it has changed since it was saved.{resume_advice(folder)}")
     sizes = {name: (folder / name).stat().st_size for name in files_in(folder)}
@@ -141,7 +142,7 @@ def without_number(name: str) -> str:
 
 
 def share_of_node() -> slice:
-    """Returns this process's share of a list that the processes of a node work on. All processes must call this function."""
+    """Returns the share of this process in a list that the processes of a node divide. All processes must call this function."""
     node = first_of_node()
     return slice(PartialState().process_index - node, None, gather_object([node]).count(node))
 
@@ -170,7 +171,7 @@ def write_state(folder: Path, checksums: dict[str, str], **entries: Any) -> None
         "files": {name: (folder / name).stat().st_size for name in checksums},
         "checksums": checksums,
     }
-    state = json.loads(json.dumps(state))  # the checksum is of the values that a reader gets
+    state = json.loads(json.dumps(state))  # the checksum covers the values as they are read
     state["checksum"] = checksum_of_entries(state)
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
     flush(folder / STATE_FILE)
@@ -178,7 +179,7 @@ def write_state(folder: Path, checksums: dict[str, str], **entries: Any) -> None
 
 
 def publish(unfinished: Path, finished: Path) -> None:
-    """Moves a completely written folder to its final place. The rename is what makes it a checkpoint."""
+    """Moves a completely written folder to its final place. Only then does it count as a checkpoint."""
     if finished.exists():
         remove(finished)
     os.replace(unfinished, finished)
@@ -211,7 +212,7 @@ def remove_unfinished(run_folder: str | Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Flushes everything in a folder to the disk, so that it survives a crash of the machine."""
+    """Flushes all files in a folder to the disk, so that they survive a crash of the machine."""
     for path, _, names in os.walk(folder):
         for name in names:
             flush(os.path.join(path, name))

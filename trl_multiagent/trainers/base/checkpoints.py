@@ -62,9 +62,9 @@ class CheckpointMixin(CommonTrainerMixin):
     """
 
     ref_model: Any = None  # the reference policy, if it is a separate model
-    _resumed: Path | None = None  # the checkpoint that this run continues
+    _resumed: Path | None = None  # the checkpoint from which this run resumes
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
-    # Whether a checkpoint of the last step can be continued. Then no step is taken, and only the end of the training is repeated
+    # Whether a run may resume from a checkpoint of the last step. It then takes no step, and only repeats the end of the training
     may_be_complete = False
 
     def train(
@@ -106,7 +106,7 @@ class CheckpointMixin(CommonTrainerMixin):
             return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
         except UnavailableError as error:
             checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            # Other processes do not know why this one ends, so they could not take part in saving
+            # Other processes do not handle this error, so they could not take part in saving
             can_save = self.accelerator.num_processes == 1 and self.args.save_strategy != SaveStrategy.NO
             if not can_save or self.state.global_step == 0 or checkpoint.is_dir():
                 raise
@@ -134,7 +134,7 @@ class CheckpointMixin(CommonTrainerMixin):
         try:
             yield
         except SaveError:
-            raise  # the message already says where the team is
+            raise  # the message already names the folder of the team
         except Exception as error:
             if not self.args.should_save:
                 raise
@@ -167,7 +167,7 @@ class CheckpointMixin(CommonTrainerMixin):
         (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
 
     def _process_state(self) -> dict[str, Any]:
-        """Returns the metrics that this process has gathered and not yet logged, as plain values."""
+        """Returns the metrics of this process that are not yet logged, as plain values."""
         return {
             "metrics": self._metrics,
             "loss": self._tr_loss.item(),
@@ -179,7 +179,7 @@ class CheckpointMixin(CommonTrainerMixin):
     # Resuming
 
     def _run_settings(self) -> dict[str, Any]:
-        """Returns the settings that must be the same in the run and in a checkpoint that it continues, as plain values."""
+        """Returns the settings that must be the same in the run and in a checkpoint that it resumes from, as plain values."""
         return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
 
     def _checksum_of_frozen_weights(self) -> str | None:
@@ -197,8 +197,8 @@ class CheckpointMixin(CommonTrainerMixin):
 
     def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
         """
-        Verifies that this run can continue a checkpoint, and records the changed settings that are allowed. Returns the state of the
-        checkpoint, see [`~checkpoint_files.read_checkpoint`].
+        Verifies that this run can resume from a checkpoint, and records allowed changes of settings. Returns the state of the checkpoint,
+        see [`~checkpoint_files.read_checkpoint`].
 
         Raises:
             ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has taken all steps.
@@ -307,13 +307,13 @@ class CheckpointMixin(CommonTrainerMixin):
             if not self.args.should_save or is_deepspeed_zero3_enabled():
                 raise
             result = save_in_fallback_folder(self.team, self.args.output_dir)
-            kind = WriteError if is_disk_full(error) else SaveError
-            raise kind(f"The training ended with {describe(error)}. {result}") from error
+            error_class = WriteError if is_disk_full(error) else SaveError
+            raise error_class(f"The training ended with {describe(error)}. {result}") from error
 
     # Trackers: a resumed run continues the records of the interrupted one
 
     def _tracking(self) -> dict[str, str | None]:
-        """Returns the id of the Weights & Biases run and the folder of TensorBoard, as far as they are used."""
+        """Returns the id of the Weights & Biases run and the folder of TensorBoard, or `None` if they are not used."""
         run_id = folder = None
         if "wandb" in self.args.report_to:
             import wandb
@@ -343,9 +343,9 @@ class CheckpointCallback(TrainerCallback):
     """
     Restores the state of a resumed run, and postpones some saves.
 
-    A save that is due at the last step of an epoch is postponed to the end of the epoch. The epoch's own evaluation and log come before it,
-    so a run that resumes there begins with the next epoch. If a batch is used for several optimizer steps, a save is postponed to the last
-    of them, because a checkpoint has no batch. A run that is asked to end waits for the same moment.
+    A save at the last step of an epoch is postponed to the end of the epoch, after the epoch's evaluation and log. So a run that resumes there
+    begins with the next epoch. If a batch is used for several optimizer steps, a save is postponed to the last of them, because a checkpoint
+    has no batch. A run that ends because of a signal waits for the same moment.
     """
 
     def __init__(self, trainer: CheckpointMixin):

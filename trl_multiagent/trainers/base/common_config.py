@@ -19,7 +19,7 @@ ROUNDING = "an evaluation would round the trained weights for good; `bf16` compu
 # Keys of a DeepSpeed configuration that replace the float32 copy of the trained weights, or the optimizer's float32 state
 LOW_MASTERS = [("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states")]
 LOW_MASTERS += [("fp16", "fp16_master_weights_and_grads")]
-# The methods below belong to `TrainingArguments`, whose fields would override those of the TRL configuration that follows in the bases
+# Not `TrainingArguments`, although the methods below need it: its fields would override those of the TRL configuration among the bases
 Base: Any = object
 
 
@@ -52,7 +52,7 @@ class CommonConfig(Base):
         self._try_arguments()
 
     def _check_combinations(self) -> None:
-        """Raises `ValueError` if an argument contradicts or lacks another one."""
+        """Raises `ValueError` if an argument contradicts another one, or needs one that is missing."""
         if self.save_strategy == "best" and self.eval_strategy == "no":
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
         if self.fp16 and self.device.type == "cpu":
@@ -75,7 +75,7 @@ class CommonConfig(Base):
             )
 
     def _try_arguments(self) -> None:
-        """Uses arguments on a single number, so that torch and transformers refuse wrong ones before a model is loaded."""
+        """Tries arguments on a single number, so that torch and transformers raise their errors before a model is loaded."""
         number = torch.nn.Parameter(torch.zeros(1))
         self.get_process_log_level()
         names = ("num_workers", "multiprocessing_context", "persistent_workers", "prefetch_factor")
@@ -86,7 +86,7 @@ class CommonConfig(Base):
         optimizer = torch.optim.SGD([number], lr=1.0)
         steps, kwargs = {"num_warmup_steps": 1, "num_training_steps": 4}, self.lr_scheduler_kwargs
         scheduler = get_scheduler(self.lr_scheduler_type, optimizer, **steps, scheduler_specific_kwargs=kwargs)
-        if isinstance(scheduler, LambdaLR):  # one that reads the arguments at every step
+        if isinstance(scheduler, LambdaLR):  # it reads the arguments at every step
             for _ in range(4):
                 optimizer.step()
                 scheduler.step()
@@ -95,7 +95,7 @@ class CommonConfig(Base):
 
     @property
     def rounds_stochastically(self) -> bool:
-        """Whether the optimizer is for weights in bfloat16: its rounding keeps the mean of updates that are too small for them."""
+        """Whether the optimizer rounds bfloat16 weights stochastically, so that small updates are kept on average."""
         return bool(Trainer.get_optimizer_cls_and_kwargs(self)[1].get("bf16_stochastic_round"))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,14 +104,16 @@ class CommonConfig(Base):
 
 def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], args: CommonConfig) -> None:
     """
-    Refuses trained weights that lose small updates, of a module's named parameters. In bfloat16, a change of less than about 1/256 of a weight
-    is rounded away. DeepSpeed in mixed precision has a float32 copy of the trained weights.
+    Checks that trained weights, the named parameters of a module, do not lose small updates. In bfloat16, a change of less than about 1/256 of
+    a weight is rounded away. DeepSpeed in mixed precision has a float32 copy of the trained weights.
 
     Raises:
         ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer rounds stochastically and
-            there is nothing to round.
+            there is nothing to round; or an adapter has whole modules in float32 that meet a base in 16 bits without autocast.
     """
-    low = {name: x for name, x in weights if x.requires_grad and x.dtype in (torch.bfloat16, torch.float16)}
+    weights = list(weights)
+    all_low = {name: x for name, x in weights if x.dtype in (torch.bfloat16, torch.float16)}
+    low = {name: x for name, x in all_low.items() if x.requires_grad}
     if args.rounds_stochastically:
         if not low:
             raise ValueError(
@@ -120,6 +122,12 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
             )
         low = {name: x for name, x in low.items() if x.dtype == torch.float16}  # torchao rounds bfloat16 alone
     has_float32_copy = args.deepspeed_plugin is not None and (args.bf16 or args.fp16)
+    copied = [name for name, x in weights if x.requires_grad and ".modules_to_save." in name]
+    if copied and all_low and not low and not args.bf16 and not args.fp16:
+        raise ValueError(
+            f"The trained weight {copied[0]!r} is float32, and the base is {str(next(iter(all_low.values())).dtype).removeprefix('torch.')}: "
+            "set `bf16=True`, so that both compute in one data type."
+        )
     if has_float32_copy or not low:
         return
     name, weight = next(iter(low.items()))

@@ -1,4 +1,4 @@
-"""What all trainers of this package change in `Trainer`."""
+"""The changes of `Trainer` that all trainers of this package share."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -33,14 +33,13 @@ logger = logging.get_logger(__name__)
 
 class CommonTrainerMixin(Trainer):
     """
-    Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step when a signal asks for
-    it.
+    Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step when it gets a signal.
 
-    What accelerate has prepared for an evaluation, it does not wrap for a training. Without the wrapper, processes do not share gradients,
-    and each trains its own model.
+    If accelerate has prepared a model for an evaluation, it does not wrap the model for a training. Without the wrapper, processes do not
+    share gradients, and each trains its own model. So evaluations here do not prepare the model.
 
     A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has written its part. So
-    a crash at any time leaves the previous one intact. Its last file lists all others with their checksums, see
+    a crash at any time leaves the previous checkpoint intact. The last file of a checkpoint lists all others with their checksums, see
     [`~checkpoint_files.verify_checkpoint`].
     """
 
@@ -48,7 +47,7 @@ class CommonTrainerMixin(Trainer):
     model_wrapped: Any
     optimizer: Any
     lr_scheduler: Any
-    _tr_loss: Any  # of the steps since the last log
+    _tr_loss: Any  # sum of the losses since the last log
     _was_given_optimizer: bool | None = None  # `None` before a training
     _may_stop = True  # whether a checkpoint of the current step can be saved now
     _saving = False  # whether a checkpoint is being written, to the folder for unfinished ones
@@ -63,12 +62,15 @@ class CommonTrainerMixin(Trainer):
     # Training and evaluating in any order
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        check_trained_weights(self.model.named_parameters(), self.args)  # they may have changed since they were loaded
         is_given = self._was_given_optimizer is None and self.optimizer is not None
         if is_given and self.args.rounds_stochastically:
             raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
         with ending_later():
             return super().train(*args, **kwargs)
+
+    def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+        check_trained_weights(self.model.named_parameters(), self.args)  # a callback may have changed them
+        return super().training_step(model, *args, **kwargs)
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
@@ -86,7 +88,7 @@ class CommonTrainerMixin(Trainer):
         return prepared
 
     def _reset_engine(self, resume_from_checkpoint: str | None) -> None:
-        """Resets what DeepSpeed left, so that a second training can create a new engine."""
+        """Resets the state of DeepSpeed, so that a second training can create a new engine."""
         if self._was_given_optimizer:
             raise ValueError(
                 "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer can be used for one training only. Create another "
@@ -94,18 +96,18 @@ class CommonTrainerMixin(Trainer):
             )
         if resume_from_checkpoint is None and self.is_world_process_zero():
             logger.warning(
-                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, starts anew; without "
+                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, is reset; without "
                 "DeepSpeed it would be kept."
             )
         self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        # The loss of the steps that were not logged, as in a log
+        # The loss of the steps since the last log, averaged over processes as a log does
         self._tr_loss = self.accelerator.reduce(self._tr_loss, "mean")
         return super()._finalize_training(*args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        # Before a training there is no engine, and transformers makes one for an evaluation under ZeRO-3 alone
+        # Before a training there is no engine. transformers makes one for an evaluation only under ZeRO-3
         had_engine = self.deepspeed is not None
         needs_engine = had_engine or is_deepspeed_zero3_enabled()
         try:
@@ -127,7 +129,7 @@ class CommonTrainerMixin(Trainer):
         return {}
 
     def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
-        """Handles errors of writing a checkpoint, which happens in the block."""
+        """Handles errors of writing a checkpoint within the block."""
         return nullcontext()
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -175,7 +177,7 @@ class CommonTrainerMixin(Trainer):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Ends the training after the step if a signal has asked for it. The last step ends it anyway."""
+        """Ends the training after the step if the program got a signal. The last step ends it anyway."""
         super()._maybe_log_save_evaluate(*args, **kwargs)
         if self.control.should_training_stop or not self._may_stop or not is_asked_to_stop(self.accelerator):
             return

@@ -1,4 +1,4 @@
-"""Shows completions: some trees in the terminal."""
+"""Shows completions of some trees in the terminal."""
 
 import difflib
 import random
@@ -22,7 +22,7 @@ LABEL_WIDTH = 20
 
 
 def print_trees(rows: list[TraceRow], num_trees: int | None = None, console: Console | None = None) -> None:
-    """Prints the best tree of a batch, the worst one, and some others, each with one of its branches. `num_trees` is 3 by default."""
+    """Prints one branch each of the best tree of a batch, the worst one, and some others. `num_trees` is 3 by default."""
     console, trees = console or Console(), trees_of(rows)
     chosen = choose_trees(trees, NUM_TREES if num_trees is None else num_trees, rows[0]["step"])
     if not chosen:
@@ -53,7 +53,7 @@ def root_return(tree: list[TraceRow]) -> float:
 
 
 def branch_of(tree: list[TraceRow], name: str) -> list[TraceRow]:
-    """Returns one row per turn: the joint actions with the highest return, with the lowest one, or random ones. An episode is a branch."""
+    """Returns one row per turn: the joint actions with the highest return, with the lowest, or random ones. In episodes, a branch is an episode."""
     if "episode" in tree[0]:
         roots = {row["episode"]: row["return"] for row in tree if row["turn"] == 1}
         chosen = random.Random(tree[0]["step"]).choice([*roots])
@@ -104,7 +104,7 @@ def tree_table(name: str, branch: list[TraceRow], tree: list[TraceRow], console_
 
 
 def completion_cell(row: TraceRow, last: TraceRow | None, role: str, width: int) -> Text:
-    """Shows an agent's completion and advantage; after the first turn its new prompt in short, and what it changed."""
+    """Shows an agent's completion and advantage; after the first turn, also the start of its new prompt and the changes of its answer."""
     cell = Text()
     if row[f"completion/{role}"] is None:
         return Text("(does not act)", "dim")
@@ -127,7 +127,7 @@ def lines_of(text: str) -> list[tuple[str, str]]:
 
 
 def changes(old: str, new: str) -> list[tuple[str, str]]:
-    """Returns the lines that were removed and added, or the new text if that is shorter."""
+    """Returns the removed and added lines, or the new text if it is shorter."""
     if old == new:
         return [("(unchanged)", "dim")]
     before, after = ([line for line, _ in lines_of(text)] for text in (old, new))

@@ -15,11 +15,11 @@ from trl_multiagent.team.agent_team import AgentTeam
 
 
 class SaveError(RuntimeError):
-    """Raised if a team could not be saved in the intended folder. The message says why, and where the team is instead."""
+    """Raised if a team could not be saved in the intended folder. The message says why, and names the folder that was used instead."""
 
 
 class WriteError(SaveError):
-    """Raised if files could not be written, for example because the disk is full. No code is at fault, so a recipe shows the message alone."""
+    """Raised if files could not be written, for example because the disk is full. This is not a bug, so a recipe shows only the message."""
 
 
 def write_problem(folder: Path, error: BaseException) -> str:
@@ -30,7 +30,7 @@ def write_problem(folder: Path, error: BaseException) -> str:
 
 @contextlib.contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Converts any exception raised inside into a [`WriteError`] that says what was being written and where."""
+    """Turns any exception within the block into a [`WriteError`] that names `what` was being written, and the folder."""
     try:
         yield
     except WriteError:
@@ -57,7 +57,7 @@ def save_team(
 def save_in_fallback_folder(
     team: AgentTeam, run_folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None
 ) -> str:
-    """Saves a team in the folder of the run, else the working folder, else that for temporary files. Returns a sentence that says where."""
+    """Saves a team in the folder of the run, else the working directory, else that for temporary files. Returns a sentence that names the folder."""
     problems = []
     for parent in (Path(run_folder), Path.cwd(), Path(tempfile.gettempdir())):
         folder = fallback_folder(parent)

@@ -26,7 +26,7 @@ class TrainerGenerator(TransformersGenerator):
     other arguments are those of [`TransformersGenerator`].
     """
 
-    synchronized = True  # whether all processes sample at the same time, so that one that fails can tell the others
+    synchronized = True  # whether all processes sample at the same time, so that all end if one fails
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TrainerGenerator(TransformersGenerator):
     def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         trainer = self.trainer
         if self.synchronized and is_deepspeed_zero3_enabled():
-            # It gathers weights next, and a process that has failed cannot take part in that. Elsewhere, processes may make different numbers of calls
+            # ZeRO-3 gathers weights next, and a failed process cannot take part in that. Elsewhere, processes may make different numbers of calls
             error_barrier(trainer.accelerator)
         with (
             super().computing(roles) as sampling,
@@ -62,7 +62,7 @@ class TrainerGenerator(TransformersGenerator):
 
     @contextlib.contextmanager
     def _gathering(self, roles: list[str]) -> Iterator[None]:
-        """Gathers the weights of agents on one model within the block. TRL would gather those of the whole team for each agent."""
+        """Gathers the weights of agents on one model within the block. TRL would gather the whole team for each agent."""
         if not self.gathers or not is_deepspeed_zero3_enabled():
             yield
             return
@@ -75,7 +75,7 @@ class TrainerGenerator(TransformersGenerator):
 
 
 def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.Parameter]:
-    """Returns the parameters with which agents on one model sample: those of the model, without the adapters of others."""
+    """Returns the parameters with which agents on one model sample: those of the model without other agents' adapters."""
     policy = team.policies[roles[0]]
     adapters = [name for name in policy.peft_config if name not in roles] if isinstance(policy, PeftModel) else []
     others = {id(parameter) for name in adapters for parameter in adapter_parameters(policy, name)}
@@ -83,7 +83,7 @@ def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.
 
 
 class VLLMGenerator:
-    """Samples with vLLM, to which the weights are sent before the first completions after an optimizer step."""
+    """Samples with vLLM. Sends the weights to vLLM before the first completions after an optimizer step."""
 
     synchronized = True  # as in [`TrainerGenerator`]
 
@@ -99,16 +99,15 @@ class VLLMGenerator:
         trainer = self.trainer
         for role, prompt_ids in level.prompt_ids.items():
             self._wait()
-            step = (
-                0 if role in trainer.team.frozen else trainer.state.global_step
-            )  # the weights of a frozen agent are sent once
+            # The weights of a frozen agent are sent once
+            step = 0 if role in trainer.team.frozen else trainer.state.global_step
             with trainer.team.activate(role):
                 self.agents[role].update(role, prompt_ids, step)
         self._wait()
         return sample_level(self.agents, level.prompt_ids, level.num_generations, trainer.accelerator)
 
     def _wait(self) -> None:
-        """Waits for the other processes, before they do something together."""
+        """Waits for the other processes before a collective operation."""
         if self.synchronized:
             error_barrier(self.trainer.accelerator)
 

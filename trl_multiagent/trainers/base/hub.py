@@ -112,8 +112,8 @@ class TeamHubMixin(Trainer):
         return {"optimizer steps": self.state.global_step}
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> CommitInfo | Future | None:
-        """See [`~transformers.Trainer.push_to_hub`]. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
-        self._finish_current_push()  # it reads files that are replaced next
+        """Pushes the team as [`~transformers.Trainer.push_to_hub`] does. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
+        self._finish_current_push()  # a push in progress reads files that are replaced next
         advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
         with upload_error_with_advice(self._hub_name, advice), self._only_team_files():
             return super().push_to_hub(*args, **kwargs)
@@ -133,7 +133,7 @@ class TeamHubMixin(Trainer):
 
     @contextlib.contextmanager
     def _only_team_files(self) -> Iterator[None]:
-        """Limits uploads of the output folder to the team's files. Checkpoints, which go to a folder, are uploaded whole."""
+        """Limits uploads of the output folder to the team's files. Checkpoints, which have a `path_in_repo`, are uploaded whole."""
         upload = hf_api().upload_folder
 
         def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:

@@ -1,4 +1,4 @@
-"""Reports what a trainer does: metrics, the trace, completions in the terminal and in the tables of trackers, and the cost."""
+"""Reports a training: metrics, the trace, completions in the terminal and in the tables of trackers, and the cost."""
 
 import contextlib
 import math
@@ -29,7 +29,7 @@ from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LAR
 logger = logging.get_logger(__name__)
 
 COST_FILE = "training_cost.json"  # in the output folder
-KEPT_STEPS, KEPT_TREES = 20, 3  # of a run without a trace, for its report
+KEPT_STEPS, KEPT_TREES = 20, 3  # a run without a trace keeps some trees of some steps for its report
 
 
 class Observer:
@@ -39,15 +39,15 @@ class Observer:
         self.trainer = trainer
         args = trainer.args
         self.totals = StepTotals()  # of the current optimizer step
-        self.reported: dict[str, list[float]] = {}  # by the reward functions, on the current batch
-        # Of this process's latest batch, if completions are logged; None if the latest batch was shown
+        self.reported: dict[str, list[float]] = {}  # metrics of the reward functions on the current batch
+        # Rows of this process's latest batch, if completions are logged; `None` once they were shown
         self.shown_rows: list[TraceRow] | None = None
         self.trace: TraceFiles | None = None
-        self.next_kept = 0.0  # the step from which on trees are kept for the report again
+        self.next_kept = 0.0  # the next step whose trees are kept for the report
         folder, options = Path(args.output_dir), (args.trace_format, args.trace_max_files)
         if args.trace_steps is not None:
             self.trace = TraceFiles(folder / TRACE_FOLDER, args.process_index, args.trace_steps, *options)
-        # Of a run without a trace, a few trees of the first process
+        # Without a trace, a few trees of the first process are kept
         self.trees = TraceFiles(folder / TREES_FOLDER, 0, 1, *options)
 
     def timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
@@ -59,7 +59,7 @@ class Observer:
     def rollout(
         self, mode: str, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
     ) -> None:
-        """Adds this process's trees to the metrics, the trace and the completions that are logged next. `mode`: `"train"` or `"eval"`."""
+        """Adds this process's trees to the next metrics, trace and completions. `mode`: `"train"` or `"eval"`."""
         trainer = self.trainer
         totals, metrics = add_task_metrics(trainer, mode, levels, self.reported), trainer._metrics[mode]
         training = mode == "train"
@@ -95,7 +95,7 @@ class Observer:
     # Optimizer steps
 
     def end_step(self) -> dict[str, torch.Tensor]:
-        """Adds the metrics of one optimizer step to those that are logged next. Returns the losses by name, summed over processes."""
+        """Adds the metrics of one optimizer step to the next log entry. Returns the losses by name, summed over processes."""
         trainer, step = self.trainer, self.totals
         metrics, num_processes = trainer._metrics["train"], trainer.accelerator.num_processes
         losses, router_losses, tokens, token_sums, ratios = sum_over_processes(
@@ -125,8 +125,8 @@ class Observer:
 
     def check_engine(self, role: str, difference: float, share: float, missing: float) -> None:
         """
-        Raises [`EngineError`] if the engine has other weights than those that are trained: if its log-probabilities have too large a mean
-        `difference` from the policy's, in nats per token, too large a `share` of ratios out of bounds, or too many are `missing`.
+        Raises [`EngineError`] if the weights of the engine seem to differ from the trained ones: if the mean `difference` between its and the
+        policy's log-probabilities, in nats per token, is too large, too large a `share` of ratios is out of bounds, or too many are `missing`.
         """
         if missing > 0.5:
             raise EngineError(f"vLLM returned no log-probabilities for {missing:.0%} of the tokens of agent {role!r}.")
@@ -139,7 +139,7 @@ class Observer:
             f"sampling correction (at most {LARGEST_DIFFERENCE} nats, less than {LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other weights "
             "than the trainer: restart it with the agent's own model, without another run that uses it, and resume. If it has "
             "the right ones, and only its precision differs, long completions need `vllm_importance_sampling_mode: "
-            "token_truncate`."
+            "token_truncate`. `top_p`, `top_k` and `min_p` make a difference, too: weaken them."
         )
         one_process = trainer.accelerator.num_processes == 1
         raise EngineError(problem if one_process else f"{problem} {trainer._last_complete()}")
@@ -147,7 +147,7 @@ class Observer:
     # The run
 
     def begin(self) -> None:
-        """Removes what an earlier run has written after the step from which this one goes on."""
+        """Removes the files of an earlier run from after the step at which this run resumes."""
         trainer = self.trainer
         has_report = any(isinstance(callback, RunReport) for callback in trainer.callback_handler.callbacks)
         self.next_kept = 0 if has_report else math.inf
@@ -164,7 +164,7 @@ class Observer:
             )
 
     def show_completions(self) -> None:
-        """Shows the completions of the latest batch of all processes, which all call this, in the terminal and in the tables of trackers."""
+        """Shows the latest completions in the terminal and in the tables of trackers. All processes must call this function."""
         if self.shown_rows is None:
             return
         trainer, rows = self.trainer, gather_object(self.shown_rows)
@@ -180,7 +180,7 @@ class Observer:
             self.trace.flush()
 
     def write_cost(self) -> None:
-        """Writes what the training cost, so that another one can be compared with it at the same cost."""
+        """Writes the cost of the training, so that another training can have the same cost."""
         trainer = self.trainer
         cost = {"env_steps": trainer.env_step, "generated_tokens": trainer.generated_tokens}
         folder = Path(trainer.args.output_dir)
@@ -191,7 +191,7 @@ class Observer:
 def sum_over_processes(
     accelerator: Accelerator, groups: Sequence[Mapping[Any, torch.Tensor]]
 ) -> list[dict[Any, torch.Tensor]]:
-    """Sums numbers and vectors, which have the same names in all processes, in one reduction. Returns them as vectors on the CPU."""
+    """Sums numbers and vectors over processes in one reduction. Their names are the same in all processes. Returns vectors on the CPU."""
     tensors = [tensor.flatten().float() for group in groups for tensor in group.values()]
     total = accelerator.reduce(torch.cat(tensors), "sum").cpu()
     parts = iter(total.split([len(tensor) for tensor in tensors]))
@@ -202,8 +202,8 @@ def add_task_metrics(
     trainer: TeamTrainerMixin, mode: str, levels: list[list[Node]], reported: dict[str, list[float]] | None = None
 ) -> RolloutTotals:
     """
-    Adds what the agents reached in the trainer's environment to the metrics that it logs next, and returns the totals of all processes.
-    `levels`: the nodes of each turn that this process played. `reported`: what reward functions logged about them.
+    Adds the results of the agents in the trainer's environment to its next log entry, and returns the totals of all processes. `levels`: the
+    nodes of each turn that this process played. `reported`: the metrics that reward functions logged about these nodes.
     """
     team, metrics = trainer.team, trainer._metrics[mode]
     with fail_together(trainer.accelerator):

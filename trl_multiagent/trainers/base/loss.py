@@ -38,16 +38,16 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 @dataclass
 class PolicyLoss:
-    """The loss of one agent on the rows of a micro-batch, and what is logged about it."""
+    """The loss of one agent on the rows of a micro-batch, and its metrics."""
 
     loss: torch.Tensor  # a scalar
-    token_sums: dict[str, torch.Tensor]  # of metrics, over the tokens that count
+    token_sums: dict[str, torch.Tensor]  # sums of metrics over the tokens that count
     ratios: torch.Tensor | None = None  # the numbers of [`sampling_correction`]
 
 
 def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
     """
-    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to that of the
+    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to the loss of the
     batch, divided by the number of processes.
 
     The loss is additive: the losses of complementary parts of `rows.completion_mask` add up to the loss of the whole mask, if
@@ -55,7 +55,7 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
 
     Args:
         log_probs, entropy (`torch.Tensor` of shape `(num_rows, length)`):
-            Log-probability, in nats, and entropy of the policy for every token. The last columns are those of the completions.
+            Log-probability, in nats, and entropy of the policy for every token. The last columns belong to the completions.
     """
     mask = rows.completion_mask
     logps, entropy = log_probs[:, -mask.size(1) :], entropy[:, -mask.size(1) :]
@@ -64,6 +64,8 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
     factors = ratios = None
     if rows.sampling_logps is not None:
         factors, ratios = sampling_correction(old, rows.sampling_logps, mask, args)
+        if not args.vllm_importance_sampling_correction:  # the log-probabilities are only compared
+            factors, ratios[0] = None, 0
     if rows.other_log_ratios is not None:
         old = old - rows.other_log_ratios.unsqueeze(1)
     log_ratio = logps - old
@@ -94,7 +96,7 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
 
 
 def normalized(losses: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> torch.Tensor:
-    """Sums the losses of the tokens, of shape `(num_rows, completion_length)` or `(num_rows, 1)`, as `loss_type` says."""
+    """Normalizes the losses of the tokens, of shape `(num_rows, completion_length)` or `(num_rows, 1)`, by `loss_type`, and sums them."""
     losses = losses * rows.completion_mask
     if args.loss_type == "dapo":
         return losses.sum() / rows.num_tokens
@@ -116,13 +118,13 @@ def sampling_correction(
 
     Args:
         logps, sampling_logps, mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
-            Log-probabilities of the tokens under the policy, those that the engine reported, and the tokens that count. A token whose
-            `sampling_logps` is NaN is not corrected.
+            Log-probabilities of the tokens under the policy, and as the engine reported them, and the mask of the tokens that count. A token
+            whose `sampling_logps` is NaN is not corrected.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of
-        `logps`; and five numbers: how many ratios are outside of the bounds, how many there are, the sum of the absolute differences of the
-        log-probabilities, over how many tokens, and how many tokens count.
+        `logps`; and five numbers: the number of ratios outside of the bounds, the number of all ratios, the sum of the absolute differences
+        of the log-probabilities, the number of tokens in this sum, and the number of tokens that count.
     """
     granularity, constraint = args.vllm_importance_sampling_mode.split("_")
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
@@ -142,7 +144,7 @@ def sampling_correction(
 def add_other_log_ratios(rows: dict[str, AgentTensors], log_probs: dict[str, torch.Tensor]) -> None:
     """
     Sets `other_log_ratios` of each agent's rows, which have `old_logps`: the sum over the other agents of the mean over their completion's
-    tokens of log(pi / pi_old), without gradient. The last columns of `log_probs` are those of the completions.
+    tokens of log(pi / pi_old), without gradient. The last columns of `log_probs` belong to the completions.
     """
     ratios = {}
     for role, tensors in rows.items():

@@ -16,14 +16,14 @@ class PairMeansMixin(Trainer):
     """
     Weighs the micro-batches of a trainer on preference pairs.
 
-    TRL takes the mean over a micro-batch, then over micro-batches and processes, which differs from the mean over all pairs if they have
-    different numbers of pairs. In the last batch of an epoch accelerate also repeats pairs until all processes have equally many. Here repeated
-    pairs are left out, or have no weight, and a metric is one sum over all pairs, or tokens, divided by another one.
+    TRL takes the mean over a micro-batch, then over micro-batches and processes. This differs from the mean over all pairs if micro-batches
+    have different numbers of pairs. In the last batch of an epoch, accelerate also repeats pairs until all processes have equally many. Here,
+    repeated pairs are left out or have no weight, and a metric is a sum over all pairs, or tokens, divided by the sum of their weights.
     """
 
     _metrics: dict[str, Any]
     _total_train_tokens: int
-    _sizes: torch.Tensor  # means of `_count` over the micro-batches of the step, of all processes
+    _sizes: torch.Tensor  # means of `_count` over the micro-batches of all processes in the step
     # Since the last log, for each mode and metric: weighted sum and sum of the weights
     _sums: dict[str, dict[str, list[float]]]
 
@@ -53,7 +53,7 @@ class PairMeansMixin(Trainer):
         return batches, num_items
 
     def _add_means(self, means: Means) -> None:
-        """Adds the means of a micro-batch, of the same metrics in all processes, to those that are logged next."""
+        """Adds the means of a micro-batch to the next log entry. All processes must have the same metrics."""
         mode = "train" if self.model.training else "eval"
         rows = [[mean * weight if weight else 0.0, weight] for mean, weight in means.values()]
         added = self.accelerator.reduce(torch.tensor(rows, device=self.accelerator.device), "sum").tolist()
@@ -63,7 +63,7 @@ class PairMeansMixin(Trainer):
             self._metrics[mode][name] = [sums[0] / sums[1] if sums[1] else 0.0]
 
     def _count_tokens(self, number: torch.Tensor) -> None:
-        """Adds the tokens of all processes' micro-batches to the number of tokens that is logged. Those of an evaluation do not count."""
+        """Adds the tokens of all processes' micro-batches to the logged number of tokens. Tokens of an evaluation do not count."""
         if self.model.training:
             self._total_train_tokens += int(self.accelerator.reduce(number, "sum").item())
         self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]

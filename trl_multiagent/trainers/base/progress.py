@@ -7,7 +7,7 @@ from tqdm.auto import tqdm
 from transformers import ProgressCallback, Trainer, TrainerState, TrainingArguments
 
 
-# The metrics that the bar shows where they are logged, and their names there
+# The metrics that the bar shows if they are logged, and their names in the bar
 SHOWN = {
     "reward": "reward",
     "return": "return",

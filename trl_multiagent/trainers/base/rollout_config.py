@@ -50,8 +50,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     r"""
     Arguments of the trainers that learn from rollout trees.
 
-    For a full list of training arguments, please refer to [`TeamConfig`], [`~rollout.history_options.HistoryOptions`] (what agents see of their
-    past turns), [`~rollout.sampling_options.SamplingOptions`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`TeamConfig`], [`~rollout.history_options.HistoryOptions`] (the visible part of past
+    turns), [`~rollout.sampling_options.SamplingOptions`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
 
     A *row* is one completion of every agent: the k-th completions of all agents at a node form row k. If no branch
     ends early, the rollout tree of an item has `rows_per_item` rows.
@@ -189,9 +189,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
     scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=("none", False))
-    max_completion_length: int = setting("Tokens of a completion at most.", 512, ge=1, le=1048576)
+    max_completion_length: int = setting("Maximum number of tokens of a completion.", 512, ge=1, le=1048576)
     # Arguments of TRL whose values it checks only when it trains, or never
-    importance_sampling_level: str = setting("What a probability ratio is of.", "token", choices=("token", "sequence"))
+    importance_sampling_level: str = setting("Unit of a probability ratio.", "token", choices=("token", "sequence"))
     vllm_mode: str = setting("Engines in the trainer, or servers.", "colocate", choices=("colocate", "server"))
     vllm_importance_sampling_mode: str = setting("How ratios are bounded.", "sequence_mask", choices=SAMPLING_MODES)
 
@@ -204,8 +204,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 self.metric_for_best_model: str | None = "reward"
         self._check_values()
         self._plan_batch()
-        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here it consists of whole trees, as
-        # `_plan_batch` has ensured. With the whole batch as one group, that check passes
+        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here, `_plan_batch` has ensured that it
+        # consists of whole trees. With the whole batch as one group, GRPOConfig's check passes
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations
@@ -269,7 +269,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     def check_tree_size(self, num_agents: int | None) -> None:
         """Raises a `ValueError` with the arithmetic if an item's rollout tree has more than `max_joint_actions` joint actions."""
-        # A node has G^N (cross) or G (align) joint actions. In a tree each of them opens a node of the next turn; a chain has one node per turn
+        # A node has G^N (cross) or G (align) joint actions. In a tree, each opens a node of the next turn; a chain has one node per turn
         exponent = (num_agents or 1) if self.joint_mode == "cross" else 1
         is_tree = self.handoff is None and self.branching == "tree"
         exponents = [exponent * turn if is_tree else exponent for turn in range(1, self.num_turns + 1)]
@@ -313,7 +313,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     def _check_generation_kwargs(self) -> None:
         for name in ("generation_kwargs", "chat_template_kwargs"):
             if not isinstance(getattr(self, name), dict | None):
-                raise ValueError(f"`{name}` is {short(getattr(self, name))}, it must be a mapping.")
+                raise ValueError(f"`{name}` is {short(getattr(self, name))}; it must be a mapping.")
         kwargs = self.generation_kwargs or {}
         for name, reason in (RESERVED | RESERVED_WITH_VLLM if self.use_vllm else RESERVED).items():
             if name in kwargs and (name, kwargs[name]) != ("do_sample", True):
@@ -370,7 +370,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
 
 def try_generation(args: RolloutConfig) -> None:
-    """Generates a token with a tiny model if arguments are given that transformers checks only while it generates."""
+    """Generates a token with a tiny model to check arguments that transformers checks only while it generates."""
     kwargs = {"min_p": args.min_p, "repetition_penalty": args.repetition_penalty}
     kwargs |= {"cache_implementation": args.cache_implementation, **(args.generation_kwargs or {})}
     given = {name: value for name, value in kwargs.items() if value not in (None, 1.0)}

@@ -19,9 +19,9 @@ from trl_multiagent.rollout.contributions import contributions
 from trl_multiagent.rollout.tree import Node, acting, sibling_sets
 
 
-# Metrics of an evaluation, without those whose names contain a turn, a role, or a name that the environment chooses
+# Metrics of an evaluation whose names contain no turn, no role, and no name of the environment
 EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_tokens", "runtime", "samples_per_second")
-# Metrics that a trainer logs, besides those that are computed here
+# Further metrics that a trainer logs, which are not computed here
 TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "step", "grad_norm", "learning_rate")
 
 
@@ -55,7 +55,7 @@ class Total:
         return math.sqrt(max(0.0, self.sum_of_squares / self.count - self.mean**2))
 
     def standardize(self, values: torch.Tensor) -> torch.Tensor:
-        """Subtracts the mean, and divides by the standard deviation; zeros if that is nearly 0."""
+        """Subtracts the mean and divides by the standard deviation. Returns zeros if the latter is nearly 0."""
         std = self.population_std if self.count > 1 else 0.0
         return (values - self.mean) / std if std > 1e-6 else torch.zeros_like(values)
 
@@ -74,7 +74,7 @@ class RolloutTotals:
     num_tokens: int  # of the prompts and completions of all agents
     generated_tokens: int  # of the completions alone
     scoring: dict[str, float]  # the environment's metrics of scoring, which are summed over processes
-    num_items: Counter[str]  # for each role, those at which it acted
+    num_items: Counter[str]  # for each role, the number of items at which it acted
     texts: dict[str, Counter[bytes]]  # for each role, how often each completion occurs, by a digest of its text
 
     def metrics(self) -> dict[str, float]:
@@ -104,7 +104,7 @@ def rollout_totals(
     termination. `logged`: numbers that reward functions logged, by name.
 
     Raises:
-        TaskError: A reward function logged a metric that has the name of one of these.
+        TaskError: A reward function logged a metric under a name that the trainer uses.
     """
     values: defaultdict[str, list[float]] = defaultdict(list)
     for turn, nodes in enumerate(levels, start=1):
@@ -173,7 +173,7 @@ def digest(text: str) -> bytes:
 
 
 def add_contributions(values: dict[str, list[float]], node: Node) -> None:
-    """Adds what each agent contributes to the variance of a node's rewards."""
+    """Adds the contribution of each agent to the variance of a node's rewards."""
     parts = contributions(node)
     if parts is None:  # the joint actions are not all combinations
         return
@@ -211,7 +211,7 @@ def sum_totals(parts: Iterable[RolloutTotals]) -> RolloutTotals:
 
 
 class StepTotals:
-    """Sums over the micro-batches of one optimizer step, of this process. All begin with 0."""
+    """Sums over this process's micro-batches of one optimizer step. All sums begin with 0."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)  # by phase

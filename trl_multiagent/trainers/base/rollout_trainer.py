@@ -1,4 +1,4 @@
-"""Samples and scores rollout trees, trains on batches of them, and evaluates: the base of all trainers that learn from trees."""
+"""The base class of all trainers that learn from rollout trees: it samples and scores trees, trains on batches of them, and evaluates."""
 
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ from trl_multiagent.trainers.base.vllm_checks import check_vllm
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     """
-    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the current team and uses
-    it once, or for `num_iterations` optimizer steps.
+    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the current team. With
+    `num_iterations`, a batch is used for that many optimizer steps.
 
     A subclass defines how returns become advantages ([`~RolloutTrainer.node_advantages`]). It may change the loss of an agent
     ([`~RolloutTrainer.agent_loss`]), and leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
@@ -67,11 +67,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
-        args = self._config_class(f"{environment.roles[-1]}-{self._name}") if args is None else args
+        args = self._config_class(f"{team.roles[-1]}-{self._name}") if args is None else args
         check_inputs(team, environment, args, train_dataset)
         self.environment = environment
-        self.env_step = 0  # joint actions scored in training, by all processes
-        self.generated_tokens = 0  # of all agents in training, in all processes
+        self.env_step = 0  # joint actions scored in training, over all processes
+        self.generated_tokens = 0  # tokens generated in training, over all agents and processes
         self._levels: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
         self._prepare_team(team, args)
         self.args = args
@@ -112,13 +112,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 self.sampler.check_items(items, environment)
 
     def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
-        """Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would make for a single model."""
+        """Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would set up for a single model."""
         changes: dict[str, Any] = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
         if args.loss_type == "luspo":  # TRL warns about token-level ratios with this loss
             changes["importance_sampling_level"] = "sequence"
         with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(args=args, **kwargs)
-        # GRPOTrainer patched the team's forward to return log-probabilities. The forwards of the agents do that
+        # GRPOTrainer patched the team's forward to return log-probabilities. Here, the forwards of the agents return them
         del self.team.__dict__["forward"]
 
     def _make_generator(self) -> TrainerGenerator:
@@ -131,22 +131,22 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         )
 
     def _needs_reference(self, args: RolloutConfig) -> bool:
-        """Returns whether the initial policies are kept."""
+        """Returns whether the trainer keeps the initial policies."""
         return args.beta != 0.0
 
-    # What an algorithm defines
+    # Methods that an algorithm defines
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
-        """Computes [`~RolloutTrainer.node_advantages`] for the nodes of each turn. Override it if an advantage depends on other nodes."""
+        """Computes [`~RolloutTrainer.node_advantages`] for the nodes of each turn. Override this if an advantage depends on other nodes."""
         return [[self.node_advantages(node) for node in nodes] for nodes in levels]
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
-        """Computes the advantages of every trained agent's completions at a node, of shape `(G,)`, from the returns there."""
+        """Computes the advantages of every trained agent's completions at a node, of shape `(G,)`, from the node's returns."""
         raise NotImplementedError
 
     def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """
-        Computes the loss of agent i on its own completions in one micro-batch, and adds its metrics to those that are logged next. Here it is
+        Computes the loss of agent i on its own completions in one micro-batch, and adds its metrics to the next log entry. Here it is
 
             L_i = mean over rows (items, nodes, siblings g) of  -A_g * sum over tokens t of log pi_i(t),
 
@@ -188,7 +188,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self._get_dataloader(self.train_dataset, "Training", size, sampler_fn=sampler, is_training=True)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
-        # As in GRPO, a batch is repeated for each micro-batch: the first one samples the rollouts, and all of them use these
+        # As in GRPO, a batch is repeated for each micro-batch: the first repetition samples the rollouts that all of them use
         return EpochSampler(
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
@@ -281,10 +281,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self._make_batch(self._levels, advantages)
 
     def _add_credit(self, levels: list[list[Node]]) -> None:
-        """Scores what the advantages need besides the joint actions."""
+        """Scores further joint actions that the advantages need, such as counterfactual ones."""
 
     def _judge(self, levels: list[list[Node]]) -> None:
-        """Prepares the advantages, if a model or other processes are needed for them, as for critics."""
+        """Prepares advantages that need a model or other processes, as those of critics do."""
 
     def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
         """Builds the training batch. All processes get the same number of rows of an agent; padding rows fill the gap."""
@@ -298,7 +298,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 )
             rows = self.rows_to_train(all_rows)
 
-        # The loss of an agent is a mean over its rows of all processes, and all of its micro-batches have the same number of rows
+        # The loss of an agent is a mean over its rows in all processes, and its micro-batches have the same number of rows
         batch, micro_batches, processes = Batch({}), args.gradient_accumulation_steps, self.accelerator.num_processes
         if not self._has_compared_frozen:
             self._compare_frozen(all_rows)
@@ -340,11 +340,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             self.team.tokenizers[role].pad_token_id,
             self.team.end_tokens(role),
             self.args.mask_truncated_completions and role not in self.team.frozen,
-            sampling_logps=self.args.use_vllm and self.args.vllm_importance_sampling_correction,
+            sampling_logps=self.args.use_vllm,
         ).to(self.accelerator.device)
 
     def _compare_frozen(self, rows: list[Row]) -> None:
-        """Compares the engines of agents that are not trained with the trainer, once: their weights do not change."""
+        """Compares the engines of frozen agents with the trainer once, because their weights do not change."""
         self._has_compared_frozen = True
         for role in sorted(self.team.frozen):
             own_rows = [row for row in rows if role in row.samples]
@@ -353,7 +353,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             if tensors.sampling_logps is not None:
                 logps, mask = self._logps(self.model_wrapped, role, tensors), tensors.completion_mask
                 _, ratios = sampling_correction(logps, tensors.sampling_logps, mask, self.args)
-                ratios[0] = 0  # no loss has these ratios, so none of them is outside of its bounds
+                ratios[0] = 0  # no loss uses these ratios, so none counts as out of bounds
                 self.observer.totals.ratios[role] += ratios
 
     @torch.no_grad()
@@ -377,8 +377,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not finite, it writes
-        the completions to the output folder, and raises a `FloatingPointError`.
+        Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not finite, writes the
+        completions to the output folder, and raises a `FloatingPointError`.
         """
         rows = {role: tensors.trimmed() for role, tensors in inputs.agents.items()}
         outputs = model(
@@ -412,7 +412,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return {}
 
     def _critic_losses(self, outputs: dict[str, Any], batch: Batch) -> dict[str, torch.Tensor]:
-        """Returns the losses of the critics on a micro-batch, which are added to those of the agents."""
+        """Returns the losses of the critics on a micro-batch, which are added to the agents' losses."""
         return {}
 
     def training_step(
@@ -454,10 +454,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step = state["env_step"]
-        # Checkpoints of earlier releases lack the following ones
+        # Checkpoints of earlier releases lack the following entries
         self.generated_tokens = state.get("generated_tokens", 0)
         rows, process = state.get("shown_rows"), self.args.process_index
-        if rows is not None:  # earlier releases saved those of all processes
+        if rows is not None:  # earlier releases saved the rows of all processes
             self.observer.shown_rows = [row for row in rows if row["process"] == process]
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -522,9 +522,9 @@ def check_inputs(
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
     """Checks that the team fits the environment."""
     if not isinstance(environment, Environment):
-        kind = type(environment).__name__
+        type_name = type(environment).__name__
         raise TypeError(
-            f"`environment` must be an `Environment`, got `{kind}`: make a `FunctionEnvironment`, or a subclass."
+            f"`environment` must be an `Environment`, got `{type_name}`: make a `FunctionEnvironment`, or a subclass."
         )
     check_roles(environment.roles)
     if tuple(team.roles) != tuple(environment.roles):
@@ -534,7 +534,7 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
 
 
 def joint_action_records(nodes: list[Node]) -> list[dict]:
-    """Returns the joint actions of some nodes for a failure report, with their rewards if they are known."""
+    """Returns the joint actions of nodes for a failure report, with their rewards if they are known."""
     records = []
     for node in nodes:
         for k, joint_action in enumerate(node.joint_actions):

@@ -1,4 +1,4 @@
-"""Writes what a run leaves behind for its report: what it is, its log, and the page itself, which is refreshed while the run goes on."""
+"""Writes the files of a run's report: facts about the run, its log, and the page itself, which is refreshed during the run."""
 
 import contextlib
 import dataclasses
@@ -32,22 +32,13 @@ from trl_multiagent.trainers.base.trackers import log_report
 logger = logging.get_logger(__name__)
 
 TRACE_FOLDER, TREES_FOLDER = "trace", "trees"  # of all rollouts, if the run has a trace, and of a few trees
-SECONDS_BETWEEN = 10.0  # refreshes at least
-SHARE_OF_TIME = 0.02  # that refreshes may take
-MAX_FILES = 20  # of a trace, from which a page has trees
+SECONDS_BETWEEN = 10.0  # least time between refreshes
+SHARE_OF_TIME = 0.02  # largest share of the time that refreshes take
+MAX_FILES = 20  # files of a trace whose trees a page shows
 PACKAGES = ("trl-multiagent", "trl", "transformers", "torch", "accelerate", "datasets", "peft")
-# Settings that say nothing about the training
-UNSHOWN = {
-    "output_dir",
-    "logging_dir",
-    "run_name",
-    "report_to",
-    "hub_model_id",
-    "hub_token",
-    "disable_tqdm",
-    "use_cpu",
-    "debug",
-}
+# Settings that do not affect the training
+UNSHOWN = {"output_dir", "logging_dir", "run_name", "report_to", "hub_model_id", "hub_token", "disable_tqdm"}
+UNSHOWN |= {"use_cpu", "debug"}
 UNSHOWN |= {"accelerator_config", "ddp_find_unused_parameters", "generation_batch_size", "steps_per_generation"}
 UNSHOWN |= {"include_for_metrics", "pad_to_multiple_of"}
 
@@ -59,7 +50,7 @@ class RunReport(TrainerCallback):
 
     Args:
         algorithm (`str`): Name of the algorithm.
-        describe (`Callable[[], Mapping[str, Any]]`): Returns `environment`, `agents` and `dataset`, what is trained on what.
+        describe (`Callable[[], Mapping[str, Any]]`): Returns descriptions of the `environment`, the `agents` and the `dataset`.
     """
 
     def __init__(self, algorithm: str, describe: Callable[[], Mapping[str, Any]]):
@@ -76,7 +67,7 @@ class RunReport(TrainerCallback):
         with harmless(folder):
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / RUN_FILE, {**run_facts(self.algorithm, args, state), **self.describe()})
-            # A run that resumes repeats what came after its checkpoint
+            # A resumed run repeats the entries after its checkpoint
             write_text(folder / LOG_FILE, "".join(f"{json.dumps(log)}\n" for log in state.log_history))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -94,7 +85,7 @@ class RunReport(TrainerCallback):
             log_report(folder / REPORT_FILE, args)
 
     def refresh(self, args: TrainingArguments, state: TrainerState, now: bool = False) -> None:
-        """Writes the page, unless that was done a short time ago."""
+        """Writes the page, unless it was written a short time ago."""
         start = time.monotonic()
         if start < self.next_refresh and not now:
             return
@@ -106,7 +97,7 @@ class RunReport(TrainerCallback):
 
 @contextlib.contextmanager
 def harmless(folder: Path) -> Iterator[None]:
-    """Turns an error into a warning, because the report is not worth a training."""
+    """Turns errors within the block into a warning, because a problem with the report must not end a training."""
     try:
         yield
     except Exception as error:
@@ -120,7 +111,7 @@ def run_report(folder: Path, logs: list[dict[str, Any]] | None = None) -> dict[s
 
 
 def chosen_trees(folder: Path) -> list[list[Row]]:
-    """Returns the trees that a page shows: those that every run keeps or, from a trace, a few of evenly spaced files."""
+    """Returns the trees that a page shows: a few trees from evenly spaced files of the trace, or of the trees that every run keeps."""
     files = trace_files(folder / TRACE_FOLDER) or trace_files(folder / TREES_FOLDER)
     spaced = [files[k * (len(files) - 1) // MAX_FILES] for k in range(MAX_FILES + 1)] if files else []
     trees = []
@@ -135,12 +126,12 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that matter."""
+    """Returns the versions of Python and of the main packages."""
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
 
 
 def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
-    """Returns what a run is, as plain values."""
+    """Returns the facts about a run, as plain values."""
     values = args.to_dict()
     # A field whose default is made for each object counts as given
     given = {

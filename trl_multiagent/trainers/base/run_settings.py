@@ -1,4 +1,4 @@
-"""Compares the settings of a run with those of the checkpoint that it continues."""
+"""Compares the settings of a run with those of the checkpoint from which it resumes."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ from trl_multiagent.trainers.base.team_config import TeamConfig
 DECISIVE_ARGUMENTS = {"seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "bf16"}
 DECISIVE_ARGUMENTS |= {"optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "fp16"}
 DECISIVE_ARGUMENTS |= {"max_grad_norm"}
-# The arguments that decide when all processes evaluate, save and log together. A resumed run may have other ones
+# The arguments that decide when all processes evaluate, save and log together. A resumed run may have other values
 SCHEDULE = {"max_steps", "num_train_epochs", "load_best_model_at_end", "metric_for_best_model"}
 SCHEDULE_PREFIXES = ("eval_", "per_device_eval_", "logging_", "save_")
 # Settings that can never change, because the files of the checkpoint depend on them
@@ -39,7 +39,7 @@ UNCHANGEABLE_PREFIXES = ("agent ", "adapter ")
 # Settings that are part of the optimizer's state. If they have changed, the trainer replaces them there
 OPTIMIZER_SETTINGS = {"learning_rate", "agent_learning_rates", "critic_learning_rate", "weight_decay"}
 OPTIMIZER_SETTINGS |= {"adam_beta1", "adam_beta2", "adam_epsilon"}
-# The base is compared by its weights. The others say how the adapter was loaded
+# Options that are not compared. The base is compared by its weights; the others depend on how the adapter was loaded
 UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 
 
@@ -75,7 +75,7 @@ def describe_run(
 
 
 def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
-    """Returns the settings that all processes must share, but a resumed run may change: when to evaluate, save and log, and on what."""
+    """Returns the settings that all processes must share but a resumed run may change: the schedule, and the evaluation datasets."""
     arguments = args.to_dict()
     datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     schedule = {name: x for name, x in arguments.items() if name in SCHEDULE or name.startswith(SCHEDULE_PREFIXES)}
@@ -107,7 +107,7 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
 
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
-    """Raises `ValueError` that names every change since a checkpoint in `folder`, unless `resume_changes` allows the `changes`."""
+    """Raises a `ValueError` that names every change since a checkpoint in `folder`, unless `resume_changes` allows the `changes`."""
     if not changes:
         return
     refused = {

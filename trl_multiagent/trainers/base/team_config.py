@@ -54,7 +54,7 @@ class TeamConfig(CommonConfig):
     disable_dropout: bool = setting(default=True)
 
     def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
-        """Returns the critic names for the trained agents."""
+        """Returns the names of the critics for these trained agents."""
         return []
 
     def _check_combinations(self) -> None:

@@ -40,7 +40,7 @@ from trl_multiagent.trainers.base.trackers import tracker_names
 
 logger = logging.get_logger(__name__)
 
-# Arguments of TRL's trainers that the trainers of teams do not have, and what to write instead
+# Arguments of TRL's trainers that the trainers of teams do not have, and their replacements
 INSTEAD = {
     "model": "load the agents with `team=AgentTeam.from_pretrained(model, roles=environment.roles)`",
     "reward_funcs": "give `environment=FunctionEnvironment(prompts, reward_funcs)`",
@@ -56,28 +56,28 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of the configuration
     class.
 
-    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it undoes what the TRL
-    trainer did to the forward of the team as if that were a single model: most of them patch it with `add_fused_lm_head`, which belongs on each
-    of `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can override `_run_settings`, the settings that a
+    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it restores the forward
+    of the team: most TRL trainers patch it with `add_fused_lm_head`, as if the team were a single model. The patch belongs on each of
+    `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can override `_run_settings`, the settings that a
     checkpoint must match, and `_card_facts` and `_card_settings`, the contents of the model card.
     """
 
     team: AgentTeam
-    generator: Any  # the [`TrainerGenerator`] or [`VLLMGenerator`] that samples for it
-    _evaluated: list[RolloutTotals]  # the batches of the evaluation that is running
+    generator: Any  # the [`TrainerGenerator`] or [`VLLMGenerator`] of this trainer
+    _evaluated: list[RolloutTotals]  # totals of the batches of the current evaluation
     _metrics: dict[str, defaultdict[str, list[float]]]
-    _router_loss_coefs: dict[str, float]  # by role, of the agents that have a router loss
-    _expert_loads: dict[str, torch.Tensor]  # by role, of the current batch
-    _config_class: type[TeamConfig] = TeamConfig  # of the default configuration
+    _router_loss_coefs: dict[str, float]  # by role, for agents that have a router loss
+    _expert_loads: dict[str, torch.Tensor]  # by role, in the current batch
+    _config_class: type[TeamConfig] = TeamConfig  # class of the default configuration
     _trains_critics = False
-    _eval_prefix = "eval"  # of the evaluation that is running
+    _eval_prefix = "eval"  # prefix of the metrics of the current evaluation
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         check_call(cls, args, kwargs)
         return super().__new__(cls)
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
-        """Checks and applies the arguments that concern the agents. Called before the TRL trainer is initialized."""
+        """Checks and applies the arguments about the agents. A subclass calls this before it initializes the TRL trainer."""
         check_agent_settings(team, args)
         check_devices(team, args)
         if team.critics is not None and not self._trains_critics:
@@ -92,6 +92,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
+        for role in () if team.has_adapters else team.trained_roles:
+            if not all(x.is_floating_point() for x in team.agents[role].parameters()):
+                raise ValueError(
+                    f"The weights of agent {role!r} are quantized, so they cannot be trained: load it with a `peft_config`."
+                )
         team.uses_dropout = not args.disable_dropout
         if args.process_index == 0:
             warn_about_dropout(team)
@@ -108,13 +113,13 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
 
     def _set_up_agents(self) -> None:
-        """Checks the accelerator. Called after the TRL trainer is initialized."""
+        """Checks the accelerator and adds callbacks. A subclass calls this after it initializes the TRL trainer."""
         check_distribution(self.accelerator)
         self.add_callback(CheckpointCallback(self))
         self.add_callback(RunReport(self._name, self._report_facts))
 
     def _report_facts(self) -> dict[str, Any]:
-        """Returns what is trained, and on what, for the report of the run."""
+        """Returns the environment, the agents and the dataset for the report of the run."""
         return {
             "environment": "" if self.environment is None else environment_name(self.environment),
             "agents": {agent["role"]: agent["base"] or "" for agent in self.team.summary()},
@@ -151,7 +156,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             return turns_of_episodes(self._play_episodes(list(items), num_episodes, stream))
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
-        """Plays sampled episodes that are not trained on. Returns the nodes of every turn. `first`: the number of the first item."""
+        """Plays episodes without training on them. Returns the nodes of every turn. `first`: the number of the first item."""
         raise NotImplementedError
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -159,7 +164,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         return super().evaluation_loop(*args, **kwargs)
 
     def _play_evaluation(self, items: list[dict], copies: int = 1) -> list[list[Node]]:
-        """Plays an episode per item of a batch of an evaluation, whose dataloader returns each item `copies` times."""
+        """Plays an episode for each item of an evaluation's batch. The dataloader returns each item `copies` times."""
         first = self._num_evaluated + self.accelerator.process_index * len(items)
         self._num_evaluated += self.accelerator.num_processes * len(items)
         with fail_together(self.accelerator):
@@ -213,10 +218,10 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             owner = {parameter: name for name, parameters in owners.items() for parameter in parameters}
             groups, optimizer.param_groups = optimizer.param_groups, []
             for group in groups:
-                for name in (*owners, None):  # `None` stands for parameters that belong to no agent
+                for name in (*owners, None):  # `None`: parameters that belong to no agent
                     parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
                     rate = group["lr"] if name is None else rates.get(name, group["lr"])
-                    if parameters:  # some optimizers need a rate that is a tensor, which they make of it
+                    if parameters:  # a rate may be a tensor, which optimizers that need one make again from the number
                         optimizer.add_param_group({**group, "params": parameters, "lr": float(rate)})
         return optimizer
 
@@ -225,7 +230,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         return self.args.agent_learning_rates or {}
 
     def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
-        """Returns the trained parameters of each agent, and of whatever else is trained, by name."""
+        """Returns the trained parameters of each agent and of other trained parts, by name."""
         return {role: self.team.agent_parameters(role) for role in self.team.trained_roles}
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: float | torch.Tensor | None = None) -> Any:
@@ -241,8 +246,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
         return total
 
-    # The reference policy: the initial policy of every agent. That of a LoRA team is part of the team: its bases, or copies of
-    # adapters that were trained before. That of any other team is a frozen copy, `ref_model`
+    # The reference policy is the initial policy of every agent. A LoRA team contains it: its bases, or copies of adapters that were
+    # trained before. For any other team, it is a frozen copy, `ref_model`
 
     def _make_reference(self) -> AgentTeam | None:
         """Stores the initial policy. Returns a copy of the team, or `None` if the team itself stores the reference."""
@@ -257,7 +262,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         return None
 
     def _set_up_reference(self, reference: AgentTeam | None, temperature: float = 1.0) -> None:
-        """Prepares the copy that `_make_reference` returned. Called after the TRL trainer is initialized."""
+        """Prepares the copy that `_make_reference` returned. A subclass calls this after it initializes the TRL trainer."""
         if reference is None:
             return
         for model in reference.base_models:
@@ -271,7 +276,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     @contextlib.contextmanager
     def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
-        """Gives the wrapped team whose agents compute with their reference policies within the block."""
+        """Yields a wrapped team whose agents compute with their reference policies within the block."""
         with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
             if self.team.has_adapters:
                 with self.team.as_reference():
@@ -279,8 +284,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             else:
                 yield self.ref_model
 
-    # The router loss of mixtures of experts over a whole batch, see `models.router_loss`. The load of the experts is counted over the
-    # batch first. The loss is then a sum over micro-batches and processes
+    # The router loss of mixtures of experts over a whole batch, see `models.router_loss`. First, the load of the experts is counted over
+    # the batch. Then the loss is a sum over micro-batches and processes
 
     @torch.no_grad()
     def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
@@ -293,13 +298,13 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
     def _router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
-        """Computes the part of a micro-batch in an agent's router loss from the `aux_loss` of its output, without the coefficient."""
+        """Computes the part of a micro-batch in an agent's router loss, without the coefficient. `expert_sums`: the output's `aux_loss`."""
         return self._expert_loads[role] @ expert_sums[1]
 
     # Failures
 
     def _abort_with_report(self, problem: str, **records: list[dict]) -> NoReturn:
-        """Ends the run with an error, and writes the items and texts that led to it to the output folder."""
+        """Ends the run with an error, after it has written the items and texts that caused it to the output folder."""
         folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
@@ -351,7 +356,7 @@ def warn_about_dropout(team: AgentTeam) -> None:
 
 
 def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises `TypeError` for arguments of TRL trainers of one model, and says what to write instead."""
+    """Raises a `TypeError` with the replacement for an argument of TRL trainers of one model or a configuration of another algorithm."""
     for name, advice in INSTEAD.items():
         if name in kwargs:
             raise TypeError(f"`{trainer.__name__}` has no argument `{name}`: {advice}.")
@@ -359,10 +364,11 @@ def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, A
     if team is not None and not isinstance(team, AgentTeam):
         raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {INSTEAD['model']}.")
     for value in (*args, *kwargs.values()):
-        if isinstance(value, TrainingArguments) and not isinstance(value, TeamConfig):
-            raise TypeError(
-                f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`, which has its arguments too."
-            )
+        is_arguments = isinstance(value, TrainingArguments) or (
+            isinstance(value, dict) and value is kwargs.get("args")
+        )
+        if is_arguments and not isinstance(value, trainer._config_class):
+            raise TypeError(f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`.")
 
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
@@ -385,7 +391,7 @@ def check_devices(team: AgentTeam, args: TeamConfig) -> None:
         return
     if set(args.devices) != set(team.roles):
         raise ValueError(
-            f"`devices` has the roles {list(args.devices)}, it must have those of the team: {list(team.roles)}."
+            f"`devices` has the roles {list(args.devices)}; it must have those of the team: {list(team.roles)}."
         )
     if team.form != "full" or args.critic_names(team.trained_roles):
         raise ValueError(
@@ -394,7 +400,7 @@ def check_devices(team: AgentTeam, args: TeamConfig) -> None:
 
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
-    """Returns the coefficient of the router loss of each trained agent that has one. Raises `ValueError` if one has no effect."""
+    """Returns the coefficient of the router loss of each trained agent that has such a loss. Raises `ValueError` if it has no effect."""
     agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
     if args.router_aux_loss_coef and not agents:
         raise ValueError(

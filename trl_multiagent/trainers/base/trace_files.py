@@ -18,9 +18,9 @@ NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
 
 @dataclass(eq=False)
 class TraceFiles:
-    """The files of a process in the folder of a trace. A file has the rows of some steps, and is complete once it is there."""
+    """The files of a process in the folder of a trace. A file has the rows of some steps, and is complete as soon as it exists."""
 
-    folder: Path  # which the processes of a run share
+    folder: Path  # shared by the processes of a run
     process: int
     steps: int  # per file
     file_format: str  # `"parquet"` or `"jsonl"`
@@ -58,11 +58,11 @@ class TraceFiles:
 
 
 def remove_after(folder: Path, step: int) -> int:
-    """Deletes the files of all processes with rows after a step, and unfinished ones. Returns their number."""
+    """Deletes unfinished files, and the files of all processes with rows after a step. Returns the number of the latter."""
     late = [path for path in trace_files(folder) if steps_and_process(path)[1] > step]
     unfinished = [path for path in folder.glob(".*") if NAME.fullmatch(path.name[1:])]
     for path in late + unfinished:
-        with contextlib.suppress(FileNotFoundError):  # another host of the run, which shares the folder, was faster
+        with contextlib.suppress(FileNotFoundError):  # another host that shares the folder may have deleted the file
             path.unlink()
     return len(late)
 
@@ -98,7 +98,7 @@ def write_rows(rows: list[TraceRow], path: Path, file_format: str) -> None:
 
 
 def as_frame(rows: list[TraceRow]) -> pd.DataFrame:
-    """Makes a table whose columns have one type each, the same in every table."""
+    """Makes a table whose columns have one type each, which is the same in every file."""
     frame = pd.DataFrame(rows)
     for name in frame:
         if name.startswith(("advantage/", "metrics/")):

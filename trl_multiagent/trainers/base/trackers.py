@@ -1,4 +1,4 @@
-"""Sends to trackers what they do not get from transformers: a group of metrics per agent, trees, and the report of a run."""
+"""Adds to trackers: a group of metrics per agent, trees, and the report of a run."""
 
 import importlib
 import io
@@ -26,14 +26,14 @@ OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
 
 def tracker_names(logs: dict[str, Any]) -> dict[str, Any]:
     """
-    Returns logs by the names that trackers get. Trackers group metrics by the first part of their names, which transformers makes `train`,
-    `eval` or `test`. Here it is the role for the metrics of an agent: `agents/aux/loss` becomes `aux/train/loss`.
+    Returns logs with their names for trackers. Trackers group metrics by the first part of their names. In transformers, it is `train`, `eval`
+    or `test`. Here, it is the role for the metrics of an agent: `agents/aux/loss` becomes `aux/train/loss`.
     """
     return {OF_AGENT.sub(r"\2/\1", name): value for name, value in rewrite_logs(logs).items()}
 
 
 def trackers_with_tables(args: TrainingArguments) -> list[Any]:
-    """Returns the modules of Weights & Biases and of Trackio, as far as they are used."""
+    """Returns those of the modules `wandb` and `trackio` that the run reports to."""
     modules = [importlib.import_module(name) for name in ("wandb", "trackio") if name in args.report_to]
     return [module for module in modules if module.__name__ == "trackio" or module.run is not None]
 
@@ -54,7 +54,7 @@ def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts
         frame.to_parquet(path, index=False)
     if unique_prompts:
         frame = frame.drop_duplicates([f"prompt/{role}" for role in roles_of(rows)])
-    frame = frame.astype(object).where(frame.notna(), None)  # a text that is missing is no number
+    frame = frame.astype(object).where(frame.notna(), None)  # a missing text must not be NaN
     for tracker in trackers_with_tables(args):
         tracker.log({"completions": tracker.Table(dataframe=frame)})
 
@@ -70,7 +70,7 @@ def log_trees_as_text(rows: list[TraceRow], number: int | None, callbacks: Itera
 
 
 def log_report(path: Path, args: TrainingArguments) -> None:
-    """Writes the page of a run to Weights & Biases and to Trackio if they are used and get completions, which the page has, too."""
-    if vars(args).get("log_completions"):  # which not every trainer has
+    """Writes the page of a run to Weights & Biases and to Trackio if completions are logged, because the page has completions, too."""
+    if vars(args).get("log_completions"):  # not every trainer has this argument
         for tracker in trackers_with_tables(args):
             tracker.log({"report": tracker.Html(str(path))})

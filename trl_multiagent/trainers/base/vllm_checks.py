@@ -24,7 +24,7 @@ def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[lis
 
 
 def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
-    """Returns the URL of each model's server. `groups` are the roles of each model. Raises `ValueError` if servers do not fit them."""
+    """Returns the URL of each model's server. `groups`: the roles of each model. Raises `ValueError` if the servers do not fit them."""
     by_role = args.vllm_server_base_urls
     if by_role is None:
         if len(groups) > 1:
@@ -80,7 +80,7 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutCo
 
 
 def engine_dtype(model: PreTrainedModel | PeftModel, args: RolloutConfig) -> torch.dtype:
-    """Returns the data type in which the trainer computes with a model, which its engine has, too."""
+    """Returns the data type in which the trainer computes with a model, which is also that of its engine."""
     return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else model.dtype
 
 
@@ -114,11 +114,10 @@ def max_lora_rank(configs: dict[str, LoraConfig]) -> int:
 
 
 def check_logprobs_mode(client: VLLMClient) -> None:
-    """Raises `ValueError` if a server returns log-probabilities of another distribution than it samples from."""
+    """Raises `ValueError` if a server's log-probabilities are not those of the distribution from which it samples."""
     mode = client.get_server_info()["model_config"]["logprobs_mode"]
     if mode != "processed_logprobs":
         raise ValueError(
-            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, which makes the importance sampling "
-            "correction wrong. Restart it with `--logprobs-mode processed_logprobs`, or set "
-            "`vllm_importance_sampling_correction` to False."
+            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, so its log-probabilities cannot be compared "
+            "with the trainer's. Restart it with `--logprobs-mode processed_logprobs`."
         )

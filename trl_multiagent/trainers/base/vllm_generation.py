@@ -1,9 +1,9 @@
 """
 Samples completions with vLLM, on top of TRL's `VLLMGeneration`.
 
-Every distinct model has an engine or a server, and its weights are sent there after every update. Agents that are adapters
-on one base share an engine or a server: it loads the base once, and only the adapters are sent. An engine samples for all of its
-agents in one call, and servers are asked side by side.
+Every distinct model has an engine or a server, and its weights are sent there after every update. Agents that are adapters on one base
+share an engine or a server: it loads the base once, and only the adapters are sent. An engine samples for all of its agents in one call.
+Servers are asked in parallel.
 """
 
 import contextlib
@@ -44,19 +44,19 @@ from trl_multiagent.trainers.base.vllm_checks import (
 )
 
 
-# Mean difference of the log-probabilities of engine and trainer per token, in nats, above which both have different weights.
-# Different kernels and bfloat16 make about 0.03
+# If the log-probabilities of engine and trainer differ more per token, on average and in nats, their weights differ. Different kernels and
+# bfloat16 make a difference of about 0.03
 LARGEST_DIFFERENCE = 0.3
-LARGEST_SHARE_OUTSIDE = 0.5  # of the ratios that are outside of the bounds of the sampling correction
-COMPARED_TOKENS = 64  # of a prompt, when a server is compared with the trainer
-SECONDS_TO_ANSWER = 10.0  # that a server has before weights are sent to it
+LARGEST_SHARE_OUTSIDE = 0.5  # share of the ratios that are outside of the bounds of the sampling correction
+COMPARED_TOKENS = 64  # tokens of a prompt with which a server is compared with the trainer
+SECONDS_TO_ANSWER = 10.0  # within which a server must answer before weights are sent to it
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Prompts = dict[str, list[list[int]]]  # token ids of the prompts of each agent
 
 
 class EngineError(UnavailableError):
-    """Raised if an engine or a server does not sample from the model that is trained. The message names the agent."""
+    """Raised if an engine or a server does not sample from the trained model. The message names the agent."""
 
 
 class AgentGeneration(VLLMGeneration):
@@ -82,7 +82,7 @@ class AgentGeneration(VLLMGeneration):
         **kwargs: Any,
     ):
         self.roles, self.stop_strings, self.dtype, self.folder = roles, stop_strings, dtype, folder
-        self.sent_steps: dict[str, int] = {}  # the optimizer step of the weights that were sent, by their owner
+        self.sent_steps: dict[str, int] = {}  # the optimizer step of the last sent weights, by their owner
         self.compared: set[str] = set()  # the owners of weights whose server has been compared with the trainer
         self.num_folders = 0
         self.unread: dict[str, Path] = {}  # folders with weights that a server has not read yet, by owner
@@ -91,7 +91,7 @@ class AgentGeneration(VLLMGeneration):
         super().__init__(**kwargs)
 
     def owner(self, role: str) -> str:
-        """Returns which agent's name the weights of an agent have: agents that share all weights have those of the first."""
+        """Returns the agent under whose name the weights of `role` are sent. Agents that share all weights use the first agent's name."""
         return self.roles[0]
 
     def _init_vllm(self) -> None:
@@ -108,7 +108,7 @@ class AgentGeneration(VLLMGeneration):
         self.accelerator.wait_for_everyone()
 
     def _start_engine(self, **arguments: Any) -> None:
-        """Starts the engine. TRL creates it, and cannot pass on these arguments of `vllm.LLM`."""
+        """Starts the engine. TRL creates it, but cannot pass these arguments to `vllm.LLM`."""
         engine_class = vllm_generation.LLM
         keeps_weights = isinstance(self, AdapterGeneration)
         vllm_generation.LLM = lambda **given: Engine(
@@ -137,13 +137,13 @@ class AgentGeneration(VLLMGeneration):
             self._compare(role, prompt_ids)
 
     def _send(self, owner: str) -> None:
-        """Sends the weights to an engine or over NCCL, or writes them to a folder, from which [`load`] sends them."""
+        """Sends the weights to an engine or over NCCL, or writes them to a folder, which [`load`] makes the server read."""
         if self.folder is None:
             self.sync_weights()
             return
         writes = self.accelerator.is_main_process
         tensors = {}
-        for name, parameter in self._iter_named_params():  # under ZeRO-3, this takes all processes
+        for name, parameter in self._iter_named_params():  # under ZeRO-3, this needs all processes
             if writes:
                 tensors[name] = parameter.detach().to("cpu", copy=True).contiguous()
         if writes:
@@ -175,7 +175,7 @@ class AgentGeneration(VLLMGeneration):
         self._llm_weights_sleeping = False
 
     def load(self) -> None:
-        """Makes the server read the folders that were written since the last call. The first process calls this method."""
+        """Makes the server read the folders that were written since the last call. Only the first process calls this method."""
         for owner, folder in self.unread.items():
             self._read_on_server(owner, folder)
         self.unread = {}
@@ -188,7 +188,7 @@ class AgentGeneration(VLLMGeneration):
         shutil.rmtree(folder)
 
     def _post_folder(self, owner: str, path: str, body: dict[str, Any], folder: Path, needs: str) -> None:
-        """Makes a request that the server reads a folder with weights. `needs`: with what it must have been started for that."""
+        """Requests that the server reads a folder with weights. `needs`: the options that the server must have for that."""
         try:
             response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
             problem = "" if response.status_code == 200 else f"{response.status_code}, {response.text}"
@@ -201,16 +201,16 @@ class AgentGeneration(VLLMGeneration):
             )
 
     def on_server(self, role: str, action: Callable[[], Any]) -> Any:
-        """Returns on all processes what an action of the first one returns, which uses the server. All raise its [`EngineError`]."""
+        """Runs an action that uses the server on the first process. Returns its result, or raises its [`EngineError`], on all processes."""
         return on_first(self.accelerator, lambda: self.answered(role, action))
 
     def answered(self, role: str, action: Callable[[], Any]) -> Any:
-        """Returns what an action returns that uses the server. Raises [`EngineError`] if it fails."""
+        """Runs an action that uses the server, and returns its result. Raises [`EngineError`] if it fails."""
         try:
             return action()
         except EngineError:
             raise
-        except Exception as error:  # TRL raises whatever the server answers, and requests if there is no answer
+        except Exception as error:  # TRL raises the server's answer, and requests an error if there is none
             raise EngineError(
                 f"agent {role!r}: the vLLM server at {self.vllm_client.base_url} gave no answer ({describe(error)[:300]}). "
                 "If it has ended, start it again as before, and resume the run."
@@ -225,7 +225,7 @@ class AgentGeneration(VLLMGeneration):
             return
         self.compared.add(self.owner(role))
         tokens = torch.tensor([ids], device=self.accelerator.device)
-        with torch.no_grad():  # under ZeRO-3, this takes all processes
+        with torch.no_grad():  # under ZeRO-3, this needs all processes
             logps = self.model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
         own = logps.gather(-1, tokens[:, 1:, None]).flatten().tolist()
         problem = self.on_server(role, lambda: self._problem_of_server(role, ids, own))
@@ -233,7 +233,7 @@ class AgentGeneration(VLLMGeneration):
             raise EngineError(problem)
 
     def _problem_of_server(self, role: str, ids: list[int], own: list[float]) -> str | None:
-        """Returns why the server does not have the trainer's weights, which give the log-probabilities `own`; `None` if it has them."""
+        """Returns an error message if the server's weights differ from the trainer's, whose log-probabilities are `own`, else `None`."""
         self.load()
         client, model = self._client(role), self.model.name_or_path
         where = f"agent {role!r}: the vLLM server at {client.base_url} samples with {self.vllm_client.model}, the trainer has {model}"
@@ -242,7 +242,7 @@ class AgentGeneration(VLLMGeneration):
             (theirs,) = client.get_sequence_logprobs([ids], [1], top_logprobs=1)["actual_logprobs"]
         except OSError:
             raise
-        except Exception as error:  # TRL raises whatever the server answers, such as that it does not know a token
+        except Exception as error:  # TRL raises the server's answer, for example that a token is unknown
             return f"{where}, whose tokens the server refuses ({describe(error)}). {advice}"
         difference = fmean(abs(x - y) for x, (y,) in zip(own, theirs, strict=True))
         if difference <= LARGEST_DIFFERENCE:
@@ -255,11 +255,11 @@ class AgentGeneration(VLLMGeneration):
     # Completions
 
     def _client(self, role: str) -> VLLMClient:
-        """Returns a client whose requests are answered with an agent's weights."""
+        """Returns a client whose requests use an agent's weights."""
         return self.vllm_client
 
     def ask(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> list[Completions]:
-        """Returns the server's completions for each prompt of an agent. The first process calls this method."""
+        """Returns the server's completions for each prompt of an agent. Only the first process calls this method."""
         output = self._client(role).generate(
             prompts=prompt_ids,
             n=num_generations,
@@ -285,8 +285,8 @@ class AgentGeneration(VLLMGeneration):
     ) -> dict[str, list[Completions]]:
         rows = [(role, ids) for role in prompts for ids in prompts[role] for _ in range(num_generations)]
         self.llm.rows = [role for role, _ in rows]
-        # TRL's split of the results is correct only if all processes request equally many. Therefore the first process
-        # requests all completions, the others request none
+        # TRL splits the results correctly only if all processes request the same number. Therefore the first process requests all
+        # completions, and the others none
         is_first = group is None or distributed.get_rank(group) == 0
         own = [ids for _, ids in rows] if is_first else []
         _, completion_ids, logprobs, _ = self.generate(own, None, num_generations)
@@ -346,7 +346,7 @@ class AdapterGeneration(AgentGeneration):
 
     def _client(self, role: str) -> VLLMClient:
         client = copy.copy(self.vllm_client)
-        client.model = role  # a request for the name of an adapter is answered by the base with it
+        client.model = role  # vLLM answers a request for an adapter's name with the base and this adapter
         return client
 
     def sample(self, prompts: Prompts, num_generations: int) -> dict[str, list[Completions]]:
@@ -358,7 +358,7 @@ class AdapterGeneration(AgentGeneration):
 class Engine:
     """
     Makes an engine, a `vllm.LLM`, sample for several agents in one call, each with its own adapter and stop strings. It has the methods that
-    TRL calls. `keeps_weights`: whether the weights are kept while the engine sleeps.
+    TRL calls. `keeps_weights`: whether the engine keeps the weights while it sleeps.
     """
 
     def __init__(self, llm: Any, stop_strings: Mapping[str, Sequence[str]], keeps_weights: bool):
@@ -366,14 +366,14 @@ class Engine:
         self.stop_strings = stop_strings
         self.keeps_weights = keeps_weights
         self.requests: dict[str, Any] = {}  # vLLM's handle of each agent's adapter
-        self.rows: list[str] = []  # the agents that the prompts of the next call belong to
+        self.rows: list[str] = []  # the agent of each prompt of the next call
         self.num_loaded = 0
 
     def load(self, role: str, folder: Path) -> None:
         """Sets the adapter of an agent to that in a folder. vLLM reads the folder when the adapter is first used."""
         from vllm.lora.request import LoRARequest
 
-        # vLLM identifies an adapter by a number, and does not read the files of a known one again
+        # vLLM identifies an adapter by a number, and reads the files of a number only once
         self.num_loaded += 1
         self.requests[role] = LoRARequest(role, self.num_loaded, str(folder))
 
@@ -398,7 +398,7 @@ class Engine:
         self.llm.wake_up(tags=tags)
 
     def sleep(self, level: int) -> None:
-        # TRL asks for level 2, which discards the weights. Those of a base of adapters are not sent again
+        # TRL asks for level 2, which discards the weights. But the weights of a base with adapters are sent only once
         self.llm.sleep(level=1 if self.keeps_weights else level)
 
 
@@ -441,8 +441,8 @@ def shared_answers(
     ask: Callable[[Prompts], dict[str, list[Completions]]],
 ) -> dict[str, list[Completions]]:
     """
-    Returns the answers to the prompts of this process, where the processes of a group make one request together. Each may have another number
-    of prompts. `ask` is called by all with the prompts of all, and returns the answers on the first process.
+    Returns the answers to the prompts of this process. The processes of a group make one request together, and may have different numbers of
+    prompts. Each calls `ask` with the prompts of all; `ask` returns the answers on the first process.
     """
     if group is None:
         return ask(prompts)
@@ -458,7 +458,7 @@ def shared_answers(
 
 
 def on_first(accelerator: Accelerator, action: Callable[[], Any]) -> Any:
-    """Returns on all processes what an action of the first one returns. If that raises an [`EngineError`], all processes raise it."""
+    """Runs an action on the first process. Returns its result, or raises its [`EngineError`], on all processes."""
     outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
@@ -475,8 +475,8 @@ def as_completions(
     completion_ids: list[list[int]], logprobs: list[list[list[float | None]]], num_generations: int
 ) -> list[Completions]:
     """
-    Returns the completions of each prompt, with the log-probabilities in nats with which the tokens were sampled: NaN if the engine returned
-    none. The arguments are what TRL returns; it requests one log-probability per position, that of the sampled token.
+    Converts TRL's results to the completions of each prompt. Their log-probabilities, in nats, are those of the sampled tokens, or NaN if the
+    engine returned none. TRL requests one log-probability per position, that of the sampled token.
     """
     ids = [list(sequence) for sequence in completion_ids]
     logps = [[math.nan if entry[0] is None else entry[0] for entry in sequence] for sequence in logprobs]
@@ -485,15 +485,15 @@ def as_completions(
 
 
 def stopping(strings: Sequence[str]) -> dict[str, Any]:
-    """Returns the sampling parameters of vLLM that end a completion at some strings, which it keeps."""
+    """Returns the sampling parameters of vLLM that end a completion after a string, which the completion keeps."""
     return {"stop": list(strings), "include_stop_str_in_output": True} if strings else {}
 
 
 @contextlib.contextmanager
 def launch_variables(num_processes: int) -> Iterator[None]:
     """
-    Restores the environment variables that TRL sets for an engine, which would make the next trainer of this process expect others. A
-    process by itself gets a free port for its engine, because several runs may have the same `MASTER_PORT`, or TRL's first choice.
+    Restores the environment variables that TRL sets for an engine. With them, the next trainer of this process would wait for other processes.
+    A single process gets a free port for its engine, because several runs may have the same `MASTER_PORT`, or TRL's first choice.
     """
     before = {name: os.environ.get(name) for name in LAUNCH_VARIABLES}
     if num_processes == 1:
@@ -517,8 +517,8 @@ def make_generations(
     args: RolloutConfig,
 ) -> dict[str, AgentGeneration]:
     """
-    Connects to the servers, or starts the engines, that sample for the agents. Returns one object for roles with the same model: a model
-    whose weights they share, or a `PeftModel` with an adapter of each role's name. `eos_token_ids`: the only tokens that end a completion.
+    Connects to the servers, or starts the engines, that sample for the agents. Roles with the same model get the same object. The model is one
+    whose weights they share, or a `PeftModel` with an adapter named after each role. `eos_token_ids`: the only tokens that end a completion.
     """
     groups = roles_by_model(policies)
     urls: Sequence[str | None] = [None] * len(groups)
@@ -553,7 +553,7 @@ def make_generations(
             kwargs["folder"] = folder / f"vllm-{uuid.uuid4().hex}"
         generation = AdapterGeneration(**kwargs) if with_adapters else AgentGeneration(**kwargs)
         generations |= dict.fromkeys(roles, generation)
-        if args.vllm_mode == "server" and accelerator.is_main_process and args.vllm_importance_sampling_correction:
+        if args.vllm_mode == "server" and accelerator.is_main_process:
             check_logprobs_mode(generation.vllm_client)
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
