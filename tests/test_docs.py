@@ -306,4 +306,4 @@ def test_task_example(tmp_path, monkeypatch, capsys):
     assert "poet: m, critic: m" in out and "2 items of" in out
     with pytest.raises(SystemExit):
         names["main"](["--model_name", "m", "--override", "haiku.max_words=0", "--dry_run"])
-    assert "`haiku.max_words` is 0, it must be at least 1." in capsys.readouterr().err
+    assert "`haiku.max_words` is 0; it must be at least 1." in capsys.readouterr().err

@@ -143,7 +143,7 @@ def positive(text: str) -> int:
 
 def add_seeds(parser: argparse.ArgumentParser, default: list[int] | None) -> None:
     """Adds the flags for several seeds."""
-    seeds_help = "Train once per seed, such as 0,1,2, each in its own folder. The same command continues an ended run."
+    seeds_help = "Train once per seed, such as 0,1,2, each in its own folder. Repeat it to train missing ones."
     parser.add_argument("--seeds", metavar="LIST", type=several_seeds, default=default, help=seeds_help)
     parser.add_argument("--jobs", metavar="N", type=positive, default=1, help="Seeds at the same time, 1 by default.")
 
@@ -152,7 +152,7 @@ def several_seeds(text: str) -> list[int]:
     """Reads seeds that are separated by commas."""
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) < 2**32 for part in parts) or len(set(parts)) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of different seeds, such as 0,1,2.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of distinct seeds, such as 0,1,2.")
     return [int(part) for part in parts]
 
 

@@ -82,9 +82,9 @@ def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
                 return adapter.validate_python([value])
         raise ValueError(_describe(error, value)) from error
     if isinstance(checked, dict | list) and not _is_finite(checked):  # the type of an entry may be `Any`
-        raise ValueError(f"is {short(value)}, it must have finite numbers only.")
+        raise ValueError(f"is {short(value)}; it must have finite numbers only.")
     if isinstance(checked, dict) and checked.keys() - limits.get("keys", checked):
-        raise ValueError(f"is {short(value)}, it must only have {', '.join(map(repr, limits['keys']))}.")
+        raise ValueError(f"is {short(value)}; it must only have {', '.join(map(repr, limits['keys']))}.")
     return checked
 
 
@@ -99,7 +99,7 @@ def check_arguments(args: Any) -> None:
     hints, refused = hints_of(args.__class__), refused_by(type(args))
     for name in {name for base in type(args).__mro__ for name in vars(base).get("positive", ())}:
         if getattr(args, name) is not None and getattr(args, name) <= 0:
-            raise ValueError(f"`{name}` is {getattr(args, name)}, it must be greater than 0.")
+            raise ValueError(f"`{name}` is {getattr(args, name)}; it must be greater than 0.")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         if same(value, field.default):
@@ -210,4 +210,4 @@ def _describe(error: ValidationError, value: Any) -> str:
     text = " or ".join(dict.fromkeys(problem["msg"].partition(", got ")[0] for problem in problems))
     for word, ours in WORDS.items():
         text = text.replace(word, ours)
-    return f"is {short(first['input'])}{where}, it must {text}."
+    return f"is {short(first['input'])}{where}; it must {text}."

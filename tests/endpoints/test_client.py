@@ -339,8 +339,8 @@ def test_a_name_says_where_the_model_is(model, api, base_url, key_env):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"model": "llama"}, "Nothing is known about where the model 'llama' is: set `base_url`"),
-        ({"model": "deepseek-coder", "api": "grpc"}, "`api` is 'grpc', it must be one of 'openai', 'anthropic'"),
+        ({"model": "llama"}, "The endpoint of the model 'llama' is not known: set `base_url`"),
+        ({"model": "deepseek-coder", "api": "grpc"}, "`api` is 'grpc'; it must be one of 'openai', 'anthropic'"),
         ({"model": "claude", "key_env": KEY}, "`key_env` must be the name of an environment variable"),
         ({"model": "claude", "key_env": "gsk_abcdef"}, "capital letters"),
         ({"model": "x", "base_url": f"http://me:{KEY}@host/v1"}, "`base_url` must not have a user"),

@@ -210,7 +210,7 @@ def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_
     assert 3 < stopped < ITEMS * 4
     with pytest.raises(SystemExit):
         evaluate(runs / "plain", "--output_dir", tmp_path / "x", "--stop_strings", "{x: [e]}")
-    assert "`stop_strings` is {'x': ['e']}, it must have lists of texts for aux, main." in capsys.readouterr().err
+    assert "`stop_strings` is {'x': ['e']}; it must have lists of texts for aux, main." in capsys.readouterr().err
 
 
 def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsys):
@@ -262,7 +262,7 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([plain, "--split", "empty"], "the evaluation set is empty"),
         ([runs / "small"], "set `dataset.eval_split` or --split"),
         ([tmp_path / "others", "--split", "test"], "has the roles left, right, but the task has aux, main"),
-        ([plain, plain], "the same one twice"),
+        ([plain, plain], "one of them twice"),
         ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),

@@ -301,7 +301,7 @@ def test_the_picture_of_the_rewards(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"preference_num_candidates": 1}, "`preference_num_candidates` is 1, it must be at least 2"),
+        ({"preference_num_candidates": 1}, "`preference_num_candidates` is 1; it must be at least 2"),
         ({"pair_selection": "best"}, "it must be 'reward_gap', 'random', 'all' or 'comparator_reward'"),
         ({"pair_selection": "all"}, "set `preference_pairs_per_sample` to null"),
         ({"pair_selection": "comparator_reward"}, "needs a comparator"),

@@ -124,7 +124,7 @@ def test_replay_of_rounds_without_preferences():
     ("settings", "problem"),
     [
         ({"mode": "lambda"}, "it must be 'current', 'none'"),
-        ({"mode": "last_k", "k": 0}, "`preference_replay_k` is 0, it must be at least 1"),
+        ({"mode": "last_k", "k": 0}, "`preference_replay_k` is 0; it must be at least 1"),
         ({"mode": "lambda_decay", "lambda": 1.5}, "`preference_replay_lambda` is 1.5"),
         ({"mode": "all", "sample_size": 0}, "`preference_replay_sample_size` is 0"),
     ],

@@ -42,7 +42,7 @@ def test_what_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match="There is no folder"):
         load_preferences(str(tmp_path / "rows"), ROLES)
     (tmp_path / "rows.csv").write_text("aux_prompt")
-    with pytest.raises(ValueError, match=r"rows\.csv is no \.jsonl, \.json or \.parquet file"):
+    with pytest.raises(ValueError, match=r"rows\.csv is not a \.jsonl, \.json or \.parquet file"):
         load_preferences(str(tmp_path / "rows.csv"), ROLES)
     with pytest.raises(ValueError, match="holds no dataset"):
         load_preferences(str(tmp_path), ROLES)

@@ -116,7 +116,7 @@ def test_a_wrong_reward_model_is_refused_before_the_collection(tiny_model, tmp_p
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "unknown"}')
     for argv, message in (
         (["--reward_model_name", str(tmp_path / "broken")], "the reward model cannot be loaded from "),
-        (["--override", "marlhf.reward_training={eos_token: <end>}"], "'<end>' is no token of the tokenizer in "),
+        (["--override", "marlhf.reward_training={eos_token: <end>}"], "'<end>' is not a token of the tokenizer in "),
         (["--resume_from_checkpoint", "true"], "RUN_ID or `output_dir`"),
     ):
         with pytest.raises(SystemExit) as exit:

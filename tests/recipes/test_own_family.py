@@ -42,8 +42,8 @@ def test_it_trains(forked, arguments, tmp_path):
     ("override", "answer"),
     [
         ("poem.leters=x", "`poem.leters` is not a known setting; did you mean `poem.letters`?"),
-        ("poem.style=loud", "`poem.style` is 'loud', it must be 'plain' or 'ornate'."),
-        ("poem.letters=''", "error: `poem.letters` is '', it must not be blank: give it a value, or leave it out."),
+        ("poem.style=loud", "`poem.style` is 'loud'; it must be 'plain' or 'ornate'."),
+        ("poem.letters=''", "error: `poem.letters` is ''; it must not be blank: give it a value, or leave it out."),
         ("external.mode=plain", "`external` is not a known setting"),
     ],
 )

@@ -305,7 +305,7 @@ WRONG_SEATS = [
     ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
     ({"b": {"team": 3}}, "`seats.b.team` is 3"),
     ({"b": {"population": ["/nowhere/team"]}}, "`seats.b` is '/nowhere/team', but there is no such folder."),
-    ({"b": {"population": "selff"}}, "`seats.b`: population is 'selff', it must be a list of saved teams, or 'self'."),
+    ({"b": {"population": "selff"}}, "`seats.b`: population is 'selff'; it must be a list of saved teams, or 'self'."),
     ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
     ({"a": {"team": "x"}, "b": {"team": "x"}}, "The task has the roles a, b: none is left to train."),
     ({"b": {"endpoint": {"model": "gpt-5", "api_key": "sk-1"}}}, "`seats.b.endpoint.api_key` is not a known setting"),
@@ -322,7 +322,7 @@ WRONG = [
     ({"prompts": {"poet": "A brace { alone"}}, "The prompt template of `poet` cannot be filled"),
     ({**IN_ORDER, "prompts": {"a": "Show {topic}:", "b": "{c}"}}, "A prompt needs the column 'c'; "),
     ({**IN_ORDER, "magrpo": {"num_turns": 2, "stop_strings": {"c": ["."]}}},
-     "`magrpo.stop_strings` names 'c', which is no role of the task: a, b."),
+     "`magrpo.stop_strings` names 'c', which is not a role of the task: a, b."),
     ({"magrpo": {"num_agents": 2}}, "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge."),
     *(({**PLAYERS, "seats": seat}, message) for seat, message in WRONG_SEATS),
 ]  # fmt: skip

@@ -104,8 +104,8 @@ def test_complete_runs_are_skipped_and_signals_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--seeds", "0,0"), "no list of different seeds"),
-        (("--seeds", "0,x"), "no list of different seeds"),
+        (("--seeds", "0,0"), "not a list of distinct seeds"),
+        (("--seeds", "0,x"), "not a list of distinct seeds"),
         (("--seeds", "0,1", "--seed=3"), "--seed does not go with --seeds"),
         (("--seeds", "0", "--resume_from_checkpoint", "true"), "goes on by itself"),
     ],

@@ -38,13 +38,13 @@ magrpo.per_device_train_batch_size=3;magrpo.gradient_accumulation_steps=3 whole 
 magrpo.num_turns=2;magrpo.handoff=null;magrpo.turn_gradient_weights=[1,2] handoff
 seed=-1 at least 0
 magrpo.frozen_agents=[aux,main] nothing to train
-magrpo.agent_learning_rates={Main: 1e-5} no role
+magrpo.agent_learning_rates={Main: 1e-5} not a role
 magrpo.joint_mode=diagonal 'align'
 magrpo.lr_scheduler_type=cosine_with_min_lr min_lr
 magrpo.optim=galore_adamw galore
 magrpo.eval_strategy=steps eval_split
 magrpo.save_strategy=best eval_strategy
-magrpo.metric_for_best_model=rewrad no metric
+magrpo.metric_for_best_model=rewrad not a metric
 magrpo.generation_kwargs={temprature: 1.0} temperature
 magrpo.entropy_coef=0.1 micro-batches
 magrpo.fsdp=full_shard DeepSpeed
@@ -88,12 +88,12 @@ magrpo.use_separate_critic=true is not a known setting
 magrpo.items_per_device=2;magrpo.rollout_buffer_size=2 give one
 magrpo.eval_interval=4;magrpo.eval_steps=4 eval_interval
 magrpo.beta=0.2;magrpo.reference_kl_enabled=true reference_kl_coef
-magrpo.learning_rate=null is null, it must be a valid number
+magrpo.learning_rate=null is null; it must be a valid number
 magrpo.turn_gradient_weights=[1,a] `magrpo.turn_gradient_weights` is 'a'
 magrpo.collaboration_mode=centralized;magrpo.num_turns=2 `num_turns` is 2, but a model that answers for all roles
 magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`collaboration_mode: centr
-magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is no role of the task: team
-external.mode=expert_edits;external.expert_model=llama where the model 'llama' is: set `external.expert_base_url`
+magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
+external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
 madpo madpo.loss_type=exo_pair label_smoothing
 madpo madpo.f_divergence_type=tv 'reverse_kl'
@@ -274,7 +274,7 @@ def test_a_setting_without_effect_is_noted(folder, capsys, algorithm, overrides,
         (b"agent_model: {name: \xe9}", "utf-8"),
         (b"- a\n- b", "must hold sections"),
         (b"a: [", "not valid YAML"),
-        (b"magrpo: [1, 2]", "`magrpo` is [1, 2], it must be a section"),
+        (b"magrpo: [1, 2]", "`magrpo` is [1, 2]; it must be a section"),
         (b"magrpo: {top_p: 1, top_p: 0.5}", "duplicate key top_p"),
         (b"magrpo: !!python/object:os.system {}", "not valid YAML"),
         (b"magrpo: {learning_rate: .nan}", "finite"),
@@ -342,19 +342,19 @@ def test_one_exception_from_python():
     from trl_multiagent import MAGRPOConfig
 
     settings = {"agent_model": {"name": "demo"}, "dataset": {"name": "demo"}, "magrpo": {"top_p": 2}}
-    with pytest.raises(ConfigError, match=r"`magrpo.top_p` or .* is 2, it must be at most 1\."):
+    with pytest.raises(ConfigError, match=r"`magrpo.top_p` or .* is 2; it must be at most 1\."):
         check_settings("magrpo", TASK, settings)
     for arguments, message in {
-        ("top_p", 2): r"`top_p` is 2, it must be at most 1\.",
-        ("num_turns", "two"): r"`num_turns` is 'two', it must be a valid integer\.",
-        ("num_turns", 1.5): r"`num_turns` is 1.5, it must be a valid integer\.",
-        ("num_turns", True): r"`num_turns` is True, it must be a valid integer\.",
+        ("top_p", 2): r"`top_p` is 2; it must be at most 1\.",
+        ("num_turns", "two"): r"`num_turns` is 'two'; it must be a valid integer\.",
+        ("num_turns", 1.5): r"`num_turns` is 1.5; it must be a valid integer\.",
+        ("num_turns", True): r"`num_turns` is True; it must be a valid integer\.",
         ("entropy_coef", 0.3): r"`entropy_coef` is 0.3, which is not supported: it depends on",
     }.items():
         name, value = arguments
         with pytest.raises(ValueError, match=message):
             MAGRPOConfig("out", **{name: value})
-    with pytest.raises(ValueError, match=r"`agent_learning_rates` is -1.0 for 'main', it must be at least 0"):
+    with pytest.raises(ValueError, match=r"`agent_learning_rates` is -1.0 for 'main'; it must be at least 0"):
         MAGRPOConfig("out", agent_learning_rates={"main": -1.0})
 
 

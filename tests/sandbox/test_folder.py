@@ -127,6 +127,19 @@ def test_what_the_folder_holds_is_bounded(sandbox):
     assert failures(verdict) == []
 
 
+def test_nobody_waits_for_a_locked_database(sandbox):
+    lock = "import sqlite3; x = sqlite3.connect('x.db'); x.execute('create table if not exists t (a)'); x.execute('insert into t values (1)')"
+    (verdict,) = sandbox.run(
+        [
+            program(
+                f"Box().do({lock + '; Kept = __builtins__; Kept[str(x)] = x'!r})\nsqlite3.connect('x.db').execute('drop table t')",
+                f"{lock}\nself.assertEqual(Box().do({lock!r}), 'OperationalError None')",
+            )
+        ]
+    )
+    assert failures(verdict) == ["OperationalError: database is locked"] and verdict.seconds < 2
+
+
 def test_files_that_checks_leave_open_take_no_space_from_the_next_program(sandbox):
     fill = f'self.assertEqual(Box().do(\'open("f", "wb").write(bytes({kernel.FOLDER_BYTES}))\'), None)'
     programs = [program(f"{fill}\nTest0.kept = open('f'), Test0", source=f"{BOX}\n# {k}") for k in range(3)]

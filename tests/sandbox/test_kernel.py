@@ -66,6 +66,18 @@ def test_a_program_has_no_call_that_names_something():
         assert decide(role, "", number=0x40000000 + kernel._NUMBERS["read"]) == kernel._KILL
 
 
+def test_a_folder_adds_calls_for_files_but_no_leases_signals_or_rights():
+    def allowed(name, *args):
+        return all(decide(f"folder {role}", name, *args) == kernel._ALLOW for role in ("zygote", "candidate"))
+
+    assert allowed("openat", 0, 0, 0o102) and allowed("unlinkat") and allowed("getdents64") and not allowed("clone3")
+    # F_DUPFD_CLOEXEC, F_SETLKW, F_SETLEASE, F_SETOWN, F_SETSIG
+    assert [allowed("fcntl", 3, act) for act in (1030, 7, 1024, 8, 10)] == [True, True, False, False, False]
+    names = "chdir fchmodat kill prctl setpriority prlimit64 sendmsg recvmsg landlock_restrict_self wait4"
+    assert not any(map(allowed, names.split()))
+    assert decide("folder verifier", "fchmodat") == kernel._ALLOW != decide("folder verifier", "chdir")
+
+
 def test_users_of_zygotes_are_nobody_else(monkeypatch):
     maps = {"0 0 4294967295": (0x70000000, 0x7FFFFFFF), "0 100000 65536": (32768, 65536), "0 1000 1": (0, 1)}
     for text, (low, high) in maps.items():

@@ -479,7 +479,7 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"critic_form": "tail"}, "`critic_form` is 'tail', it must be 'model', 'adapter' or 'head'"),
+        ({"critic_form": "tail"}, "`critic_form` is 'tail'; it must be 'model', 'adapter' or 'head'"),
         ({"value_clip_range": 0.0}, "`value_clip_range` is 0.0"),
         ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
         ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),

@@ -478,7 +478,7 @@ def damaged(checkpoint, tmp_path, damage):
         (lambda folder: (folder / "optimizer.pt").unlink(), ["is not complete", "optimizer.pt"]),
         (lambda folder: (folder / "agents/aux/model.safetensors").write_bytes(b"0" * 99), ["agents/aux/model.safete"]),
         (lambda folder: (folder / "team_process_1.json").touch(), ["files of another", "team_process_1.json"]),
-        (lambda folder: (folder / STATE_FILE).unlink(), ["no complete checkpoint", STATE_FILE]),
+        (lambda folder: (folder / STATE_FILE).unlink(), ["not a complete checkpoint", STATE_FILE]),
         (lambda folder: (folder / STATE_FILE).write_text('{"format_'), ["is damaged", STATE_FILE]),
         (lambda folder: (folder / STATE_FILE).write_text('{"format_version": 99}'), ["version 99", "version 1"]),
         (
@@ -530,7 +530,7 @@ def test_a_damaged_newest_checkpoint_is_not_skipped(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
     with pytest.raises(
         ValueError,
-        match=r"checkpoint-3 is no complete checkpoint .*last complete checkpoint before it: .*checkpoint-1\.",
+        match=r"checkpoint-3 is not a complete checkpoint .*last complete checkpoint before it: .*checkpoint-1\.",
     ):
         tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
 

@@ -253,7 +253,7 @@ def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
     messages = [[{"role": "user", "content": "Write."}]], [[{"role": "assistant", "content": "rain"}]]
     assert reward(prompts=["Write."], completions=["rain"], trainer_state=None) == [expected]
     assert reward(prompts=messages[0], completions=messages[1]) == [expected]
-    with pytest.raises(ValueError, match="is no joint reward model"):
+    with pytest.raises(ValueError, match="is not a joint reward model"):
         JointRewardModel(tiny_classifier(), byte_tokenizer())
 
 

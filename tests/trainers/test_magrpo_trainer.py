@@ -545,12 +545,12 @@ def test_config_sizes():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"joint_mode": "pairs"}, "`joint_mode` is 'pairs', it must be 'align', 'cross'"),
+        ({"joint_mode": "pairs"}, "`joint_mode` is 'pairs'; it must be 'align', 'cross'"),
         ({"loss_type": "bnpo"}, "`loss_type` is 'bnpo'"),
         ({"scale_rewards": "group"}, "`scale_rewards` is 'group'"),
         ({"num_turns": 2, "gradient_accumulation_steps": 4}, "Set `items_per_device`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
-        ({"num_iterations": 0}, "`num_iterations` is 0, it must be greater than 0"),
+        ({"num_iterations": 0}, "`num_iterations` is 0; it must be greater than 0"),
         ({"importance_ratio": "joint", "joint_mode": "cross"}, "`importance_ratio='joint'` needs `joint_mode='align'"),
         (
             {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}
@@ -568,7 +568,7 @@ def test_config_refusals(settings, message):
 
 
 def test_variant_configs_keep_their_mode():
-    with pytest.raises(ValueError, match=r"`advantage_mode` is .max., it must be .rloo."):
+    with pytest.raises(ValueError, match=r"`advantage_mode` is .max.; it must be .rloo."):
         MARLOOConfig(output_dir="unused", advantage_mode="max")
 
 

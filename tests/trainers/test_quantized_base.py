@@ -51,6 +51,20 @@ def test_the_adapters_learn_and_the_base_stays(base, tmp_path, bits, gradient_ch
 
 
 @pytest.mark.parametrize("bits", QUANTIZATIONS)
+def test_quantized_weights_without_adapters_are_refused(base, tmp_path, bits):
+    """Only norms and embeddings would be trained."""
+    quantization = {"quantization_config": BitsAndBytesConfig(**QUANTIZATIONS[bits])}
+    team = AgentTeam.from_pretrained(base, ["aux", "main"], **quantization)
+    with pytest.raises(ValueError, match=r"weights of agent 'aux' are quantized, .* load it with a `peft_config`"):
+        tiny_trainer(tmp_path, team)
+    tiny_trainer(
+        tmp_path,
+        AgentTeam({"aux": tiny_llama(), "main": team.agents["main"]}, team.tokenizers),
+        frozen_agents=["main"],
+    )
+
+
+@pytest.mark.parametrize("bits", QUANTIZATIONS)
 def test_gradients_pass_through_a_base_that_was_evaluated(base, tmp_path, bits):
     quantization = {"quantization_config": BitsAndBytesConfig(**QUANTIZATIONS[bits])}
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, modules_to_save=["norm"])

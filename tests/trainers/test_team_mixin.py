@@ -7,11 +7,19 @@ from dataclasses import dataclass
 import pytest
 import torch
 from datasets import Dataset
-from trl import DPOConfig, DPOTrainer, GRPOConfig
+from trl import DPOConfig, DPOTrainer, GRPOConfig, RewardConfig
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_multiagent import IACTrainer, MADPOTrainer, MAGRPOTrainer
+from trl_multiagent import (
+    IACTrainer,
+    JointRewardTrainer,
+    MAACConfig,
+    MADPOTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MARLOOTrainer,
+)
 from trl_multiagent.trainers.base.team_config import TeamConfig
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 
@@ -161,6 +169,13 @@ def test_the_model_card_needs_no_environment(tmp_path):
         ([], {"peft_config": None}, r"no argument `peft_config`: give it to `AgentTeam\.from_pretrained\("),
         ([], {"processing_class": None}, "no argument `processing_class`: every agent"),
         ([], {"args": GRPOConfig("x", use_cpu=True, bf16=False)}, "`args` is a `GRPOConfig`: give a `{config}`"),
+        ([], {"args": MAACConfig("x", use_cpu=True)}, "`args` is a `MAACConfig`: give a `{config}`"),
+        ([], {"args": {"output_dir": "x"}}, "`args` is a `dict`: give a `{config}`"),
+        (
+            [tiny_team()],
+            {"environment": len},
+            "`environment` must be an `Environment`, got `builtin_function_or_method`",
+        ),
     ],
 )
 @pytest.mark.parametrize("trainer", [MAGRPOTrainer, MADPOTrainer, IACTrainer])
@@ -168,3 +183,11 @@ def test_calls_in_the_way_of_trl_are_told_the_right_way(trainer, arguments, keyw
     config = trainer.__name__.replace("Trainer", "Config")
     with pytest.raises(TypeError, match=message.replace("{config}", config)):
         trainer(*arguments, **keywords)
+
+
+def test_the_configuration_of_another_algorithm_is_refused(tmp_path):
+    """MARLOO would train with the baseline of MAGRPO."""
+    with pytest.raises(TypeError, match="`args` is a `MAGRPOConfig`: give a `MARLOOConfig`"):
+        MARLOOTrainer(tiny_team(), args=MAGRPOConfig(tmp_path, use_cpu=True))
+    with pytest.raises(TypeError, match="`args` is a `RewardConfig`: give a `JointRewardConfig`"):
+        JointRewardTrainer("model", RewardConfig(tmp_path, use_cpu=True, bf16=False))

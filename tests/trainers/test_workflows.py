@@ -269,7 +269,7 @@ def test_a_zero_sum_game_trains(tmp_path):
         ({"branching": "forest"}, "branching"),
         ({"advantage_normalization": "team"}, "advantage_normalization"),
         ({"stop_strings": {"x": ["."]}}, "must have lists of texts for aux, main"),
-        ({"stop_strings": {"aux": "."}}, "`stop_strings` is '.' for 'aux', it must be a valid list"),
+        ({"stop_strings": {"aux": "."}}, "`stop_strings` is '.' for 'aux'; it must be a valid list"),
         (
             {"generation_kwargs": {"stop_strings": ["."]}},
             "`generation_kwargs` must not set 'stop_strings': use the argument",

@@ -144,7 +144,7 @@ def numbers(side: Evaluation) -> dict[str, str]:
 def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
     """Returns the first episodes of the first problem about lists and of the first problem about strings."""
     positions = ([k for k, item in enumerate(items) if f"({name}):" in item["prompt"]] for name in ("xs", "s"))
-    return [of_kind[0] * num_episodes for of_kind in positions if of_kind]
+    return [same_argument[0] * num_episodes for same_argument in positions if same_argument]
 
 
 def sample(start: Evaluation, end: Evaluation, episode: int) -> str:

@@ -45,7 +45,7 @@ class DemoDataset(code_generation.CodeDataset):
         super().__post_init__()
         types = (*code_generation.DATASET_TYPES, NAME)
         if self.type is not None and self.type not in types:
-            raise ValueError(f"`dataset.type` is {self.type!r}, it must be one of {', '.join(map(repr, types))}.")
+            raise ValueError(f"`dataset.type` is {self.type!r}; it must be one of {', '.join(map(repr, types))}.")
         if self.type == NAME and self.name != NAME:
             raise ValueError(
                 f"`dataset.type` is '{NAME}', which has its own problems, but `dataset.name` is {self.name!r}: set it to "

@@ -27,7 +27,7 @@ CONCERNS_ALL = (401, 402, 403, 404)  # statuses with which every question would 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 16.0  # seconds between attempts, doubled each time
 MAX_BODY = 8 * 2**20  # bytes of an answer; the longest ones of models have about one million
 MAX_REASON = 300  # characters of an endpoint's error message
-MIN_KEY = 6  # shorter texts are no keys, and occur in any answer
+MIN_KEY = 6  # shorter texts are not keys, and occur in any answer
 MAX_COUNT = 10**9  # tokens of one request
 CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
 

@@ -55,21 +55,21 @@ class EndpointSettings:
         "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name.",
         choices=APIS,
     )
-    base_url: str = setting("Where the endpoint is; by default at the provider of the model's name.")
+    base_url: str = setting("URL of the endpoint; by default that of the model's provider.")
     key_env: str | None = setting(
         "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With a URL and without "
         "this, no key is sent."
     )
-    max_tokens: int = setting("Tokens of an answer at most.", 2048, ge=1)
-    temperature: float | None = setting("Temperature of the sampling; by default the endpoint's own.", ge=0, le=2)
-    top_p: float | None = setting("Nucleus of the sampling; by default the endpoint's own.", gt=0, le=1)
-    extra_body: dict[str, Any] | None = setting("More fields of each request.")
+    max_tokens: int = setting("Maximum number of tokens of an answer.", 2048, ge=1)
+    temperature: float | None = setting("Sampling temperature; by default the endpoint's own.", ge=0, le=2)
+    top_p: float | None = setting("Nucleus sampling probability; by default the endpoint's own.", gt=0, le=1)
+    extra_body: dict[str, Any] | None = setting("Additional fields of each request.")
     timeout: float = setting("Seconds that one request may take.", 120.0, gt=0, le=1000000)
     deadline: float = setting("Seconds that all requests of a turn may take together.", 600.0, gt=0, le=1000000)
     tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1, le=1000)
-    concurrency: int = setting("Requests at the same time, in each process.", 16, ge=1, le=10000)
+    concurrency: int = setting("Number of parallel requests in each process.", 16, ge=1, le=10000)
     token_budget: int | None = setting(
-        "Tokens of all requests and answers at most, over all processes and restarts.", ge=1
+        "Maximum number of tokens of all requests and answers, over all processes and restarts.", ge=1
     )
     input_price: float | None = setting("Price of a million prompt tokens, to log the cost.", ge=0, le=1000000000)
     output_price: float | None = setting("Price of a million answer tokens.", ge=0, le=1000000000)
@@ -167,18 +167,18 @@ def make_endpoint(
     """
     provider = next((provider for provider in PROVIDERS if provider[0] in model.lower()), None)
     if api is not None and api not in APIS:
-        raise ValueError(f"`{called('api')}` is {api!r}, it must be one of {', '.join(map(repr, APIS))}.")
+        raise ValueError(f"`{called('api')}` is {api!r}; it must be one of {', '.join(map(repr, APIS))}.")
     if key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", key_env):
         # The value is not shown, because it may be the key itself
         raise ValueError(
             f"`{called('key_env')}` must be the name of an environment variable in capital letters, such as DEEPSEEK_API_KEY: keys do "
-            "not belong into settings."
+            "not belong in settings."
         )
     if base_url is not None:
         check_url(called("base_url"), base_url)
         api = api or (OPENAI if provider is None else provider[1])
     elif provider is None or api not in (None, provider[1]):
-        raise ValueError(f"Nothing is known about where the model {model!r} is: set `{called('base_url')}`.")
+        raise ValueError(f"The endpoint of the model {model!r} is not known: set `{called('base_url')}`.")
     else:
         _, api, base_url, own_key = provider
         key_env = key_env or own_key
@@ -197,7 +197,7 @@ def check_requests(endpoint: EndpointSettings, called: Callable[[str], str]) -> 
         )
     for name in endpoint.extra_body or {}:
         if name in OWN_FIELDS:
-            raise ValueError(f"`{called('extra_body')}` has {name!r}, which a request has anyway: remove it.")
+            raise ValueError(f"`{called('extra_body')}` has {name!r}, which every request has: remove it.")
         if SECRET.search(name):
             raise ValueError(
                 f"`{called('extra_body')}` has {name!r}, which looks like a key: settings are saved with the run. Name the environment "

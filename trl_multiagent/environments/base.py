@@ -313,8 +313,8 @@ def judge(
         outcomes = method(items, joint_actions, histories)
     values = as_list(outcomes)
     if values is None or len(values) != count:
-        found = show(outcomes) if values is None else f"{len(values)} outcomes"
-        raise TaskError(f"{name} returned {found}; it must return a list of {count} outcomes.")
+        returned = show(outcomes) if values is None else f"{len(values)} outcomes"
+        raise TaskError(f"{name} returned {returned}; it must return a list of {count} outcomes.")
     for position, outcome in enumerate(values):
         where = f"for joint action {position + 1} of {count}"
         if not isinstance(outcome, Outcome):

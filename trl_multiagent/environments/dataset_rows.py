@@ -9,7 +9,7 @@ from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.embedded import EMBEDDED, is_short_name, read_embedded, read_split
+from trl_multiagent.environments.embedded import EMBEDDED, SHORT_NAMES, read_embedded, read_split
 
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
         row = bisect_left(range(1, len(values) + 1), True, key=lambda length: not is_column(values[:length]))
         raise ValueError(
             f"{source}, row {row + 1}: field `{field}` is {kind_of(values[row])}, {' '.join(repr(values[row]).split())[:80]}, "
-            "which does not go with its type in the rows before. A field must have one type."
+            "which does not match its type in the rows before. A field must have one type."
         )
     try:
         return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])
@@ -133,7 +133,7 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
         ValueError: the dataset cannot be loaded, or the split selects no rows.
         ConnectionError: the Hub cannot be reached.
     """
-    if is_short_name(name):
+    if name in SHORT_NAMES:
         return read_embedded(name, split)
     if name.endswith(LOCAL_SUFFIXES):
         return select_rows(make_dataset(read_file(Path(name)), name), split, name).to_list()

@@ -24,12 +24,8 @@ EMBEDDED = {
     "classeval": ("classeval", "test"),
     "FudanSELab/ClassEval": ("classeval", "test"),
 }
+SHORT_NAMES = tuple(name for name in EMBEDDED if "/" not in name)  # the others are those of the Hub
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
-
-
-def is_short_name(name: str) -> bool:
-    """Returns whether `name` is the package's own name of a benchmark. Other names in `EMBEDDED` are those of the Hub."""
-    return name in EMBEDDED and "/" not in name
 
 
 def read_embedded(name: str, split: str | None) -> list[dict]:

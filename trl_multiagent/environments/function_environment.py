@@ -122,7 +122,7 @@ class FunctionEnvironment(Environment):
                 )
             return model
         check_reward_function(function)
-        return function  # type: ignore[return-value]  # it is no model and can be called
+        return function  # type: ignore[return-value]  # it is not a model, and can be called
 
     def __repr__(self) -> str:
         names = ", ".join(self.reward_names)
@@ -171,8 +171,8 @@ class FunctionEnvironment(Environment):
         last, past = [items[k] for k in ends], [histories[k] for k in ends]
         prompts = self.next_prompts(last, past)
         shown = [
-            {role: prompt for turn in turns for role, prompt in turn.prompts.items()} | of_item
-            for turns, of_item in zip(past, prompts, strict=True)
+            {role: prompt for turn in turns for role, prompt in turn.prompts.items()} | last_prompts
+            for turns, last_prompts in zip(past, prompts, strict=True)
         ]
         answers = [{**last_answers(histories[k]), **joint_actions[k]} for k in ends]
         answers = [{role: texts[role] for role in self.roles} for texts in answers]

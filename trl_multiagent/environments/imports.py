@@ -16,7 +16,7 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
     """
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
-        raise ValueError(f"`{setting}` names {path!r}, it must have the form package.module:name.")
+        raise ValueError(f"`{setting}` names {path!r}; it must have the form package.module:name.")
     folders = [Path.cwd(), *(Path(config).absolute().parents if config is not None else ())]
     top = module.partition(".")[0]
     with_module = (x for x in folders if (x / f"{top}.py").is_file() or (x / top / "__init__.py").is_file())

@@ -54,8 +54,8 @@ class ModelRewardEnvironment(EnvironmentWrapper):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         prompts = ask(self.task, items, histories)
-        for of_item in filter(None, prompts):
-            check_all_act("A joint reward model", of_item, self.roles)
+        for by_role in filter(None, prompts):
+            check_all_act("A joint reward model", by_role, self.roles)
         return prompts
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:

@@ -107,7 +107,7 @@ def is_async(function: Any) -> bool:
 
 
 def check_reward_function(function: Any) -> None:
-    """Raises `TypeError` for a value that is no reward function: not callable, a class, a generator, or with positional-only parameters."""
+    """Raises `TypeError` for a value that is not a reward function: not callable, a class, a generator, or with positional-only parameters."""
     inner = unwrapped(function)
     if not callable(inner):
         raise TypeError(f"`reward_funcs` contains {show(inner)}, which is not a function.")

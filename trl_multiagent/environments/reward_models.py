@@ -112,7 +112,7 @@ class JointRewardModel(RewardModel):
         super().__init__(model, tokenizer)
         if not is_joint(self.model):
             raise ValueError(
-                f"{show_model(model)} is no joint reward model: its configuration has no {CONFIG_KEY!r}, which "
+                f"{show_model(model)} is not a joint reward model: its configuration has no {CONFIG_KEY!r}, which "
                 "`JointRewardTrainer` writes."
             )
         self.joint_text = JointText.from_config(self.model.config.joint_text)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DatasetSource:
-    """The section `dataset`. A family with more settings for its data defines a subclass. `generated`: names of data that the family makes itself."""
+    """The section `dataset`. A family with more settings for its data defines a subclass. `generated`: names of data that is made here or comes with the package."""
 
     generated: ClassVar[tuple[str, ...]] = ()
     name: str | None = setting("Source of the data, such as a Hub id or the path of a file.")

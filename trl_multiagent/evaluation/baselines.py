@@ -65,8 +65,7 @@ class DiscussionEnvironment(EnvironmentWrapper):
         return prompts
 
     def _show(self, role: str, prompt: Prompt, drafts: Mapping[str, str]) -> Prompt:
-        others = {other: text for other, text in drafts.items() if other != role}
-        shown = self.task.show_answers(role, prompt, others)
+        shown = self.task.show_answers(role, prompt, {name: x for name, x in drafts.items() if name != role})
         if isinstance(shown, str):
             return f"{AGAIN}\n{shown}"
         *before, last = shown

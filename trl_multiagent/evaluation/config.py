@@ -30,19 +30,19 @@ class EvaluationConfig(HistoryOptions):
     """
 
     num_episodes: int = setting("Sampled episodes per item, at least the largest k.", 10, ge=1, le=1000000)
-    k: list[int] | None = setting("The k of pass@k; by default those of 1, 5 and 10 that `num_episodes` allows.", ge=1)
+    k: list[int] | None = setting("Values of k in pass@k; by default 1, 5 and 10 if `num_episodes` allows.", ge=1)
     num_turns: int | None = setting("Turns of an episode.", ge=1, le=1000)
-    max_completion_length: int | None = setting("Tokens of a completion at most.", ge=1, le=1048576)
+    max_completion_length: int | None = setting("Maximum number of tokens of a completion.", ge=1, le=1048576)
     temperature: float | None = setting("Temperature, 0 for greedy decoding.", ge=0, le=1000)
-    top_p: float | None = setting("Nucleus of the sampling.", gt=0, le=1)
-    top_k: int | None = setting("Most likely tokens to sample from, 0 for all.", ge=0)
-    min_p: float | None = setting("Least relative probability of a token.", ge=0, le=1)
+    top_p: float | None = setting("Nucleus sampling probability.", gt=0, le=1)
+    top_k: int | None = setting("Number of most likely tokens to sample from, 0 for all.", ge=0)
+    min_p: float | None = setting("Minimum probability of a token, relative to the most likely one.", ge=0, le=1)
     repetition_penalty: float | None = setting("Penalty of repeated tokens.", gt=0, le=1000)
     stop_strings: dict[str, list[Any]] | None = setting("Strings that end a completion, a list per role.")
     use_chat_template: bool | None = setting("Whether prompts are chat messages.")
     discount: float | None = setting("Discount of the return.", ge=0, le=1)
     items_per_batch: int = setting("Items that are played and written together.", 64, ge=1)
-    generation_token_budget: int | None = setting("Most prompt and answer tokens of a generate call.", 262144, ge=1)
+    generation_token_budget: int | None = setting("Maximum number of tokens in a generate call.", 262144, ge=1)
     seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0, le=4294967295)
     pass_metric: str = setting("The metric that decides whether an answer passes: it must be at least 1.", PASSED)
     num_bootstraps: int = setting("Random draws for a confidence interval.", 10000, ge=100, le=10000000)
@@ -52,23 +52,23 @@ class EvaluationConfig(HistoryOptions):
     )
     baseline_model: str | None = setting("Model of the baselines; by default the one that the team started from.")
     baseline_budget: str = setting(
-        "What a baseline has in common with the team: 'turn', the tokens of all its answers of a turn together at most, or "
-        "'answer', those of a single answer at most.",
+        "Token limit that a baseline shares with the team: 'turn', that of all answers of a turn together, or 'answer', that of a "
+        "single answer.",
         "turn",
         choices=("turn", "answer"),
     )
     control: str | None = setting(
-        "Trains another policy at the cost of each run, and compares it with the run's team: 'single_agent' answers alone, "
+        "Policy that is trained at the cost of each run, and compared with the run's team: 'single_agent' answers alone, "
         "'centralized' is one agent that answers for all roles.",
         choices=("single_agent", "centralized"),
     )
     control_model: str | None = setting("Model that the control starts from; by default that of the last agent.")
     contributions: bool = setting(
-        "Whether each agent is replaced by nothing, by its untrained self and, with several teams, by that of another team.",
+        "Whether to replace each agent by nothing, by the untrained agent and, with several teams, by another team's agent.",
         False,
     )
     ablate: list[str] | None = setting(
-        "What is taken from each team: 'messages', which are cut, or exchanged between items.", choices=("messages",)
+        "What to take from each team: 'messages', which are cut, or exchanged between items.", choices=("messages",)
     )
     output_dir: str | None = setting("Folder of the results; by default one in `output.base_dir`.")
     disable_tqdm: bool = setting("Disable the progress bar.", False)
@@ -78,7 +78,7 @@ class EvaluationConfig(HistoryOptions):
         if self.k is None:
             self.k = [k for k in (1, 5, 10) if k <= self.num_episodes]
         if not self.k or len(set(self.k)) < len(self.k):
-            raise ValueError(f"`k` is {self.k}, it must be a list of different numbers, such as [1, 5, 10].")
+            raise ValueError(f"`k` is {self.k}; it must be a list of different numbers, such as [1, 5, 10].")
         if max(self.k) > self.num_episodes:
             raise ValueError(
                 f"pass@{max(self.k)} needs at least {max(self.k)} episodes per item, but `num_episodes` is "

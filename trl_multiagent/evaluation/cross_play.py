@@ -109,11 +109,8 @@ def summarize_cross_play(
     if any(column is None for column in columns.values()):
         return None
     size, varied = len(runs), roles_to_vary(roles)
-    # Shape: (roles, runs, runs, items)
-    values = np.array(
-        [[[columns[mix_of(roles, role, i, j)] for j in range(size)] for i in range(size)] for role in varied],
-        dtype=float,
-    )
+    teams = [mix_of(roles, role, i, j) for role in varied for i in range(size) for j in range(size)]
+    values = np.array([columns[mix] for mix in teams], dtype=float).reshape(len(varied), size, size, -1)
     values = values[..., ~np.isnan(values).any(axis=(0, 1, 2))]  # items that have the metric
     per_pair = values.mean(axis=0)
     together = per_pair[np.eye(size, dtype=bool)].mean(axis=0)

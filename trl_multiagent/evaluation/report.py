@@ -116,7 +116,7 @@ class Report:
 
     def table(self) -> str:
         """Returns the results as text."""
-        note = f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}."
+        note = f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}; none if all teams have the same mean."
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
             f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {self.config.confidence:.0%} confidence "
@@ -185,8 +185,8 @@ class Report:
         rows = [[result.name, *[turn.replace("_", " ") for turn in turns], *(["last, of maximum"] if percent else [])]]
         for name in dict.fromkeys(name for turn in turns for name in numbers[turn]):
             row = [name, *[show(numbers[turn].get(name), name) for turn in turns]]
-            of_maximum = [f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""]
-            rows.append([*row, *(of_maximum if percent else [])])
+            share = f"{percent[name]:.1f} % of {result.bounds(name)[1]:g}" if name in percent else ""
+            rows.append([*row, share] if percent else row)
         return text_table(rows)
 
 

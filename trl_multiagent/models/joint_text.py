@@ -20,7 +20,7 @@ Text = str | Sequence[Mapping[str, Any]]  # plain text or chat messages
 def check_template(name: str, template: str) -> None:
     """Raises `ValueError` if the argument `name` is a template without `{text}`."""
     if template.count("{text}") != 1:
-        raise ValueError(f"`{name}` is {template!r}, it must contain {{text}} once.")
+        raise ValueError(f"`{name}` is {template!r}; it must contain {{text}} once.")
 
 
 @dataclass(frozen=True)

@@ -319,8 +319,8 @@ class _Collection:
 
     def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:
         chosen, rejected = pair.chosen, pair.rejected
-        others = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
-        row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **others)
+        origin = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
+        row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **origin)
         for side, candidate in (("chosen", chosen), ("rejected", rejected)):
             for name, value in candidate.metrics.items():
                 column = f"{side}_{name}"

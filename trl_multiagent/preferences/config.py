@@ -62,9 +62,9 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
     )
     comparator_history_k: int = setting("How many rounds ago the team of `history` was saved.", 1, ge=1, le=1000000)
     policy_checkpoint_dir: str | None = setting("Folder of the teams of earlier rounds, round_0, round_1, ...")
-    min_p: float | None = setting("Least probability of a token, relative to the most likely one.", ge=0, le=1)
+    min_p: float | None = setting("Minimum probability of a token, relative to the most likely one.", ge=0, le=1)
     repetition_penalty: float = setting("Penalty of repeated tokens.", 1.0, gt=0, le=1000)
-    generation_token_budget: int | None = setting("Most prompt and answer tokens of a generate call.", 262144, ge=1)
+    generation_token_budget: int | None = setting("Maximum number of tokens in a generate call.", 262144, ge=1)
     items_per_chunk: int = setting("Items that are sampled, scored and written together.", 16, ge=1)
     reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
@@ -74,7 +74,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
     def __post_init__(self) -> None:
         check_arguments(self)
         if self.preference_num_candidates == 1 and self.comparator_policy is None:
-            raise ValueError("`preference_num_candidates` is 1, it must be at least 2: a pair has two answers.")
+            raise ValueError("`preference_num_candidates` is 1; it must be at least 2: a pair has two answers.")
         if self.pair_selection == "all" and self.preference_pairs_per_sample is not None:
             raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
         if self.pair_selection == "comparator_reward" and self.comparator_policy is None:

@@ -30,7 +30,7 @@ def summarize(
     Counts the candidates in `records`, all pairs of each item, and the selected pairs. `env_steps` is the count of CoMLRL, which charges
     pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of answers.
     """
-    own, others = candidates_of(records, "candidates"), candidates_of(records, "comparator")
+    candidates, compared = candidates_of(records, "candidates"), candidates_of(records, "comparator")
     kept = [pair for item_pairs in selected for pair in item_pairs]
     texts = {
         (k, *sorted(candidate["texts"].items()))
@@ -41,18 +41,18 @@ def summarize(
     numbers: dict[str, Any] = {
         "items": len(records),
         "items_with_pairs": sum(bool(item_pairs) for item_pairs in pairs),
-        "candidates_sampled": len(own) + len(others),
-        "candidates_scored": len(own) + len(others),
+        "candidates_sampled": len(candidates) + len(compared),
+        "candidates_scored": len(candidates) + len(compared),
         "candidates_distinct": len(texts),
         "tokens_sampled": sum(record["tokens"] + record.get("comparator_tokens", 0) for record in records),
         "completions_truncated": sum(record["truncated"] for record in records) / completions,
         "pairs_possible": sum(map(len, pairs)),
         "pairs": len(kept),
         "env_steps": config.environment_steps(len(kept)),
-        "mean_reward": fmean(candidate["reward"] for candidate in own),
+        "mean_reward": fmean(candidate["reward"] for candidate in candidates),
     }
-    if others:
-        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in others)
+    if compared:
+        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in compared)
     if kept:
         numbers["mean_chosen_reward"] = fmean(pair.chosen.reward for pair in kept)
         numbers["mean_rejected_reward"] = fmean(pair.rejected.reward for pair in kept)
@@ -139,15 +139,15 @@ from trl_multiagent.preferences import load_preferences
 preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
 ```
 
-## What came out
+## Results
 {shown}
 {markdown_table(numbers)}
-`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. What was really done is the number of candidates
+`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. The actual cost is the number of candidates
 that were sampled and scored; all of them are in the folder `candidates` of a collection.
 
-## How it was made
+## Settings
 
-The environment, whose joint reward decided:
+The environment, whose joint reward ranked the answers:
 
 {environment}
 {markdown_table(settings)}"""

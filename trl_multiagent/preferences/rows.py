@@ -109,18 +109,18 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
 
 def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> None:
     missing = [column for role in roles for column in text_columns(role) if column not in columns]
-    found = roles_of_columns(columns)
+    present_roles = roles_of_columns(columns)
     if missing:
         raise ValueError(
             f"`{name}` has no column {', '.join(map(repr, missing))}. Preferences of the team {list(roles)} have a "
             "prompt, a chosen and a rejected answer of every role, as in 'aux_prompt', 'aux_chosen', 'aux_rejected'; "
-            f"this dataset has them for {found or 'no role'}."
+            f"this dataset has them for {present_roles or 'no role'}."
         )
-    others = [role for role in found if role not in roles]
-    if others:
+    extra_roles = [role for role in present_roles if role not in roles]
+    if extra_roles:
         raise ValueError(
-            f"`{name}` has answers of the roles {found}, but the team has the roles {list(roles)}. Train a team with "
-            f"these roles, or remove the columns of {', '.join(others)}."
+            f"`{name}` has answers of the roles {present_roles}, but the team has the roles {list(roles)}. Train a team with "
+            f"these roles, or remove the columns of {', '.join(extra_roles)}."
         )
     references = [column for role in roles for column in reference_columns(role)]
     for group in ([CHOSEN_REWARD, REJECTED_REWARD], references):  # all of them, or none
@@ -151,7 +151,7 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], re
     for column in (*rewards, *references):
         value = row[column]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"{column!r} is {value!r}, it must be a finite number.")
+            raise ValueError(f"{column!r} is {value!r}; it must be a finite number.")
     if rewards and row[CHOSEN_REWARD] <= row[REJECTED_REWARD]:
         raise ValueError(
             f"{CHOSEN_REWARD!r} is {row[CHOSEN_REWARD]!r}, which is not more than {REJECTED_REWARD!r}, "
@@ -175,7 +175,7 @@ def _text(row: dict[str, Any], column: str, as_chat: bool, prompt: str) -> str:
     if isinstance(value, str) or (value is not None and not as_chat):
         raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{column!r} is {value!r}, it must be a text or a list of chat messages.")
+        raise ValueError(f"{column!r} is {value!r}; it must be a text or a list of chat messages.")
     for message in value:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
             raise ValueError(f"{column!r} has the message {message!r}, which needs a text as 'role' and 'content'.")

@@ -52,7 +52,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         whole = load_collection(path) if is_collection(path) else load_from_disk(path)
         preferences = select_rows(whole, split, name)
     elif path.is_file():
-        raise ValueError(f"{path} is no {LOCAL_FILE}, from which preferences are read.")
+        raise ValueError(f"{path} is not a {LOCAL_FILE}, from which preferences are read.")
     elif path.is_absolute() or name.count("/") != 1:
         advice = f"a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, or an id on the Hub"
         raise FileNotFoundError(f"There is no folder {name}. Give {advice}.")

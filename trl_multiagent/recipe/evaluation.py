@@ -115,15 +115,11 @@ def cost_note(controls: Mapping[str, Control]) -> str:
     """Describes the cost of the trainings of the teams and of their controls."""
     from trl_multiagent.recipe.control import read_cost
 
-    teams = [control.cost for control in controls.values()]
-    own = [read_cost(control.folder) for control in controls.values()]
-    answers, tokens = (
-        f"{sum(getattr(x, name) for x in teams):,} and {sum(getattr(x, name) for x in own):,}"
-        for name in ("env_steps", "generated_tokens")
-    )
+    answers, tokens = map(sum, zip(*(control.cost for control in controls.values()), strict=True))
+    own_answers, own_tokens = map(sum, zip(*(read_cost(x.folder) for x in controls.values()), strict=True))
     return (
-        f"Trainings of team and control: {answers} scored answers, {tokens} generated tokens. The reward of a single agent may have "
-        "another maximum than that of a team, so compare what passes."
+        f"Trainings of team and control: {answers:,} and {own_answers:,} scored answers, {tokens:,} and {own_tokens:,} generated tokens. The "
+        "reward of a single agent may have another maximum than that of a team, so compare what passes."
     )
 
 

@@ -86,7 +86,7 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     parser.add_argument("--split", metavar="SPLIT", help="The rows to evaluate on, such as 'test[:50]'.")
     parser.add_argument("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
     group = parser.add_argument_group(
-        "settings, also keys of the section 'evaluation'", "Those of the sampling are by default as in the training."
+        "settings, also keys of the section 'evaluation'", "By default, sampling is as in the training."
     )
     for field in dataclasses.fields(EvaluationConfig):
         if not (cross_play and field.name.startswith(("baseline", "control", "contributions", "ablate"))):
@@ -134,7 +134,7 @@ def parse_evaluation(
         config = next(filter(None, configs), None)
         for text, other in zip(arguments.teams, configs, strict=True):
             if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
-                notes.append(f"the settings are those of {config}; the section `dataset` of {text} is another one.")
+                notes.append(f"the settings are those of {config}; the section `dataset` of {text} differs.")
     written, given = read_yaml(config), parse_overrides(arguments.override)
     algorithm = next((name for name in written if name in ALGORITHMS), DEFAULT_ALGORITHM)
     training = renamed(algorithm, [written, given])
@@ -223,7 +223,7 @@ def name_teams(
 
     same = {str(Path(x).resolve()) if Path(x).is_dir() else x for x in locations}
     if len(same) < len(locations):
-        raise ConfigError(f"The teams {', '.join(texts)} contain the same one twice.")
+        raise ConfigError(f"The teams {', '.join(texts)} contain one of them twice.")
     names = [*BASELINES]  # they have folders, too
     teams = []
     for text, location, config in zip(texts, locations, configs, strict=True):

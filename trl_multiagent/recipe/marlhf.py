@@ -61,11 +61,11 @@ class RewardRun(PreferenceRun):
         classes = {name: ALGORITHMS[name].config_class() for name in RL_ALGORITHMS}
         fields = {name: {field.name for field in dataclasses.fields(cls)} for name, cls in classes.items()}
         used = fields[self.reward.rl_algorithm] | {field.name for field in dataclasses.fields(PreferenceConfig)}
-        others = set().union(*fields.values()) - used - {"num_iterations"}
-        unused = [f"{settings.algorithm}.{name}" for name in settings.arguments if name in others]
-        if unused:
+        without_effect = set().union(*fields.values()) - used - {"num_iterations"}
+        given = [f"{settings.algorithm}.{name}" for name in settings.arguments if name in without_effect]
+        if given:
             reason = "because of `rl_algorithm`"
-            settings.notes.append(f"these settings have no effect here, {reason}: {', '.join(unused)}.")
+            settings.notes.append(f"these settings have no effect here, {reason}: {', '.join(given)}.")
         processed = {} if self.reward.process_model_reward else {"reward_scale": 1.0, "reward_shift": 0.0}
         return make_training_args(settings, classes[self.reward.rl_algorithm], **processed)
 

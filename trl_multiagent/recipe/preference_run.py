@@ -351,7 +351,7 @@ class PreferenceRun:
         run, args = self.prepared, self.prepared.training_args
         history = []
         for k, result in enumerate(results):
-            offset = sum(other["steps"] for other in results[:k])
+            offset = sum(earlier["steps"] for earlier in results[:k])
             history += [{**entry, "step": entry["step"] + offset} for entry in result["log_history"]]
         with (
             temporarily_set(trainer.args, output_dir=str(run.run_folder), push_to_hub=False),

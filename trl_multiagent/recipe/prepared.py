@@ -120,8 +120,8 @@ class PreparedRun(Settings):
         for name in ROLE_ARGUMENTS:
             for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
                 if role not in roles:
-                    others = ", ".join(roles)
-                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is no role of the task: {others}.")
+                    known = ", ".join(roles)
+                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is not a role of the task: {known}.")
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
             raise ConfigError(f"`{section}.frozen_agents` has all roles, so there is nothing to train.")
@@ -131,12 +131,14 @@ class PreparedRun(Settings):
         return environment
 
     def check_best_metric(self, environment: Environment) -> None:
-        """Raises `ConfigError` if `metric_for_best_model` is no metric of an evaluation. Reward functions may log any metric."""
+        """Raises `ConfigError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any metric."""
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
         is_metric = is_eval_metric(metric, environment.roles, self.training_args.num_turns)
         if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
             advice = f"choose one such as {', '.join(EVAL_METRICS[:3])}"
-            raise ConfigError(f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is no metric; {advice}.")
+            raise ConfigError(
+                f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is not a metric; {advice}."
+            )
 
     def introduce(self) -> None:
         """Prints the task's introduction, if it has one and this is not a dry run."""
@@ -282,10 +284,10 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
             return
-        others = [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
+        settings = [f"`{run.names_models}: {loader.models}`"]
+        settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
-        settings = ", ".join([f"`{run.names_models}: {loader.models}`", *others])
-        raise ConfigError(f"the team cannot be built with {settings}: {problem}") from error
+        raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
 
 
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:

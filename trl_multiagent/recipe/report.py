@@ -35,17 +35,17 @@ def make_report(folders: Sequence[str], output: str | None = None) -> Path:
         page = {"title": f"Evaluation: {first.absolute().name}", "evaluation": evaluation}
     else:
         runs = list({run.resolve(): run for folder in folders for run in runs_in(Path(folder))}.values())
-        found = [x for path in first.glob("*/") if (x := evaluation_in(path)) is not None]
-        own = found[0] if len(found) == len(folders) == 1 else None
-        page = run_report(runs[0]) if len(runs) == 1 else comparison_page([read_run(run) for run in runs], own)
+        evaluations = [x for path in first.glob("*/") if (x := evaluation_in(path)) is not None]
+        evaluation = evaluations[0] if len(evaluations) == len(folders) == 1 else None
+        page = run_report(runs[0]) if len(runs) == 1 else comparison_page([read_run(run) for run in runs], evaluation)
     write_page(page, target)
     return target
 
 
 def evaluation_in(folder: Path) -> dict[str, Any] | None:
     """Returns the JSON file of the evaluation in a folder, if there is one."""
-    found = [folder / name for name in EVALUATION_FILES if (folder / name).is_file()]
-    return read_json(found[0]) if found else None
+    files = [folder / name for name in EVALUATION_FILES if (folder / name).is_file()]
+    return read_json(files[0]) if files else None
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -110,7 +110,7 @@ def check_base(base: str, args: JointRewardConfig) -> None:
         raise ConfigError(f"the reward model cannot be loaded from {base!r}: {describe_error(error)}") from error
     for token in (args.eos_token, args.pad_token):
         if token is not None and token not in vocabulary:
-            raise ConfigError(f"the reward model: {token!r} is no token of the tokenizer in {base}.")
+            raise ConfigError(f"the reward model: {token!r} is not a token of the tokenizer in {base}.")
 
 
 def train_reward_model(

@@ -90,8 +90,8 @@ def self_play(
     made: dict[str, TeamSeat] = {}
 
     def members(step: int | None) -> Mapping[str, Seat]:
-        found = {step_of(x): x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()}
-        saved = [found[number] for number in sorted(found) if step is None or number <= step]
+        by_step = {step_of(x): x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()}
+        saved = [by_step[number] for number in sorted(by_step) if step is None or number <= step]
         members = {**first, **{x.name: made.setdefault(x.name, seat(str(x))) for x in saved}}
         if not members:
             raise UnavailableError(f"`{path}.population` is 'self', but {run.folder} holds no checkpoints.")

@@ -27,24 +27,24 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
     if name is None:
         name = next((name for name in tasks if name in merged), next(iter(tasks)))
     if not isinstance(name, str) or (name not in tasks and not {":", "."} & set(name)):
-        others = "a task of your own has the form module:NAME"
-        raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {others}.")
+        advice = "a task of your own has the form module:NAME"
+        raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {advice}.")
     with config_errors():
         task = import_object("task", tasks.get(name, name), config)
     if not isinstance(task, Task):
-        kind = type(task).__name__
-        raise ConfigError(f"`task` names {name!r}, which is of type {kind}, not a `trl_multiagent.Task`.")
+        type_name = type(task).__name__
+        raise ConfigError(f"`task` names {name!r}, which is of type {type_name}, not a `trl_multiagent.Task`.")
     return checked(task)
 
 
 def checked(task: Task) -> Task:
-    """Returns the task. Raises `ConfigError` if one of its sections is no dataclass, or has the name of another section."""
+    """Returns the task. Raises `ConfigError` if one of its sections is not a dataclass, or has the name of another section."""
     taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
     for name, section in task.settings.items():
         if name in taken:
             raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
         if not (isinstance(section, type) and dataclasses.is_dataclass(section)):
-            raise ConfigError(f"The task's section `{name}` is {section!r}, it must be a dataclass.")
+            raise ConfigError(f"The task's section `{name}` is {section!r}; it must be a dataclass.")
     return task
 
 

@@ -24,8 +24,8 @@ def reward_series(log_history: list[dict[str, Any]]) -> dict[str, pd.Series]:
     logs = pd.DataFrame(log_history)
     for column in logs:
         if match := re.fullmatch(r"(?:(eval)_(?:([^/]+)_)?)?reward", column):
-            kind, dataset = match.groups()
-            name = TRAINING if kind is None else f"evaluation, {dataset}" if dataset else "evaluation"
+            prefix, dataset = match.groups()
+            name = TRAINING if prefix is None else f"evaluation, {dataset}" if dataset else "evaluation"
             series[name] = pd.Series(logs[column].to_numpy(), logs["step"]).dropna()
     return series
 
@@ -49,11 +49,11 @@ def metric_table(log_history: list[dict[str, Any]], window: int) -> list[list[st
     """Returns the last values of the environment's metrics. Training values are means over the last `window` log entries."""
     logs = pd.DataFrame(log_history)
     last: dict[str, dict[str, str]] = {}
-    for kind, prefix, size in ((TRAINING, "", window), ("evaluation", "eval_", 1)):
+    for heading, prefix, size in ((TRAINING, "", window), ("evaluation", "eval_", 1)):
         for column in logs:
             if re.fullmatch(rf"{prefix}turn_\d+/.+", column):
                 value = logs[column].dropna().tail(size).mean()
-                last.setdefault(kind, {})[column.removeprefix(prefix)] = f"{value:.3f}"
+                last.setdefault(heading, {})[column.removeprefix(prefix)] = f"{value:.3f}"
     names = sorted({name for values in last.values() for name in values})
     return [["metric", *last], *([f"`{name}`", *(values.get(name, "") for values in last.values())] for name in names)]
 

@@ -38,7 +38,7 @@ def play_episodes(
     """
     for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"`{name}` is {value!r}, it must be a whole number of at least 1.")
+            raise ValueError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
     return grow_trees(
         items,
         environment,

@@ -334,7 +334,7 @@ def check_stop_strings(stop_strings: Mapping[str, Sequence[str]] | None, roles: 
     """Raises `ValueError` if stop strings are not lists of texts, by role."""
     for role, strings in (stop_strings or {}).items():
         if role not in roles or isinstance(strings, str) or not all(isinstance(x, str) and x for x in strings):
-            raise ValueError(f"`stop_strings` is {stop_strings}, it must have lists of texts for {', '.join(roles)}.")
+            raise ValueError(f"`stop_strings` is {stop_strings}; it must have lists of texts for {', '.join(roles)}.")
 
 
 def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -346,18 +346,18 @@ def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
         TypeError: An argument is unknown.
         ValueError: An argument has an impossible value, or cannot be used here.
     """
-    known = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
+    fields = [name for name in vars(GenerationConfig()) if not name.startswith("_")]
     for name, value in generation_kwargs.items():
         if name in REFUSED:
             raise ValueError(f"`{name}` cannot be set here: {REFUSED[name]}.")
-        if name not in known:
-            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1)
+        if name not in fields:
+            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, fields, n=1)
             advice = f"did you mean `{similar[0]}`?" if similar else "use a field of `transformers.GenerationConfig`."
             raise TypeError(f"Unknown argument `{name}={value!r}`: {advice}")
     for name, (minimum, maximum) in RANGES.items():
         value = generation_kwargs.get(name)
         if value is not None and not (isinstance(value, int | float) and minimum <= value <= maximum):
-            raise ValueError(f"`{name}` is {value!r}, it must be a number from {minimum} to {maximum}.")
+            raise ValueError(f"`{name}` is {value!r}; it must be a number from {minimum} to {maximum}.")
     arguments = {**DEFAULTS, **generation_kwargs}
     if generation_kwargs.get("temperature") == 0:
         if generation_kwargs.get("do_sample"):

@@ -282,7 +282,7 @@ class Sandbox(contextlib.AbstractContextManager):
         self._config = {name: getattr(self, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
         self._config["cpu_seconds"] = (self.max_timeouts + 1) * self.check_timeout  # for one program
         self._config["layers"] = sorted(allowed & (TIERS[tier] | optional))
-        self._has_folders = {"namespaces", "landlock"} <= {*self._config["layers"]}
+        self._has_folders = tier == "namespaces" and "folder" in allowed
         self.tier = tier
         logger.info("sandbox tier %s (layers: %s), %d workers", tier, ", ".join(self._config["layers"]), self.workers)
 
@@ -340,7 +340,7 @@ class Sandbox(contextlib.AbstractContextManager):
             free -= 1
 
     def _idle_slot(self, has_folder: bool) -> _Slot | None:
-        """Returns a slot without a task, for a program with or without a folder. None if the machine refuses another slot while programs run, which may be the reason."""
+        """Returns a slot without a task. None if the machine refuses another one while programs run, which may be the reason."""
         idle = [slot for slot in self._slots if slot.task is None and slot.has_folder == has_folder]
         if not idle:
             number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})

@@ -28,19 +28,19 @@ USUAL = {
     "num_turns": "Turns of an episode, 1 by default.",
     "num_generations": "Completions that each agent samples at a node.",
     "items_per_device": "Items, each with its whole tree, per device and optimizer step.",
-    "max_completion_length": "Tokens of a completion at most.",
+    "max_completion_length": "Maximum number of tokens of a completion.",
     "temperature": "Sampling temperature, 1 by default.",
     "beta": "Coefficient of the KL penalty; of the loss, with preferences.",
     "output_dir": "Folder of the run.",
     "report_to": "Where metrics go: none, wandb, tensorboard, ...",
-    "resume_from_checkpoint": "Checkpoint to continue from; true for the last one of the folder.",
+    "resume_from_checkpoint": "Checkpoint to resume from; true for the last one of the folder.",
 }
 OF_ROLLOUTS = ("num_turns", "num_generations", "items_per_device")
 OF_COLLECTIONS = {
     "preference_num_candidates": "Joint answers that are sampled per item.",
-    "preference_pairs_per_sample": "Pairs of an item at most.",
+    "preference_pairs_per_sample": "Maximum number of pairs of an item.",
     "pair_selection": "Which pairs of an item are kept: reward_gap, comparator_reward, random or all.",
-    "comparator_policy": "Another policy that gives one side of each pair, such as history or current.",
+    "comparator_policy": "Policy that samples the other answer of each pair, such as history or current.",
 }
 
 MOST_KEYS = 8  # of a section of the task that `--help` describes
@@ -113,8 +113,8 @@ def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:
     for name, key in keys_of(TopLevel).items():
         if name != "critics" or algorithm in ACTOR_CRITICS:
             yield f"  {name}: {key.help}"
-    others = "" if full else f", {', '.join(keys_of(extras_of(algorithm)))} and more, see --help all"
-    yield f"  {algorithm}: every flag of the last group{others}"
+    more = "" if full else f", {', '.join(keys_of(extras_of(algorithm)))} and more, see --help all"
+    yield f"  {algorithm}: every flag of the last group{more}"
     for section, cls in sections_of(task).items():
         if section == "critic_model" and algorithm not in ACTOR_CRITICS:
             continue

@@ -166,7 +166,7 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
         section = ITERATIVE[algorithm]
         body = layer.pop(section, None)
         if not isinstance(body, dict | None):
-            raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
+            raise ConfigError(f"`{section}` is {short(body)}; it must be a section with keys below it.")
         for name, value in (body or {}).items():
             set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
     if isinstance(layer.get("task"), dict):
@@ -295,7 +295,7 @@ def paths(
         elif isinstance(body, dict | None):
             yield from ((f"{section}.{name}", value) for name, value in (body or {}).items())
         else:
-            raise ConfigError(f"`{section}` is {short(body)}, it must be a section with keys below it.")
+            raise ConfigError(f"`{section}` is {short(body)}; it must be a section with keys below it.")
 
 
 def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:

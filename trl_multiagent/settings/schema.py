@@ -30,7 +30,7 @@ class AgentModel:
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
     use_peft: bool = setting("Whether every agent is a LoRA adapter with the settings lora_*; see also `peft`.", False)
     lora_r: int | None = setting("Rank of the adapters; 16 by default.", ge=1)
-    lora_alpha: int | None = setting("Their scale is lora_alpha / lora_r; 32 by default.", ge=1)
+    lora_alpha: int | None = setting("The scale of the adapters is lora_alpha / lora_r; 32 by default.", ge=1)
     lora_dropout: float | None = setting("Dropout of the adapters; 0.05 by default.", ge=0, lt=1)
     lora_target_modules: list[str] | None = setting("Modules with adapters; by default PEFT's for the model.")
     lora_target_parameters: list[str] | None = setting("Parameters with adapters.")
@@ -39,7 +39,7 @@ class AgentModel:
     use_rslora: bool | None = setting("Whether the scale is lora_alpha / sqrt(lora_r).")
     use_dora: bool | None = setting("Whether the adapters are DoRA, which trains magnitudes too.")
     load_in_4bit: bool = setting("Whether the base of a LoRA team is quantized to 4 bits, with bitsandbytes.", False)
-    load_in_8bit: bool = setting("The same with 8 bits.", False)
+    load_in_8bit: bool = setting("Whether it is quantized to 8 bits.", False)
     bnb_4bit_quant_type: Literal["fp4", "nf4"] | None = setting("Type of 4-bit numbers; 'nf4' by default.")
     use_bnb_nested_quant: bool | None = setting("Whether the constants of the quantization are quantized too.")
     bnb_4bit_quant_storage: str | None = setting("Data type in which 4-bit weights are stored, such as 'bfloat16'.")
@@ -94,7 +94,7 @@ class Output:
 
     base_dir: str = setting("Folder of the runs' folders: job_<id>, or mt_job_<id> with several turns.", "outputs")
     save_final_model: bool = setting("Whether to save the team and its model card after training.", True)
-    save_path: str | None = setting("Where to save them; by default in the run's folder.")
+    save_path: str | None = setting("Folder of the team and its card; by default the run's folder.")
     verbose: bool = setting("Whether to show prompts and completions; the same as `log_completions`.", False)
 
 
@@ -116,8 +116,8 @@ class Wandb:
     name: str | None = setting("Name of the run.")
     dir: str | None = setting("Folder of the run's local files.")
     tags: list[str] | None = setting("Tags of the run.")
-    id: str | None = setting("Id of a run to continue.")
-    resume: Literal["allow", "must", "never", "auto"] | bool | None = setting("Whether to continue it.")
+    id: str | None = setting("Id of a run to resume.")
+    resume: Literal["allow", "must", "never", "auto"] | bool | None = setting("Whether to resume the run.")
 
 
 @dataclass
@@ -134,7 +134,7 @@ class AlgorithmExtras:
         "One agent per role, or one agent that answers for all roles, in tagged blocks, in one turn.", "decentralized"
     )
     resume_from_checkpoint: str | bool | None = setting(
-        "Checkpoint folder to continue from; true: the last one in the folder that RUN_ID or `output_dir` names."
+        "Checkpoint folder to resume from; true: the last one in the folder that RUN_ID or `output_dir` names."
     )
 
 
@@ -175,13 +175,15 @@ class RoundSettings:
 class RewardSettings(PairSettings):
     """The keys of the section `marlhf` that are not about the collection or the training of the team."""
 
-    rl_algorithm: str = setting("What trains the team.", "magrpo", choices=RL_ALGORITHMS)
+    rl_algorithm: str = setting("Algorithm that trains the team.", "magrpo", choices=RL_ALGORITHMS)
     preference_num_items: int | None = setting("Collect preferences for the first n of the items only.", ge=1)
-    reward_model_name: str | None = setting("Model that the reward model starts from; that of the first agent.")
+    reward_model_name: str | None = setting(
+        "Model that the reward model starts from; by default that of the first agent."
+    )
     reward_learning_rate: float = setting("Learning rate of the reward model.", 1e-5, gt=0, le=1000)
     reward_num_train_epochs: float = setting("Passes over the preferences.", 1.0, gt=0, le=1000000)
     reward_train_batch_size: int = setting("Pairs per device and optimizer step.", 1, ge=1)
-    reward_max_length: int | None = setting("Tokens of a joint text; longer prompts are cut.", 2048, ge=1)
+    reward_max_length: int | None = setting("Maximum number of tokens of a joint text; prompts are cut.", 2048, ge=1)
     reward_freeze_backbone: bool = setting("Whether only the head of the reward model is trained.", False)
     reward_eval_fraction: float = setting("Share of the items that are held out.", 0.1, ge=0, lt=1)
     reward_peft: dict[str, Any] | None = setting("Fields of `LoraConfig`: trains an adapter, and merges it.")
@@ -195,7 +197,7 @@ class RewardRoundSettings(RoundSettings):
     """The keys of the section `marlhf_iter` about its rounds."""
 
     preference_scoring_reward: Literal["task", "reward_model"] = setting(
-        "What scores the answers that are compared: the task, or the reward model of the round before.", "task"
+        "Reward of the answers that are compared: the task's, or that of the last round's reward model.", "task"
     )
 
 
@@ -214,12 +216,12 @@ PEFT_DEFAULTS = {"target_modules": "all-linear"}
 class TopLevel:
     """The top-level keys that are not sections."""
 
-    task: str | None = setting("What to train on, as `--task`.")
+    task: str | None = setting("The task, as `--task`.")
     agents: list[str] | None = setting("Model ids, one per agent, instead of agent_model.name.")
     critics: list[str] | None = setting("Model ids, one per critic, instead of critic_model.name.")
     seed: int | None = setting("Random seed.", ge=0, le=4294967295)  # numpy takes no other
     seats: dict[str, Any] | None = setting(
-        "What plays the roles that are not trained, a section per role; see docs/workflows.md."
+        "Players of the roles that are not trained, a section per role; see docs/workflows.md."
     )
 
 
@@ -236,7 +238,7 @@ class SeatSettings:
         "A model behind an endpoint: its name as `model`, and fields of `EndpointSettings`."
     )
     agent: str | None = setting("The role of the agent in these teams; by default that of the seat.")
-    max_completion_length: int = setting("Tokens of an answer at most.", 256, ge=1)
+    max_completion_length: int = setting("Maximum number of tokens of an answer.", 256, ge=1)
     temperature: float = setting("Sampling temperature of a team.", 1.0, ge=0)
 
     def __post_init__(self) -> None:
@@ -244,7 +246,7 @@ class SeatSettings:
         if len(given) != 1:
             raise ValueError("give exactly one of function, team, population and endpoint.")
         if isinstance(self.population, str) and self.population != "self":
-            raise ValueError(f"population is {self.population!r}, it must be a list of saved teams, or 'self'.")
+            raise ValueError(f"population is {self.population!r}; it must be a list of saved teams, or 'self'.")
 
 
 SHARED_SECTIONS: dict[str, type] = {

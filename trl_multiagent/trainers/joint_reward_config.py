@@ -51,7 +51,7 @@ class JointRewardConfig(CommonConfig, RewardConfig):
         super()._check_combinations()
         kwargs = self.model_init_kwargs or {}
         if not isinstance(kwargs, dict):
-            raise ValueError(f"`model_init_kwargs` is {kwargs!r}, it must be a mapping.")
+            raise ValueError(f"`model_init_kwargs` is {kwargs!r}; it must be a mapping.")
         if "num_labels" in kwargs:
             raise ValueError("`model_init_kwargs` must not have 'num_labels': a reward model has one output.")
         for name in ("prompt_template", "answer_template"):

@@ -44,8 +44,8 @@ class HeldOut:
     @property
     def calibration_error(self) -> float:
         """The expected calibration error: the mean distance between confidence and accuracy over the bins, weighted by their sizes."""
-        found = self.confidence_bins()
-        return float((found["count"] * (found["mean"] - found["accuracy"]).abs()).sum() / len(self.margins))
+        frame = self.confidence_bins()
+        return float((frame["count"] * (frame["mean"] - frame["accuracy"]).abs()).sum() / len(self.margins))
 
     def reward_scale(self) -> tuple[float, float] | None:
         """Fits `reward = slope * score + intercept` by least squares. Returns `None` without rewards, or if all scores are the same."""

@@ -122,6 +122,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     ):
         if args is None:
             args = JointRewardConfig("joint-reward-model")
+        if not isinstance(args, JointRewardConfig):
+            raise TypeError(f"`args` is a `{type(args).__name__}`: give a `JointRewardConfig`.")
         if not isinstance(train_dataset, Dataset):
             raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
         if args.freeze_backbone and peft_config is not None:

@@ -80,14 +80,14 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
 
     def _check_values(self) -> None:
         if not self.loss_type:
-            raise ValueError("`loss_type` is empty, it must name at least one loss.")
+            raise ValueError("`loss_type` is empty; it must name at least one loss.")
         for loss_type in self.loss_type:
             if loss_type in REFUSED_LOSS_TYPES:
                 raise ValueError(
                     f"`loss_type` {loss_type!r} is not supported for a team: {REFUSED_LOSS_TYPES[loss_type]}."
                 )
             if loss_type not in LOSS_TYPES:
-                raise ValueError(f"`loss_type` is {loss_type!r}, it must be one of {', '.join(LOSS_TYPES)}.")
+                raise ValueError(f"`loss_type` is {loss_type!r}; it must be one of {', '.join(LOSS_TYPES)}.")
         if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= {*F_DIVERGENCE_LOSS_TYPES}:
             raise ValueError(
                 f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(F_DIVERGENCE_LOSS_TYPES)}, but "

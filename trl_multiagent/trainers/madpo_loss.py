@@ -42,8 +42,8 @@ class Answers:
         alignment = torch.zeros_like(logps)
         if output.log_sum_sq_probs is not None:
             alignment = (output.log_probs - output.log_sum_sq_probs).sum(dim=1)
-        others = (x.detach() for x in (entropy, mean_logits, is_top1, alignment))
-        return cls(logps, ref_logps, lengths, *others)
+        statistics = (x.detach() for x in (entropy, mean_logits, is_top1, alignment))
+        return cls(logps, ref_logps, lengths, *statistics)
 
     @classmethod
     def joint(cls, answers: Iterable[Answers]) -> Answers:
@@ -64,7 +64,7 @@ class Answers:
         logps, lengths, mean_logits = self.logps.chunk(2), self.lengths.chunk(2), self.mean_logits.chunk(2)
         chosen, rejected = (beta * self.log_ratios).chunk(2)
         change = self.log_ratios.chunk(2)[0] / lengths[0].clamp(min=1)
-        found = {
+        metrics = {
             "entropy": sums(self.entropy, self.lengths, both),
             "mean_token_accuracy": sums(self.is_top1.chunk(2)[0], lengths[0]),
             "logits/chosen": sums(mean_logits[0], lengths[0]),
@@ -77,8 +77,8 @@ class Answers:
             "rewards/margins": sums(chosen - rejected, pairs),
             "rewards/accuracies": sums((chosen > rejected).float(), pairs),
         }
-        totals = torch.stack([*found.values()]).tolist()
-        return {name: (x / count if count else 0.0, count) for name, (x, count) in zip(found, totals, strict=True)}
+        totals = torch.stack([*metrics.values()]).tolist()
+        return {name: (x / count if count else 0.0, count) for name, (x, count) in zip(metrics, totals, strict=True)}
 
 
 def preference_losses(answers: Answers, args: MADPOConfig) -> torch.Tensor:

@@ -192,7 +192,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             if dataset_name != "train" and not roles_of_columns(dataset.column_names):
                 if self.environment is None:
                     raise ValueError(
-                        f"`{name}` has the columns {dataset.column_names}, which are no joint preferences. If these are items "
+                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If these are items "
                         "of a task, pass its `environment` to play them."
                     )
                 self.sampler.check_items(dataset, self.environment)

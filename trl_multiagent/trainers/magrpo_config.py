@@ -43,7 +43,7 @@ class MAGRPOConfig(RolloutConfig):
     def _check_values(self) -> None:
         super()._check_values()
         if self.num_generations == 1 and self.advantage_mode != "raw":
-            raise ValueError("`num_generations` is 1, it must be at least 2: the baseline is taken over siblings.")
+            raise ValueError("`num_generations` is 1; it must be at least 2: the baseline is taken over siblings.")
         if self.credit == "sibling" and self.branching == "episodes":
             raise ValueError(
                 "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` does not "

@@ -225,7 +225,7 @@ def test_a_second_turn_is_built_from_the_run_that_scored_the_first():
         ({"mode": "expert_edits"}, "The mode 'expert_edits' needs `expert`"),
         ({"mode": "bandit"}, "Unknown mode 'bandit': choose level_feedback, level_passed, passed, plain"),
         ({"sandbox_slice": "some"}, "`sandbox_slice` must be a whole number, 'all' or None, not 'some'"),
-        ({"hidden_tests": -1}, "`hidden_tests` is -1, it must be a whole number of at least 0"),
+        ({"hidden_tests": -1}, "`hidden_tests` is -1; it must be a whole number of at least 0"),
         ({"collaboration": "dynamic"}, r"Unknown collaboration 'dynamic': choose executed, static\."),
         ({"reward_kind": "fair"}, r"Unknown kind 'fair': choose paper, earned\."),
         ({"reward_kind": "earned", "collaboration": "static"}, "because it runs programs"),

@@ -83,7 +83,7 @@ class BlockBuildingEnvironment(Environment):
         self.kind, self.draw, self.explain, self.count_air = kind, provide_graph, explain, count_air
         self.mode, self.limit = mode or FEEDBACK[kind], limit
         if self.mode not in MODES:
-            raise ValueError(f"`mode` is {mode!r}, it must be one of {', '.join(MODES)}.")
+            raise ValueError(f"`mode` is {mode!r}; it must be one of {', '.join(MODES)}.")
         self.max_commands, self.limited_resource = max_commands or MAX_COMMANDS[kind], limited_resource
         self.spiders = {**SPIDER, **(spider or {}), **(player or {})}
         if kind == WALLS:

@@ -61,7 +61,7 @@ class BugFixingEnvironment(ProgramEnvironment):
             for item, result in zip(items, last, strict=True)
         ]
         made: list[dict[str, Prompt]] = []
-        for item, result, verdicts in zip(items, last, run_groups(self.runner.run_references, programs), strict=True):
+        for item, result, verdicts in zip(items, last, run_groups(self.runner.run_experiments, programs), strict=True):
             if result is None:
                 texts = {TESTER: prompts.tester_prompt(item), FIXER: prompts.fixer_prompt(item, alone)}
             else:

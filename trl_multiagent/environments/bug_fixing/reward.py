@@ -61,7 +61,7 @@ def score_answers(runner: ProgramRunner, items: list[dict], joint_actions: list[
         [program(item, source, *own) for source in (item["reference"], item["faulty"], *item["mutants"]) if own]
         for item, own in zip(items, tests, strict=True)
     ]
-    results = run_groups(runner.run_references, known)
+    results = run_groups(runner.run_experiments, known)
     outcomes = []
     for (item, action), source, own, fix, on_known in zip(pairs, sources, tests, fixes, results, strict=True):
         metrics = fix_metrics(item, source, fix)

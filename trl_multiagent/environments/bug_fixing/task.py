@@ -7,6 +7,7 @@ from trl_multiagent.environments.bug_fixing.demo import DEMO, demo_model
 from trl_multiagent.environments.bug_fixing.environment import BugFixingEnvironment
 from trl_multiagent.environments.code_generation.task import CodeDataset
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets
+from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 
@@ -15,7 +16,7 @@ from trl_multiagent.environments.task import Task, TaskSettings, setting
 class BugDataset(CodeDataset):
     """The section `dataset`."""
 
-    generated = (DEMO,)
+    generated = (*SHORT_NAMES, DEMO)
     name: str | None = setting(
         f"'humaneval', 'mbpp', '{QUIXBUGS}' or '{DEMO}', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
     )

@@ -44,7 +44,7 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     Returns:
         `Dataset`: Columns `task_id`, `class_name`, `skeleton`, `imports`, `test`, `reference`, all text; `methods`, the names of the methods
         to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes;
-        `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds; `folder`, whether programs need one.
+        `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds; `folder`, whether it needs one.
 
     Raises `ValueError` if a row is malformed, or no row gives an item, and `ConnectionError` if the Hub cannot be reached.
     """
@@ -107,8 +107,8 @@ def make_item(row: dict, where: str) -> dict:
 
 def find_tests(items: list[dict], sandbox: Sandbox) -> list[dict | None]:
     """
-    Runs references and constants on the tests of some items; if a reference fails, again with a folder of its own, where the sandbox can give one.
-    Returns the columns `tests`, `counting`, `check_timeout` and `folder` of each; `None` if the tests cannot tell right answers from wrong ones.
+    Runs references and constants on the tests of some items; if a reference fails, again with a folder where the sandbox can give one.
+    Returns the columns `tests`, `counting`, `check_timeout` and `folder` of each; `None` if the tests cannot tell right from wrong.
     """
     found = _find_tests(items, sandbox)
     failed = [k for k, columns in enumerate(found) if columns is None]
@@ -162,9 +162,9 @@ def single_program(item: dict, answer: str) -> Program:
 
 def program_of(item: dict, answers: Sequence[merging.Answer], division: Sequence[Sequence[str]]) -> Program:
     """Returns the program that runs an item's tests on the merged class, see [`merging.merge`]."""
-    source, limit = merging.merge(item, answers, division), item.get("check_timeout")
-    more = {"check_timeout": limit, "unittest": True, "folder": item.get("folder", False)}
-    return Program(source, item["class_name"], item["test"], item["imports"], **more)
+    source = merging.merge(item, answers, division)
+    own = {name: item[name] for name in ("check_timeout", "folder") if name in item}
+    return Program(source, item["class_name"], item["test"], item["imports"], unittest=True, **own)
 
 
 def passed_by(verdict: Verdict) -> set[str]:

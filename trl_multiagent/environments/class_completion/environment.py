@@ -60,7 +60,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
     ):
         for name, value, choices in (("division", division, DIVISIONS), ("kind", kind, KINDS), ("mode", mode, MODES)):
             if value not in choices:
-                raise ValueError(f"`{name}` is {value!r}, it must be one of {', '.join(choices)}.")
+                raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(choices)}.")
         self.roles = tuple(f"agent_{k}" for k in range(num_agents))
         self.division, self.kind, self.mode, self.make_prompt = division, kind, mode, make_prompt
         super().__init__(sandbox, keep_suspicious)

@@ -11,6 +11,7 @@ from trl_multiagent.environments.class_completion.prompts import first_prompt
 from trl_multiagent.environments.class_completion.reward import COMPAT, KINDS
 from trl_multiagent.environments.code_generation.task import CodeDataset
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
+from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 
@@ -19,7 +20,7 @@ from trl_multiagent.environments.task import Task, TaskSettings, setting
 class ClassDataset(CodeDataset):
     """The section `dataset`."""
 
-    generated = (DEMO,)
+    generated = (*SHORT_NAMES, DEMO)
     name: str | None = setting(
         f"'{CLASSEVAL}', which comes with the package; a Hub id; the path of a {LOCAL_FILE} in the same format; or 'demo'."
     )

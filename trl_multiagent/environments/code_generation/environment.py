@@ -97,7 +97,7 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         self.expert = expert if mode == feedback.EXPERT_EDITS else None
         self.sandbox_slice = _slice(sandbox_slice)
         if hidden_tests < 0:
-            raise ValueError(f"`hidden_tests` is {hidden_tests!r}, it must be a whole number of at least 0.")
+            raise ValueError(f"`hidden_tests` is {hidden_tests!r}; it must be a whole number of at least 0.")
         self.hidden_tests = hidden_tests
         self.external_prompt_passthrough = external_prompt_passthrough
         self.prompt_files = prompt_files or CodePrompts()

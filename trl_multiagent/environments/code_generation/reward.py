@@ -150,7 +150,7 @@ class CodeReward:
             return [ItemFacts(count_asserts(item["test"])) for item in items]
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in self._facts}
         programs = [facts_program(item, tries_trivial) for item in new.values()]
-        verdicts = self.runner.run_references(programs) if programs else []
+        verdicts = self.runner.run_experiments(programs) if programs else []
         for (key, item), verdict in zip(new.items(), verdicts, strict=True):
             facts = self._facts[key] = read_facts(item, verdict)
             if not self.warn_about_items:

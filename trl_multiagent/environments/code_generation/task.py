@@ -19,7 +19,7 @@ from trl_multiagent.environments.code_generation.prompts import CodePrompts
 from trl_multiagent.environments.code_generation.reward import COLLABORATION, KINDS, CodeReward
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
-from trl_multiagent.environments.embedded import is_short_name
+from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.python_code.problems import count_asserts
 from trl_multiagent.environments.python_code.sandbox_settings import SandboxSettings
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
@@ -43,14 +43,11 @@ def quoted(choices: Iterable[str]) -> str:
 class CodeDataset(DatasetSource):
     """The section `dataset`."""
 
+    generated = SHORT_NAMES
     name: str | None = setting(
         f"'humaneval', 'coophumaneval' or 'mbpp', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
     )
     type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return super().may_be_hub_id and not is_short_name(str(self.name))
 
     def __post_init__(self) -> None:
         if self.name is None:
@@ -59,7 +56,7 @@ class CodeDataset(DatasetSource):
         path = Path(self.name)
         is_local = path.suffix in LOCAL_SUFFIXES
         if path.is_file() and not is_local:
-            raise ValueError(f"`dataset.name` is {self.name!r}, it must be a Hub id or the path of a {LOCAL_FILE}.")
+            raise ValueError(f"`dataset.name` is {self.name!r}; it must be a Hub id or the path of a {LOCAL_FILE}.")
         if not path.exists() and (is_local or self.name.startswith(("/", "./", "../"))):
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 

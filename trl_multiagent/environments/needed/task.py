@@ -29,12 +29,12 @@ class NeededSettings:
     """The section `needed`."""
 
     facts: str | None = setting(
-        "'private': every agent has its own. One agent has all facts, 'shared', or the decider's alone, 'isolated'.",
+        "'private': every agent has its own facts. 'shared': one agent has all facts. 'isolated': one agent has the decider's.",
         choices=FACTS,
     )
-    literacy: float = setting("Share of the base model's answers that believe the message.", 0.5, ge=0, le=1)
+    literacy: float = setting("Share of the base model's answers that use the message.", 0.5, ge=0, le=1)
     noise: float = setting("Probability that a word of a message is replaced by a random one.", 0.0, ge=0, le=1)
-    width: int | None = setting("Words of a message at most; by default those that a fact needs.", ge=1, le=8)
+    width: int | None = setting("Maximum words of a message; by default as many as a fact needs.", ge=1, le=8)
     operations: int | None = setting("Operations of the rule, 4 by default.", ge=2, le=6)
     digits: int | None = setting("Digits of the rule, 4 by default.", ge=2, le=10)
     board: int | None = setting("Side of the walk's board, 3 by default.", ge=2, le=6)

@@ -48,11 +48,7 @@ class ProgramRunner:
         return verdicts
 
     def run_experiments(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Runs the agents' programs again, with a change. Only the time is counted."""
-        return self._run(programs, "experiment_seconds")
-
-    def run_references(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Runs programs that the agents did not write, such as reference solutions. Only the time is counted."""
+        """Runs the agents' programs with a change, or others, such as reference solutions. Only the time is counted."""
         return self._run(programs, "experiment_seconds")
 
     def _run(self, programs: Sequence[Program], count: str) -> list[Verdict]:

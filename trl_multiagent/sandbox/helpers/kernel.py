@@ -43,8 +43,8 @@ def lock_down(
     role: str, layers: list[str], limits: dict[int, int], readable: list[str], root: int | None = None
 ) -> None:
     """
-    Applies the layers to the verifier or the zygote, irrevocably. Only folders in `readable` may be read. With the layer `folder`, the programs'
-    folder becomes the working directory. The verifier then gets the zygote's user, and its root, which it has as the open file `root`.
+    Applies the layers to the verifier or the zygote, irrevocably. Only folders in `readable` may be read. With the layer `folder`, the
+    programs' folder becomes the working directory; the verifier then gets the zygote's user, and its root, the open file `root`.
     """
     user = spare_user()
     has_folder, is_zygote = "folder" in layers, role == "zygote"
@@ -189,7 +189,7 @@ def _assemble(rules: Rules, default: int) -> tuple[ctypes.Array, ctypes.Array]:
 
 
 def _given_up(zygote: Rules, kept: Rules) -> Rules:
-    """Returns what a candidate may no longer do. This filter is added to the zygote's. It is short, because it is installed for every program."""
+    """Returns what a candidate may no longer do: a short filter behind the zygote's, because it is installed for every program."""
     return {name: kept.get(name, _REFUSE) for name, action in zygote.items() if kept.get(name) != action}
 
 
@@ -213,8 +213,8 @@ _ALL_WITH_FILES = sum(1 << bit for bit in (1, 2, 3, 4, 5, 7, 8, 13, 14))
 
 def restrict_files(readable: list[str], writable: Sequence[str] = ()) -> None:
     """
-    Landlock: only files beneath `readable` may be read, and only those beneath `writable` made and changed. Where the kernel's version supports it,
-    TCP, abstract sockets and signals are denied too.
+    Landlock: only files beneath `readable` may be read, and only those beneath `writable` made and changed. Where the kernel's version
+    supports it, TCP, abstract sockets and signals are denied too.
     """
     version = _check(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
     rights = (1 << 13) - 1
@@ -290,6 +290,10 @@ def _works(layer: str) -> bool:
     if layer == "namespaces":
         enter_namespaces()
         return os.listdir("/") == ["proc"] and os.getpid() == 1
+    if layer == "folder":
+        lock_down("zygote", ["namespaces", "landlock", "seccomp", "folder"], {}, [])
+        Path("file").write_text("")
+        return os.listdir() == ["file"] and _refused(os.listdir, "/")
     if layer == "userns":
         _check(_libc.unshare(_NEWUSER), "unshare")
         return True
@@ -300,7 +304,7 @@ def _works(layer: str) -> bool:
 def main(config: dict) -> None:
     """Prints the names of the layers that this machine allows, each tried in a child of its own."""
     layers = []
-    for layer in ("seccomp", "landlock", "namespaces", "user", "userns"):
+    for layer in ("seccomp", "landlock", "namespaces", "user", "userns", "folder"):
         child = os.fork()
         if not child:
             try:

@@ -11,6 +11,8 @@ Commands on its socket, one packet each:
 If programs have a folder, `F` empties it first. All but `F` are answered by one packet of JSON.
 """
 
+import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -75,12 +77,10 @@ def main(control_fd: int, config: dict) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    if "folder" in layers:
-        root = os.open("/", os.O_PATH)
-        socket.send_fds(control, [b'{"ready": true}'], [root])
+    roots = [os.open("/", os.O_PATH)] if "folder" in layers else []  # for the verifier
+    socket.send_fds(control, [b'{"ready": true}'], roots)
+    for root in roots:
         os.close(root)
-    else:
-        _send(control, ready=True)
     _serve(control, config["layers"], max_tasks)
 
 
@@ -89,10 +89,11 @@ def load_modules(layers: list[str]) -> None:
     for name in ABSENT:
         sys.modules[name] = None  # type: ignore[assignment]  # an import of it raises
     for name in [*MODULES, *FOR_FOLDERS * ("folder" in layers)]:
-        try:
+        with contextlib.suppress(ModuleNotFoundError):  # the interpreter was built without it
             importlib.import_module(name)
-        except ModuleNotFoundError:
-            continue  # the interpreter was built without it
+    sqlite: Any = sys.modules.get("sqlite3")
+    if sqlite is not None:  # a program and its checks take turns, so a locked database stays locked while one waits
+        sqlite.connect = functools.partial(sqlite.connect, timeout=0)
 
 
 def _max_tasks() -> int:

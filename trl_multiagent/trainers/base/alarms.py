@@ -95,13 +95,13 @@ class Alarms(TrainerCallback):
         for role in self.roles:
             if always(logs, f"agents/{role}/completions/most_common_ratio", at_least=COLLAPSED):
                 found[f"collapse/{role}"] = (
-                    f"In the last {WINDOW} log entries, agent {role!r} gave nearly always one and the same answer, to "
-                    "whatever item. Lower `learning_rate`, or set `beta`."
+                    f"In the last {WINDOW} log entries, agent {role!r} almost always gave the same answer, whatever "
+                    "the item. Lower `learning_rate`, or set `beta`."
                 )
             own = mean_of(logs, f"agents/{role}/total_contribution")
-            if variance is not None and own is not None and 0 < variance and own <= NO_CONTRIBUTION * variance:
+            if variance is not None and own is not None and variance > 0 and own <= NO_CONTRIBUTION * variance:
                 found[f"no_contribution/{role}"] = (
-                    f"In the last {WINDOW} log entries, the reward hardly depended on what agent {role!r} answered: it "
+                    f"In the last {WINDOW} log entries, the reward hardly depended on the answers of agent {role!r}: it "
                     "contributes nothing, or the others ignore it."
                 )
         for name, meaning in self.watched_metrics.items():

@@ -161,11 +161,12 @@ def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch
         return longest[node.tree], node.tree, [samples.prompt_ids for samples in node.samples.values()]
 
     nodes.sort(key=place)
-    return [
-        Row(turn, node.samples, sibling, {role: values[sibling].item() for role, values in by_role.items()})
-        for turn, node, by_role in nodes
-        for sibling in range(max(len(samples.completion_ids) for samples in node.samples.values()))
-    ]
+    rows = []
+    for turn, node, by_role in nodes:
+        for sibling in range(max(len(samples.completion_ids) for samples in node.samples.values())):
+            own = {role: values[sibling].item() for role, values in by_role.items()}
+            rows.append(Row(turn, node.samples, sibling, own))
+    return rows
 
 
 def longest_sequence_length(node: Node) -> int:

@@ -40,21 +40,21 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         first release wrote the checkpoint, also `checksums` and `changes`.
 
     Raises:
-        ValueError: The folder is no complete checkpoint, or another release wrote it.
+        ValueError: The folder is not a complete checkpoint, or another release wrote it.
     """
     folder = Path(folder)
     path = folder / STATE_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder} is no complete checkpoint of trl_multiagent: there is no {path}.{resume_advice(folder)}"
+            f"{folder} is not a complete checkpoint of trl_multiagent: there is no {path}.{resume_advice(folder)}"
         )
     try:
         state = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}.{resume_advice(folder)}") from error
-    found = state.get("format_version") if isinstance(state, dict) else None
-    if found != FORMAT_VERSION:
-        raise ValueError(f"{path} has the format version {found!r}; this release reads version {FORMAT_VERSION}.")
+    saved = state.get("format_version") if isinstance(state, dict) else None
+    if saved != FORMAT_VERSION:
+        raise ValueError(f"{path} has the format version {saved!r}; this release reads version {FORMAT_VERSION}.")
     if "checksum" in state and state["checksum"] != checksum_of_entries(state):
         raise ValueError(f"{path} is damaged: it has changed since it was saved.{resume_advice(folder)}")
     sizes = {name: (folder / name).stat().st_size for name in files_in(folder)}

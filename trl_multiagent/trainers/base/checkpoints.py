@@ -307,8 +307,8 @@ class CheckpointMixin(CommonTrainerMixin):
             if not self.args.should_save or is_deepspeed_zero3_enabled():
                 raise
             result = save_in_fallback_folder(self.team, self.args.output_dir)
-            kind = WriteError if is_disk_full(error) else SaveError
-            raise kind(f"The training ended with {describe(error)}. {result}") from error
+            error_class = WriteError if is_disk_full(error) else SaveError
+            raise error_class(f"The training ended with {describe(error)}. {result}") from error
 
     # Trackers: a resumed run continues the records of the interrupted one
 

@@ -35,8 +35,8 @@ class CommonTrainerMixin(Trainer):
     """
     Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step when it gets a signal.
 
-    accelerate does not wrap a model for a training if it has prepared it for an evaluation. Without the wrapper, processes do not share
-    gradients, and each trains its own model. So evaluations here do not prepare the model.
+    If accelerate has prepared a model for an evaluation, it does not wrap the model for a training. Without the wrapper, processes do not
+    share gradients, and each trains its own model. So evaluations here do not prepare the model.
 
     A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has written its part. So
     a crash at any time leaves the previous checkpoint intact. The last file of a checkpoint lists all others with their checksums, see
@@ -96,7 +96,7 @@ class CommonTrainerMixin(Trainer):
             )
         if resume_from_checkpoint is None and self.is_world_process_zero():
             logger.warning(
-                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, starts anew; without "
+                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, is reset; without "
                 "DeepSpeed it would be kept."
             )
         self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None

@@ -19,7 +19,7 @@ class SaveError(RuntimeError):
 
 
 class WriteError(SaveError):
-    """Raised if files could not be written, for example because the disk is full. This is no bug, so a recipe shows only the message."""
+    """Raised if files could not be written, for example because the disk is full. This is not a bug, so a recipe shows only the message."""
 
 
 def write_problem(folder: Path, error: BaseException) -> str:

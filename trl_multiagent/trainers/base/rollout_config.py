@@ -189,9 +189,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
     scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=("none", False))
-    max_completion_length: int = setting("Tokens of a completion at most.", 512, ge=1, le=1048576)
+    max_completion_length: int = setting("Maximum number of tokens of a completion.", 512, ge=1, le=1048576)
     # Arguments of TRL whose values it checks only when it trains, or never
-    importance_sampling_level: str = setting("What a probability ratio is of.", "token", choices=("token", "sequence"))
+    importance_sampling_level: str = setting("Unit of a probability ratio.", "token", choices=("token", "sequence"))
     vllm_mode: str = setting("Engines in the trainer, or servers.", "colocate", choices=("colocate", "server"))
     vllm_importance_sampling_mode: str = setting("How ratios are bounded.", "sequence_mask", choices=SAMPLING_MODES)
 
@@ -313,7 +313,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     def _check_generation_kwargs(self) -> None:
         for name in ("generation_kwargs", "chat_template_kwargs"):
             if not isinstance(getattr(self, name), dict | None):
-                raise ValueError(f"`{name}` is {short(getattr(self, name))}, it must be a mapping.")
+                raise ValueError(f"`{name}` is {short(getattr(self, name))}; it must be a mapping.")
         kwargs = self.generation_kwargs or {}
         for name, reason in (RESERVED | RESERVED_WITH_VLLM if self.use_vllm else RESERVED).items():
             if name in kwargs and (name, kwargs[name]) != ("do_sample", True):

@@ -67,7 +67,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
-        args = self._config_class(f"{environment.roles[-1]}-{self._name}") if args is None else args
+        args = self._config_class(f"{team.roles[-1]}-{self._name}") if args is None else args
         check_inputs(team, environment, args, train_dataset)
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, over all processes
@@ -522,9 +522,9 @@ def check_inputs(
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
     """Checks that the team fits the environment."""
     if not isinstance(environment, Environment):
-        kind = type(environment).__name__
+        type_name = type(environment).__name__
         raise TypeError(
-            f"`environment` must be an `Environment`, got `{kind}`: make a `FunctionEnvironment`, or a subclass."
+            f"`environment` must be an `Environment`, got `{type_name}`: make a `FunctionEnvironment`, or a subclass."
         )
     check_roles(environment.roles)
     if tuple(team.roles) != tuple(environment.roles):

@@ -92,6 +92,11 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
+        for role in () if team.has_adapters else team.trained_roles:
+            if not all(x.is_floating_point() for x in team.agents[role].parameters()):
+                raise ValueError(
+                    f"The weights of agent {role!r} are quantized, so they cannot be trained: load it with a `peft_config`."
+                )
         team.uses_dropout = not args.disable_dropout
         if args.process_index == 0:
             warn_about_dropout(team)
@@ -351,7 +356,7 @@ def warn_about_dropout(team: AgentTeam) -> None:
 
 
 def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises a `TypeError` that names the replacement for arguments of TRL's trainers of one model."""
+    """Raises a `TypeError` with the replacement for an argument of TRL trainers of one model or a configuration of another algorithm."""
     for name, advice in INSTEAD.items():
         if name in kwargs:
             raise TypeError(f"`{trainer.__name__}` has no argument `{name}`: {advice}.")
@@ -359,10 +364,11 @@ def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, A
     if team is not None and not isinstance(team, AgentTeam):
         raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {INSTEAD['model']}.")
     for value in (*args, *kwargs.values()):
-        if isinstance(value, TrainingArguments) and not isinstance(value, TeamConfig):
-            raise TypeError(
-                f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`, which has its arguments too."
-            )
+        is_arguments = isinstance(value, TrainingArguments) or (
+            isinstance(value, dict) and value is kwargs.get("args")
+        )
+        if is_arguments and not isinstance(value, trainer._config_class):
+            raise TypeError(f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`.")
 
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
@@ -385,7 +391,7 @@ def check_devices(team: AgentTeam, args: TeamConfig) -> None:
         return
     if set(args.devices) != set(team.roles):
         raise ValueError(
-            f"`devices` has the roles {list(args.devices)}, it must have those of the team: {list(team.roles)}."
+            f"`devices` has the roles {list(args.devices)}; it must have those of the team: {list(team.roles)}."
         )
     if team.form != "full" or args.critic_names(team.trained_roles):
         raise ValueError(
