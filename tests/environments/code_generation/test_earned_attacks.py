@@ -112,6 +112,8 @@ BOXED = {
         ("a deque", "from collections import deque\n", "deque([SQUARES])", "aux(xs)[0]"),
         ("a partial", "from functools import partial\n", "partial(int, SQUARES)", "aux(xs)()"),
         ("five lists", "", "[[[[[SQUARES]]]]]", "aux(xs)[0][0][0][0][0]"),
+        ("a text of a float", "", "str(float(SQUARES))", "int(float(aux(xs)))"),
+        ("a text of a fraction", "from fractions import Fraction\n", "str(SQUARES)", "Fraction(aux(xs))"),
         (
             "a method",
             "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n",

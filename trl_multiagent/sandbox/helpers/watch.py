@@ -387,10 +387,11 @@ def _in_form_of(value: Any, first: Any) -> Any:
         if (inside := _unwrapped(forms[-1])) is _NO_VALUE:
             break
         forms.append(_listed(inside))
-    if type(value) in _CONVERTED:
-        for form in tuple(forms):
-            with contextlib.suppress(Exception):  # there is no such conversion
-                forms.append(type(value)(form))
+    # A fraction or a counter equals what `float` or `dict` makes
+    kinds = (float, dict, type(value)) if type(value) in _CONVERTED else (float, dict)
+    for form, kind in itertools.product(tuple(forms), kinds):
+        with contextlib.suppress(Exception):  # there is no such conversion
+            forms.append(kind(form))
     return next((form for form in forms if not _differ(form, value)), forms[0])
 
 
