@@ -487,7 +487,7 @@ def test_the_fields_of_trl_model_config_are_settings():
         assert f"agent_model.{field.name}" in [*known, *renamed], field.name
 
 
-def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
+def test_adapters_and_models_as_trl_describes_them(parse, tiny_model, tmp_path):
     flags = ["--model_name_or_path", tiny_model, "--use_peft", "--lora_r", "4"]
     flags += ["--lora_target_modules", "q_proj", "v_proj"]
     recipe = parse({"agent_model": {"name": None}}, *flags, "--attn_implementation", "eager", "--dtype", "float32")
@@ -498,6 +498,9 @@ def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
     sections = {"agent_model": {"name": tiny_model}, "magrpo": {"model_init_kwargs": {"use_safetensors": False}}}
     with pytest.raises(LoadError, match="pytorch_model"):  # the arguments reach `from_pretrained`
         parse(sections).load_team(["aux", "main"])
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(LoadError, match=r"cannot be loaded from .*: RecursionError"):
+        parse({"agent_model": {"name": str(tmp_path)}}).load_team(["aux", "main"])
 
 
 def test_quantization_as_trl_describes_it(parse, monkeypatch):

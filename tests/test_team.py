@@ -113,6 +113,11 @@ def test_a_saved_team_that_has_changed_is_refused(form, tmp_path):
         ):
             AgentTeam.from_pretrained(str(tmp_path))
         flip(path)
+    (folder / "checksums.json").rename(tmp_path / "kept")
+    (folder / "checksums.json").write_text("[]")
+    with pytest.raises(ValueError, match=rf"{folder}/checksums.json is damaged: it holds no object"):
+        AgentTeam.from_pretrained(str(tmp_path))
+    (tmp_path / "kept").rename(folder / "checksums.json")
     flip(weights)
     (folder / "checksums.json").unlink()  # as in a team of an earlier release, or when the change was meant
     if form != "lora":  # whose base was not saved

@@ -128,6 +128,8 @@ def check_checksums(name: str) -> None:
     """Raises `ValueError` if files of a model have changed since it was saved. A model from elsewhere has no checksums."""
     folder = Path(name)
     saved = read_json(folder / CHECKSUMS_FILE) if (folder / CHECKSUMS_FILE).is_file() else {}
+    if not isinstance(saved, dict):
+        raise ValueError(f"{folder / CHECKSUMS_FILE} is damaged: it holds no object.")
     damaged = [
         x for x, checksum in saved.items() if not (folder / x).is_file() or checksum_of_file(folder / x) != checksum
     ]

@@ -264,6 +264,9 @@ def test_a_reward_model_that_does_not_exist(tmp_path):
     with pytest.raises(ValueError, match=r"The reward model '.*/none' cannot be loaded: ") as error:
         environment(role_reward("poet", str(tmp_path / "none")))
     assert "\n" not in str(error.value)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="cannot be loaded: RecursionError"):
+        environment(role_reward("poet", str(tmp_path)))
 
 
 def test_an_answer_that_a_reward_model_reads_as_a_chat_ends_no_turn():

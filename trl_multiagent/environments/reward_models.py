@@ -50,7 +50,7 @@ class RewardModel:
                 model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
             name = get_config_model_id(model.config)
             self.tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"The reward model {show_model(model)} cannot be loaded: {describe(error)}") from error
         self.__name__ = name.rstrip("/").split("/")[-1]
         self.model = model

@@ -121,5 +121,11 @@ def one_line(problem: str) -> Iterator[None]:
         yield
     except LoadError:
         raise
-    except (OSError, ValueError, ImportError, TypeError) as error:  # transformers and PEFT raise errors of many kinds
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+        TypeError,
+        RecursionError,
+    ) as error:  # transformers and PEFT raise errors of many kinds
         raise LoadError(f"{problem}: {describe(error)}") from error
