@@ -28,14 +28,7 @@ RUN_FILE = "run.json"  # facts about a run
 LOG_FILE = "log.jsonl"  # the entries of its log
 ALARMS_FILE = "alarms.jsonl"
 CHECKSUMS_FILE = "checksums.json"  # in the folder of a model, of these files
-CHECKED_FILES = (
-    "*.safetensors",
-    MODEL_CONFIG,
-    ADAPTER_CONFIG,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-)
+CHECKED_FILES = ("*.safetensors", "tokenizer.json")  # which nobody edits by hand, as they do configurations
 PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them
@@ -119,7 +112,7 @@ def checksum_of_file(path: Path) -> str:
 
 
 def write_checksums(folder: Path) -> None:
-    """Writes the checksums of the weights, the configuration and the tokenizer of a saved model into its folder."""
+    """Writes the checksums of the weights and the tokenizer of a saved model into its folder."""
     paths = sorted(path for pattern in CHECKED_FILES for path in folder.glob(pattern))
     write_json(folder / CHECKSUMS_FILE, {path.name: checksum_of_file(path) for path in paths})
 

@@ -338,8 +338,7 @@ class AgentTeam(SingleModel):
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
 
         Returns:
-            `list[Turn]`: Prompts, joint action and outcome of each turn; the outcome of a text is `None`. For several items, a list of
-            episodes.
+            `list[Turn]`: Prompts, joint action and outcome (`None` for a text) of each turn; for several items, a list of such lists.
 
         Raises:
             TypeError: An argument is unknown, or an item is neither a row nor a text.
