@@ -5,13 +5,13 @@ import gc
 import importlib.metadata
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import accelerate.utils.other
 import jinja2
 import torch
 
+from trl_multiagent.demo import problems as demo_problems
 from trl_multiagent.environments.python_code import problems
 
 
@@ -38,8 +38,12 @@ def make_libraries_quick() -> None:
     report = sys.modules.get("trl_multiagent.trainers.base.run_report")
     if report is not None:  # every training ends with a page, which takes as long
         report.RunReport.drawn, report.RunReport.refresh = report.RunReport.refresh, no_page
-    # Every start checks all problems of a benchmark
+    reward_model = sys.modules.get("trl_multiagent.trainers.joint_reward_trainer")
+    if reward_model is not None:
+        reward_model.draw_report = no_picture
+    # Every start checks all problems of a benchmark, or makes those of the demo
     problems.unusable_test = functools.cache(problems.unusable_test)
+    demo_problems.demo_dataset = functools.cache(demo_problems.demo_dataset)
 
 
 def named_modules(self, memo=None, prefix="", remove_duplicate=True):
@@ -68,6 +72,9 @@ def no_page(*_, **__) -> None:
     """Stands in for the refresh of a run's report, which tests with the fixture `reports` write."""
 
 
-def no_picture(series: Mapping, path: Path) -> None:
-    """Stands in for the reward curve, which `test_model_card.py` and the runs of `test_hub.py` draw."""
+def no_picture(_, path: Path) -> None:
+    """
+    Stands in for the reward curve, which `test_model_card.py` and the runs of `test_hub.py` draw, and for the picture of a reward model, which
+    tests with the fixture `reports` draw.
+    """
     path.touch()

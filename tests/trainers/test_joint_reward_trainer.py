@@ -168,7 +168,7 @@ def test_pairs_are_held_out_by_item():
     assert split_by_item(data.select(range(3)), ["aux"], 0.5, seed=0)[1] is None
 
 
-def test_report(tmp_path):
+def test_report(tmp_path, reports):
     trainer = reward_trainer(tmp_path, eval_dataset=pairs(number=7), per_device_eval_batch_size=2, max_length=60)
     trainer.train()
     facts = trainer.report()
