@@ -53,6 +53,7 @@ magrpo.fp16=true needs a GPU
 external.mode=telepathy 'level_feedback'
 external.memory_mode=short 'full'
 dataset.name=null `dataset.name` is missing
+dataset=[1] `dataset` is [1], and a section with keys below it elsewhere
 prompt_files.aux=nowhere.txt no such file
 dataset.type=demo;dataset.name=humaneval.jsonl set it to 'demo'
 dataset.train_split=test[500:600] selects none

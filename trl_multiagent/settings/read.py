@@ -210,8 +210,23 @@ def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; other values come from the last layer that has them."""
+    layers = list(layers)
+    for number, layer in enumerate(layers):
+        for earlier in layers[:number]:
+            check_kinds(earlier, layer)
     with naming_reference():
         return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
+
+
+def check_kinds(first: dict[str, Any], second: dict[str, Any], section: str = "") -> None:
+    """Raises `ConfigError` if a setting is a list in one of two layers, and a section in the other."""
+    for name in [name for name in first if name in second]:
+        one, other, path = first[name], second[name], f"{section}{name}"
+        if isinstance(one, dict) and isinstance(other, dict):
+            check_kinds(one, other, f"{path}.")
+        elif {type(one), type(other)} == {dict, list}:
+            value = short(one if isinstance(one, list) else other)
+            raise ConfigError(f"`{path}` is {value}, and a section with keys below it elsewhere; give one of the two.")
 
 
 @contextlib.contextmanager
