@@ -7,24 +7,19 @@ names, and they are the same with and without an experiment, so that the program
 """
 
 import ast
-import builtins
-import collections
 import contextlib
 import copy
-import copyreg
-import datetime
-import decimal
-import fractions
 import io
 import itertools
 import os
 import pickle
-import re
 import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+from .data import ATOMS, CONTAINERS, DICTIONARIES, LIST_ITERATOR, bytes_of, is_data
 
 
 # The docstring of `Program` says what each experiment changes
@@ -39,26 +34,8 @@ PROGRAM = "<program>"  # the file name in the program's code objects
 MAX_ITEMS = 10_000  # of an iterator whose items are kept
 MAX_WRAPPINGS = 100  # containers around a value that are taken off
 MAX_PARTS = 100  # of a value that may contain arguments
-MAX_DATA = 1_000_000  # parts of a value
 # What `list(...)` and the like make of a value
 _CONVERTED = (list, tuple, dict, set, frozenset, str, int, float, bool, complex)
-_ATOMS = (int, float, bool, str, type(None))
-_DICTIONARIES = (dict, collections.Counter, collections.OrderedDict, collections.defaultdict)
-_CONTAINERS = (list, tuple, set, frozenset, collections.deque, *_DICTIONARIES)
-# Values that cannot change, besides `_ATOMS`
-_FIXED: tuple[type, ...] = (complex, bytes, bytearray, range)
-_FIXED += (fractions.Fraction, decimal.Decimal, re.Pattern, re.Match)
-_FIXED += (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone)
-# Those of them that contain other values
-_INSIDE = {"Fraction": ("numerator", "denominator"), "Match": ("string",), "Pattern": ("pattern",)}
-_INSIDE |= dict.fromkeys(("datetime", "time"), ("tzinfo",))
-_BUILTINS = {id(value) for value in vars(builtins).values()}
-_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-# Of what values consist that cannot be pickled
-_REDUCED: Any = dict.fromkeys(_VIEWS, lambda view: (list, ([*view],)))
-_REDUCED[re.Match] = lambda found: (list, ([found.re, found.string, found.pos, found.endpos, found.regs],))
-_REDUCED = copyreg.dispatch_table | _REDUCED
-_LIST_ITERATOR: Any = type(iter([]))
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
 
@@ -106,13 +83,13 @@ class Watch:
         parameters = tuple(_with_lists(some) for some in parameters)  # code must not run while an iterator is read
         if Watch.experiment not in WITH_COPIES:
             return parameters
-        if all(type(one) in _ATOMS for one in parameters[0]) and not any(parameters[1:]):
+        if all(type(one) in ATOMS for one in parameters[0]) and not any(parameters[1:]):
             copies = parameters  # most arguments, and this is faster
         else:
             self.check(parameters)
             copies = _copied(parameters)
         if Watch.experiment == "control":
-            self.called_with = _bytes_of(parameters)
+            self.called_with = bytes_of(parameters)
         self.remember(_single(*parameters), _single(*copies))
         return parameters if Watch.experiment == "control" else copies
 
@@ -123,14 +100,14 @@ class Watch:
 
     def check(self, value: Any) -> None:
         """During the control, looks for code and objects with code in what passes between the agents."""
-        if Watch.experiment == "control" and not _is_data(value):
+        if Watch.experiment == "control" and not is_data(value):
             Watch.unfit = "something other than data passed between the agents"
 
     def compare(self, value: Any) -> None:
         """During the control, looks for two values for the same arguments, which only a function that keeps a state has."""
         if Watch.experiment != "control" or self.called_with is None or len(self.results) > MAX_ITEMS:
             return
-        result = _bytes_of(value)  # a state may also be in the types or the order of equal values
+        result = bytes_of(value)  # a state may also be in the types or the order of equal values
         if result is not None and result != self.results.setdefault(self.called_with, result):
             Watch.unfit = "the function keeps a state"
 
@@ -154,7 +131,7 @@ class Watch:
 
     def learn(self, value: Any) -> None:
         """Keeps the first value that contains arguments as a template. Where several arguments fit, later values decide."""
-        if type(value) in _ATOMS and all(_differ(value, old) for old, _ in self.arguments.values()):
+        if type(value) in ATOMS and all(_differ(value, old) for old, _ in self.arguments.values()):
             return  # most values, and this is faster
         with contextlib.suppress(Exception):  # the value is none; see `_Template`
             # A constant beside an argument of this call, such as True, may equal one of the call before
@@ -287,46 +264,6 @@ def watched_entry_point(entry: Callable, watches: dict[str, Watch], namespace: d
     return call
 
 
-def _is_data(value: Any) -> bool:
-    """Returns whether a value consists of numbers, texts and the like in built-in containers, so that it contains no code of the program."""
-    stack: list[Any] = [value]
-    seen: set[int] = set()
-    while stack and len(seen) < MAX_DATA:
-        part = stack.pop()
-        kind = type(part)
-        if kind in _ATOMS or id(part) in seen:
-            continue
-        seen.add(id(part))
-        if kind in _FIXED:
-            stack += (getattr(part, name) for name in _INSIDE.get(kind.__name__, ()))
-        elif kind in _CONTAINERS or kind in _VIEWS:
-            stack += part
-            stack += part.values() if kind in _DICTIONARIES else ()
-            stack += [part.default_factory] if kind is collections.defaultdict else ()
-        elif kind is _LIST_ITERATOR:
-            stack += copy.copy(part)
-        elif kind is types.BuiltinFunctionType:  # such as `len`; a method such as `[].append` belongs to an object
-            if not isinstance(part.__self__, types.ModuleType):
-                return False
-        elif id(part) not in _BUILTINS:
-            return False
-    return not stack
-
-
-def _bytes_of(value: Any) -> bytes | None:
-    """Returns a value as bytes, whether or not some of its parts are the same object; None if that is not possible."""
-    file = io.BytesIO()
-    pickler = pickle.Pickler(file)
-    pickler.fast = True
-    pickler.dispatch_table = _REDUCED
-    with contextlib.suppress(Exception):
-        pickler.dump(value)
-        return file.getvalue()
-    with contextlib.suppress(Exception):  # it contains itself
-        return repr(value).encode()
-    return None
-
-
 def _with_lists(arguments: tuple | dict) -> tuple | dict:
     """Arguments of a call, of which generators and other iterators are read."""
     if isinstance(arguments, dict):
@@ -397,9 +334,9 @@ def _in_form_of(value: Any, first: Any) -> Any:
 
 def _unwrapped(value: Any) -> Any:
     """Returns the only value in a container, or that a list iterator has left."""
-    value = list(copy.copy(value)) if type(value) is _LIST_ITERATOR else value
-    if type(value) in _CONTAINERS and len(value) == 1:
-        return next(iter(value.values() if type(value) in _DICTIONARIES else value))
+    value = list(copy.copy(value)) if type(value) is LIST_ITERATOR else value
+    if type(value) in CONTAINERS and len(value) == 1:
+        return next(iter(value.values() if type(value) in DICTIONARIES else value))
     return _NO_VALUE
 
 
@@ -420,7 +357,7 @@ def _altered(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    if type(value) not in (*_CONTAINERS, bytearray):
+    if type(value) not in (*CONTAINERS, bytearray):
         return value
     try:
         return copy.deepcopy(value)
