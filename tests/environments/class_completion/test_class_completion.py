@@ -207,7 +207,7 @@ def test_classes_that_need_files_are_used_where_there_is_a_folder(sandbox, caplo
     message = (
         "classeval: 8 of 82 classes are left out, because the sandbox's tier 'seccomp' has no folder for their files."
     )
-    assert [record.message for record in caplog.records] == [message]
+    assert message in [record.message for record in caplog.records]
     if sandbox.has_folders():
         rows = [row for row in load_class_dataset("classeval", sandbox=sandbox) if row["folder"]]
         verdicts = sandbox.run([single_program(row, row["reference"]) for row in rows])

@@ -188,7 +188,7 @@ def test_the_temperature_is_the_peers_except_for_claude():
         ({"expert_model": "/"}, "`external.expert_model` is '/', but this folder holds no model and no saved team"),
         ({"expert_model": "a/b", "expert_token_budget": 9}, "`external.expert_token_budget` is for an endpoint"),
         ({"expert_token_budget": 2048}, "`external.expert_token_budget` is 2048, which is not enough for one request"),
-        ({"expert_extra_body": {"messages": []}}, "has 'messages', which a request has anyway"),
+        ({"expert_extra_body": {"messages": []}}, "has 'messages', which every request has"),
         ({"expert_extra_body": {"api_key": "sk-1"}}, "has 'api_key', which looks like a key"),
         ({"expert_cache_dir": __file__}, "`external.expert_cache_dir` must be a folder"),
     ],
