@@ -90,6 +90,9 @@ ARRANGED |= {
         "def aux(n, x):\n    return [x, 'x']\n",
         alone("n = aux(3, len(xs))[0]", "if n != len(xs):", "    return None")),
     "yields the argument": ("def aux(x):\n    yield x\n", alone("xs = next(aux(xs))")),
+    "yields the items of the argument, and calls itself": (
+        "def aux(x, i=0):\n    if i < len(x):\n        yield x[i]\n        yield from aux(x, i + 1)\n",
+        alone("xs = list(aux(xs))")),
     "yields the argument of a context": (
         "from contextlib import contextmanager\n@contextmanager\ndef aux(x):\n    yield x\n",
         alone("with aux(xs) as ys:", "    xs = ys")),
@@ -122,6 +125,10 @@ BOXED = {
         ),
     )
 }
+BOXED["a generator that calls itself"] = (
+    f"def aux(xs, depth):\n    if depth:\n        yield from aux(xs, depth - 1)\n    else:\n        yield {SQUARES}\n",
+    "def f(xs):\n    return next(aux(xs, 2))\n",
+)
 # What aux does besides returning a constant, and what changes none of its arguments
 EFFECTS = {
     "yields": ("def aux(*xs):\n    yield 1\n", alone("if len(list(aux(xs))) != 1:", "    return None")),
@@ -314,6 +321,9 @@ TEXTS = {
 # Honest pairs
 IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
 HONEST = {
+    "aux is a generator that calls itself": (
+        "def aux(xs):\n    if xs:\n        if xs[0] % 2 == 0:\n            yield xs[0]\n        yield from aux(xs[1:])\n",
+        "def f(xs):\n    return sum(x * x for x in aux(xs))\n"),
     "works in place and ends with a call that returns nothing": (
         "def aux(xs, out):\n    for x in xs[:-1]:\n        x % 2 or out.append(x)\n    return None if not xs or xs[-1] % 2 else out.append(xs[-1])\n",
         "def f(xs):\n    out = []\n    aux(xs, out)\n    return sum(x * x for x in out)\n",

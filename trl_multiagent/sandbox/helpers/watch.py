@@ -9,10 +9,13 @@ names, and they are the same with and without an experiment, so that the program
 import ast
 import contextlib
 import copy
+import decimal
+import fractions
 import io
 import itertools
 import os
 import pickle
+import sys
 import threading
 import types
 import warnings
@@ -35,7 +38,7 @@ MAX_ITEMS = 10_000  # of an iterator whose items are kept
 MAX_WRAPPINGS = 100  # containers around a value that are taken off
 MAX_PARTS = 100  # of a value that may contain arguments
 # What `list(...)` and the like make of a value
-_CONVERTED = (list, tuple, dict, set, frozenset, str, int, float, bool, complex)
+_CONVERTED = (list, tuple, dict, set, frozenset, str, int, float, bool, complex, fractions.Fraction, decimal.Decimal)
 _EMPTY: dict[type, Any] = {str: "?", bytes: b"?", list: [0], tuple: (0,), set: {0}, frozenset: {0}, dict: {0: 0}}
 
 
@@ -58,7 +61,8 @@ class Watch:
         # The arguments of the outermost call, and after them those of the one before, each with what the function got for it
         self.arguments: dict[tuple[bool, int], tuple[Any, Any]] = {}
         self.template: _Template | None = None  # of the function's values
-        self.yielded: list[Any] = []  # by the generator that was made last, from these arguments
+        # By the generator that ran last with `echo` or the control, from these arguments
+        self.yielded: list[Any] | None = None
         self.called_with: bytes | None = None  # the arguments of the outermost call
         self.results: dict[bytes, bytes] = {}  # values by arguments
         self.entries = 0  # calls of the entry point
@@ -147,15 +151,18 @@ class Watch:
     def start(self, *parameters: Any) -> bool:
         """Does what `enter` and `given` do, for a generator. Other code runs between its values, so it has no depth."""
         self.calls += 1
+        if Watch.experiment and _runs_for_itself():
+            return True
         if self.first is _NO_VALUE:
             self.first = []
+        runs = Watch.experiment not in NO_YIELD or (Watch.experiment == "echo" and self.calls == 1)
         if Watch.experiment in WITH_COPIES:
-            if self.yielded:  # by a generator that ran
+            if self.yielded is not None:
                 self.learn(self.yielded)
-            self.yielded = []
+            self.yielded = [] if runs else None
             self.check(parameters)
             self.remember(*[_single(*parameters)] * 2)
-        return Watch.experiment not in NO_YIELD or (Watch.experiment == "echo" and self.calls == 1)
+        return runs
 
     def instead_of_values(self) -> Iterator:
         """Yields the values of a generator that is not run."""
@@ -164,14 +171,17 @@ class Watch:
 
     def produce(self, value: Any) -> Any:
         """Returns what a generator's caller gets in place of one of its values."""
+        if not Watch.experiment or _runs_for_itself():
+            return value
+        value = iter([*itertools.islice(value, MAX_ITEMS)]) if isinstance(value, Iterator) else value
         values, arguments, self.arguments = self.first, self.arguments, {}
         # with `echo`, a generator runs once, to make a template of its values
         result = value if Watch.experiment == "echo" else self.give(value)
         self.arguments = arguments
-        if Watch.experiment in WITH_COPIES and len(self.yielded) < MAX_PARTS:
-            self.yielded.append(value)
-        if Watch.experiment and type(values) is list:
-            values.append(result)
+        if self.yielded is not None and len(self.yielded) < MAX_PARTS:
+            self.yielded.append(_copied(value))
+        if type(values) is list:
+            values.append(_copied(result))
         return result
 
     def give(self, value: Any) -> Any:
@@ -274,11 +284,11 @@ def _with_lists(arguments: tuple | dict) -> tuple | dict:
 def _single(named: tuple, *rest: tuple | dict) -> list:
     """
     Returns all arguments of a call, each with what it contains if that is a single value, and with the tuple of a list or the list of a tuple. The
-    first argument, if there is one, is the first, then come the tuple and the dictionary of further arguments, and what is in them.
+    first argument, if there is one, is the first, then come the tuple and the dictionary of further arguments, what is in them, and the tuple of all.
     """
     further = [one for some in rest for one in (some.values() if type(some) is dict else some)]
-    single = [*(named or further[:1] or [_NO_VALUE]), *rest, *further]
-    other: dict[type, Callable] = {list: tuple, tuple: list}
+    single = [*(named or further[:1] or [_NO_VALUE]), *rest, *further, (*named, *further)]
+    other: dict[type, Callable] = {list: tuple, tuple: list, LIST_ITERATOR: lambda one: [*copy.copy(one)]}
     return [x for one in single for x in (one, _unwrapped(one), other.get(type(one), lambda _: _NO_VALUE)(one))]
 
 
@@ -340,6 +350,15 @@ def _unwrapped(value: Any) -> Any:
     return _NO_VALUE
 
 
+def _runs_for_itself() -> bool:
+    """Returns whether the generator that calls the watch is run by a call of the same function, as in a recursion."""
+    generator = sys._getframe(2)
+    frame = generator.f_back
+    while frame and frame.f_code is not generator.f_code:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, Iterator) else value
 
@@ -357,7 +376,7 @@ def _altered(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    if type(value) not in (*CONTAINERS, bytearray):
+    if type(value) not in (*CONTAINERS, bytearray, LIST_ITERATOR):
         return value
     try:
         return copy.deepcopy(value)
