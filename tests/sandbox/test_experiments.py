@@ -1,4 +1,4 @@
-"""Watched functions: they stay what they are, and experiments change what they tell."""
+"""Watched functions: they stay what they are, and experiments change what passes between a program and its helper."""
 
 import pytest
 
@@ -43,8 +43,7 @@ TEAMS = {
     ),
     "a gate on an object": (
         "OK = object()\ndef aux(xs):\n    return OK\n",
-        "def f(xs):\n    return 10 * sum(xs) if aux(xs) is OK else None\n",
-        ("alone", "first", "another", "echo", "nothing")),
+        "def f(xs):\n    return 10 * sum(xs) if aux(xs) is OK else None\n", EXPERIMENTS),
     "a main that unpacks a set in two lists": (
         "def aux(xs):\n    return [({10 * sum(xs)},)]\n", "def f(xs):\n    return aux(xs)[0][0].pop()\n",
         ("alone", "constant", "another", "echo", "nothing")),
@@ -100,8 +99,10 @@ def sandbox():
         yield sandbox
 
 
-def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(7), watch=("aux",), **options):
-    program = Program(source, "f", checks, watch=watch, needed=(*needed,), experiments=experiments, **options)
+def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(7), watch=("aux",), helper="", **options):
+    program = Program(
+        source, "f", checks, watch=watch, needed=(*needed,), helper=helper, experiments=experiments, **options
+    )
     (verdict,) = sandbox.run([program])
     return verdict
 
@@ -110,14 +111,14 @@ def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(7), watch=(
 def test_experiments_show_who_does_what(sandbox, name):
     aux, main, expected = TEAMS[name]
     assert run(sandbox, aux + main).passed == 7
-    effective = [one for one in EXPERIMENTS if run(sandbox, aux + main, experiments=(one,)).effective]
+    effective = [one for one in EXPERIMENTS if run(sandbox, main, experiments=(one,), helper=aux).effective]
     assert effective == [*expected]
 
 
 @pytest.mark.parametrize("name", TEAMS)
 def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox, name):
     aux, main, expected = TEAMS[name]
-    verdict = run(sandbox, aux + main, experiments=EXPERIMENTS)
+    verdict = run(sandbox, main, experiments=EXPERIMENTS, helper=aux)
     assert set(verdict.effective) <= {*expected}
     assert (EXPERIMENTS[0] in verdict.effective) == (EXPERIMENTS[0] in expected)
     if name == "a helper that is needed":
@@ -125,70 +126,130 @@ def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox
 
 
 def test_swapped_changes_the_calls_that_another_leaves_alone(sandbox):
-    source = "def aux(x):\n    return x\ndef f(n):\n    return [aux(k) for k in range(n)]\n"
+    helper, source = "def aux(x):\n    return x\n", "def f(n):\n    return [aux(k) for k in range(n)]\n"
     checks = "changed = [k for k, value in enumerate(f(8)) if value != k]\n" + "".join(
         f"assert {k} not in changed\n" for k in range(8)
     )
     lost = {}
     for name in ("another", "swapped"):
-        statuses = [check.status for check in run(sandbox, source, checks, (name,), needed=()).checks]
+        statuses = [check.status for check in run(sandbox, source, checks, (name,), (), helper=helper).checks]
         lost[name] = {k for k, status in enumerate(statuses) if status == "failed"}
     assert lost == {"another": {0, 3, 5, 6}, "swapped": {1, 2, 4, 7}}
 
 
-def test_mute_runs_the_function_and_drops_its_value(sandbox):
-    source = "RAN = []\ndef aux(x):\n    RAN.append(x)\n    return x\ndef f(x):\n    return [aux(x), RAN]\n"
-    checks = "assert f(3) == [None, [3]]\n"
-    assert run(sandbox, source, checks, ("mute",), needed=()).passed == 1
-    assert run(sandbox, SUM + TEN_TIMES, experiments=("mute",)).effective == ("mute",)
+SAME = "def aux(x):\n    return x\n"
+
+
+def test_mute_drops_the_value_and_nothing_also_the_changes(sandbox):
+    helper = "def aux(xs):\n    xs.append(1)\n    return xs\n"
+    source = "def f(xs):\n    return [aux(xs), xs]\n"
+    for name, expected in (("mute", [None, [3, 1]]), ("nothing", [None, [3]]), ("control", [[3, 1], [3, 1]])):
+        assert run(sandbox, source, f"assert f([3]) == {expected}\n", (name,), (), helper=helper).passed == 1
+    assert run(sandbox, TEN_TIMES, experiments=("mute",), helper=SUM).effective == ("mute",)
 
 
 def test_second_and_third_replace_values_by_later_ones(sandbox):
-    source = "def aux(x):\n    return x\ndef f():\n    return [aux(k) for k in (4, 4, 7, 9, 5)]\n"
+    source = "def f():\n    return [aux(k) for k in (4, 4, 7, 9, 5)]\n"
     for name, values in (("second", [None, None, 7, 7, 7]), ("third", [None, None, None, 9, 9])):
-        assert run(sandbox, source, f"assert f() == {values}", (name,), needed=()).passed == 1
+        assert run(sandbox, source, f"assert f() == {values}", (name,), needed=(), helper=SAME).passed == 1
 
 
 def test_replay_gives_what_the_first_call_of_the_entry_point_got(sandbox):
-    source = "def aux(x):\n    return x\nBEFORE = aux(7)\ndef f(*xs):\n    return BEFORE, [aux(x) for x in xs]\n"
+    source = "BEFORE = aux(7)\ndef f(*xs):\n    return BEFORE, [aux(x) for x in xs]\n"
     checks = "assert f(1, 2) == (7, [1, 2])\nassert f(3, 4, 5) == (7, [1, 2, None])\nassert f(6) == (7, [1])\n"
-    assert run(sandbox, source, checks, ("replay",), needed=()).passed == 3
+    assert run(sandbox, source, checks, ("replay",), needed=(), helper=SAME).passed == 3
 
 
 def test_apart_gives_copies_and_echo_the_known_template_with_the_arguments(sandbox):
-    source = "def aux(xs, *more, **named):\n    xs.append(1)\n    return VALUE\ndef f():\n    xs, ys = [], []\n"
-    source += "    return [aux(xs, 2), aux(ys, 3, k=4), xs, ys]\n"
+    helper = "def aux(xs, *more, **named):\n    xs.append(1)\n    return VALUE\n"
+    source = "def f():\n    xs, ys = [], []\n    return [aux(xs, 2), aux(ys, 3, k=4), xs, ys]\n"
     for name, value, expected in (
         ("apart", "len(xs)", [1, 1, [], []]),
         ("control", "len(xs)", [1, 1, [1], [1]]),
         ("echo", "len(xs)", [[], [], [], []]),
-        ("echo", "(more[0], [xs])", [(2, [[]]), (3, [[]]), [], []]),
-        ("echo", "len(named) or more", [(2,), (3,), [], []]),
-        ("echo", "{'x': [more, 'y']}", [{"x": [(2,), "y"]}, {"x": [(3,), "y"]}, [], []]),
+        ("echo", "(more[0], [xs[:0]])", [(2, [[]]), (3, [[]]), [], []]),
+        ("echo", "{'x': [more, 'y']}", [{"x": [(2,), "y"]}, {"x": [(3, 4), "y"]}, [], []]),
     ):
-        verdict = run(sandbox, source.replace("VALUE", value), f"assert f() == {expected}", (name,), needed=())
+        verdict = run(sandbox, source, f"assert f() == {expected}", (name,), (), helper=helper.replace("VALUE", value))
         assert verdict.passed == 1, (name, value, verdict.checks)
+
+
+@pytest.mark.parametrize(
+    ("helper", "source", "expected"),
+    [
+        ("def aux(n):\n    while True:\n        yield n\n", "g = aux(2)\ndef f(x):\n    return next(g)", 2),
+        ("def aux(xs):\n    return (x for x in xs)", "def f(x):\n    return sum(aux(iter([1, 2])))", 3),
+        ("def aux(a, *, b):\n    a[0].update(b)", "def f(x):\n    a = [{}]\n    aux(a, b={1: (2, {3})})\n    return a", [{1: (2, {3})}]),
+        ("def aux(n):\n    return aux(n - 1) + 1 if n else 0", "def f(x):\n    return aux(500)", 500),
+        ("def aux(x):\n    raise KeyError(x)", "def f(x):\n    try:\n        aux(7)\n    except KeyError as error:\n        return error.args", (7,)),
+        ("K = 3\ndef aux(x):\n    return K", "K = 2\ndef f(x):\n    return K, aux(x), K", (2, 3, 2)),
+        ("def aux(x):\n    return 'aux' in globals(), 'f' in globals()", "def f(x):\n    return aux(x)", (True, False)),
+    ],
+    ids=["iterator without an end", "iterators", "in place", "recursion", "exception", "names", "apart"],
+)  # fmt: skip
+def test_a_helper_runs_in_a_process_of_its_own(sandbox, helper, source, expected):
+    assert run(sandbox, source, f"assert f(0) == {expected}", ("control",), (), helper=helper).passed == 1
+
+
+@pytest.mark.parametrize(
+    ("helper", "source"),
+    [
+        ("def aux(x):\n    return lambda: x\n", "def f(x):\n    return aux(x)()"),
+        ("class A:\n    pass\ndef aux(x):\n    return [A()]\n", "def f(x):\n    return len(aux(x))"),
+        ("def aux(g):\n    return g()\n", "def f(x):\n    return aux(lambda: x)"),
+        ("def aux(a):\n    return a is not None\n", "class A:\n    pass\ndef f(x):\n    return aux(A())"),
+        ("def aux(x):\n    return f(x - 1) if x else 0\n", "def f(x):\n    return aux(x)"),
+        ("def aux(x):\n    return K\n", "K = 1\ndef f(x):\n    return aux(x)"),
+        ("K = 1\ndef aux(x):\n    return x\n", "def f(x):\n    return K * aux(x)"),
+        ("def aux(x):\n    return aux.k\n", "aux.k = 1\ndef f(x):\n    return aux(x)"),
+    ],
+)
+def test_nothing_but_data_passes_between_a_program_and_its_helper(sandbox, helper, source):
+    checks = "assert f(1) in (0, 1, True)"
+    assert run(sandbox, helper + source, checks, needed=()).passed == 1
+    assert run(sandbox, source, checks, ("control",), (0,), helper=helper).effective == ("control",)
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        "N = []\ndef aux(x):\n    N.append(1)\n    return len(N)\n",
+        "def aux(x, kept=[]):\n    kept.append(x)\n    return kept[0]\n",
+        "LAST = [0]\ndef aux(x):\n    LAST.append(x)\n    return LAST[-2]\n",
+        "import random\ndef aux(x):\n    return random.random()\n",
+        "N = []\ndef aux(x):\n    N.append(1)\n    if len(N) == 2:\n        raise KeyError\n",
+        "K = []\ndef aux(x):\n    K.append(1)\n    return -0.0 if len(K) == 2 else 0.0\n",
+    ],
+)
+def test_the_control_finds_a_helper_that_keeps_a_state(sandbox, helper):
+    source = "def f(x):\n    try:\n        aux(x)\n    except KeyError:\n        pass\n    return x\n"
+    checks = "".join(f"assert f({x}) == {x}\n" for x in (3, 5, 8))  # no two calls are equal
+    assert run(sandbox, source, checks, ("control",), range(3), helper=helper).effective == ("control",)
+    memo = "MEMO = {}\ndef aux(x):\n    return MEMO.setdefault(x, x + 1)\n"
+    assert run(sandbox, source, checks, ("control",), range(3), helper=memo).effective == ()
 
 
 @pytest.mark.parametrize("name", [name for name in TEAMS if name != "a gate on an object"])
 def test_the_control_costs_an_ordinary_team_nothing(sandbox, name):
-    assert run(sandbox, "".join(TEAMS[name][:2]), experiments=("control",)).effective == ()
+    aux, main, _ = TEAMS[name]
+    assert run(sandbox, main, experiments=("control",), helper=aux).effective == ()
 
 
 def test_of_several_experiments_with_one_name_one_effect_is_enough(sandbox):
-    source = "def aux(x):\n    return x\ndef f(xs):\n    return [aux(0), aux(1) * 10 * sum(xs)][1]\n"
-    assert run(sandbox, source, experiments=("another|swapped",), needed=(0,)).effective == ("another|swapped",)
-    assert run(sandbox, source, experiments=("another|control",), needed=(0,)).effective == ()
+    source = "def f(xs):\n    return [aux(0), aux(1) * 10 * sum(xs)][1]\n"
+    for names, effective in (("another|swapped", ("another|swapped",)), ("another|control", ())):
+        assert run(sandbox, source, experiments=(names,), needed=(0,), helper=SAME).effective == effective
 
 
 def test_each_experiment_begins_in_a_fresh_process_with_the_first_check(sandbox):
     # this program fails the second call of a process, and depends on aux from the fifth on
-    source = SUM + (
+    source = (
         "N = []\ndef f(xs):\n    N.append(1)\n    if len(N) == 2:\n        return None\n"
         "    return 10 * (aux(xs) if len(N) > 4 else sum(xs))\n"
     )
     for needed, effective in (((0, 2, 3), ()), ((0, 2, 3, 4), ("nothing", "mute"))):
-        assert run(sandbox, source, experiments=("nothing", "mute", "control"), needed=needed).effective == effective
+        verdict = run(sandbox, source, experiments=("nothing", "mute", "control"), needed=needed, helper=SUM)
+        assert verdict.effective == effective
 
 
 @pytest.mark.parametrize(
@@ -203,11 +264,24 @@ def test_each_experiment_begins_in_a_fresh_process_with_the_first_check(sandbox)
     ],
 )
 def test_a_program_that_wastes_time_or_memory_in_an_experiment_loses_a_check(sandbox, waste):
-    source = SUM + f"def f(xs):\n    if aux(xs) != sum(xs):\n        {waste}\n    return 10 * sum(xs)\n"
+    source = f"def f(xs):\n    if aux(xs) != sum(xs):\n        {waste}\n    return 10 * sum(xs)\n"
     names = ("nothing", "mute", "another|swapped", "constant", "echo", "control")
-    program = Program(source, "f", CHECKS, watch=("aux",), needed=(*range(7),), experiments=names, check_timeout=0.3)
-    (verdict,) = sandbox.run([program])
-    assert verdict.effective == names[:-1]
+    assert run(sandbox, source, experiments=names, check_timeout=0.3, helper=SUM).effective == names[:-1]
+
+
+@pytest.mark.parametrize(
+    "waste",
+    ["while True: pass", "return 'a' * 10**8", "import os; os._exit(0)", "import os; os.write(3, b'abcd' * 99)"],
+)
+def test_a_helper_that_wastes_time_or_memory_costs_a_check(sandbox, waste):
+    helper = f"def aux(xs):\n    if len(xs) == 3:\n        {waste}\n    return sum(xs)\n"
+    source = (
+        "def f(xs):\n    try:\n        return 10 * aux(xs)\n    except BaseException:\n        return 10 * sum(xs)\n"
+    )
+    verdict = run(sandbox, source, experiments=("control",), check_timeout=0.3, helper=helper)
+    statuses = [check.status for check in verdict.checks]
+    assert statuses[:5] == ["passed"] * 5 and (statuses[5] != "passed" or "10**8" in waste)
+    assert run(sandbox, TEN_TIMES, experiments=("control",), helper=SUM).effective == ()  # the sandbox goes on
 
 
 @pytest.mark.parametrize("name", HELPERS)
@@ -215,8 +289,10 @@ def test_every_way_to_write_a_helper_is_watched_and_changed(sandbox, name):
     aux, main = HELPERS[name]
     verdict = run(sandbox, aux + main)
     assert verdict.passed == 7 and verdict.calls["aux"] >= 7 and not verdict.suspicious
+    if name in ("coroutine", "cache that is cleared"):  # which give the program more than data
+        return
     for experiment in ("constant", "another", "nothing"):
-        assert run(sandbox, aux + main, experiments=(experiment,)).effective == (experiment,)
+        assert run(sandbox, main, experiments=(experiment,), helper=aux).effective == (experiment,)
 
 
 def test_a_watched_function_looks_the_same_from_inside(sandbox):
@@ -225,8 +301,8 @@ def test_a_watched_function_looks_the_same_from_inside(sandbox):
     )
     checks += "assert seen[4:10] == [(1,), 'function', None, False, 'aux', 3]\n"
     checks += "assert seen[10:12] == [['DEPTH', 'aux', 'depth', 'f', 'functools', 'inspect', 'sys'], ('aux',)]"
-    for watch, experiments in (((), ()), (("aux",), ()), (("aux",), ("nothing",))):
-        verdict = run(sandbox, SAME_INSIDE, checks, experiments, needed=(), watch=watch)
+    for watch in ((), ("aux",)):
+        verdict = run(sandbox, SAME_INSIDE, checks, needed=(), watch=watch)
         assert [check.status for check in verdict.checks[:3]] == ["passed"] * 3, verdict.checks
 
 
@@ -261,14 +337,14 @@ def test_calls_by_the_programs_definitions_count(sandbox):
 
 
 def test_an_experiment_ends_at_the_first_check_it_costs(sandbox):
-    verdict = run(sandbox, SUM + TEN_TIMES, experiments=("nothing",))
+    verdict = run(sandbox, TEN_TIMES, experiments=("nothing",), helper=SUM)
     assert [check.status for check in verdict.checks] == ["error"] + ["not_run"] * 6
 
 
 def test_only_needed_checks_decide(sandbox):
-    source = SUM + "def f(xs):\n    return 10 * sum(xs) if len(xs) > 1 else 10 * aux(xs)\n"
-    assert run(sandbox, source, experiments=("nothing",), needed=(0, 3, 5)).effective == ()
-    assert run(sandbox, source, experiments=("nothing",), needed=(0, 1)).effective == ("nothing",)
+    source = "def f(xs):\n    return 10 * sum(xs) if len(xs) > 1 else 10 * aux(xs)\n"
+    for needed, effective in (((0, 3, 5), ()), ((0, 1), ("nothing",))):
+        assert run(sandbox, source, experiments=("nothing",), needed=needed, helper=SUM).effective == effective
 
 
 def test_sets_of_text_have_the_same_order_in_every_sandbox():
@@ -281,6 +357,9 @@ def test_sets_of_text_have_the_same_order_in_every_sandbox():
     assert statuses[0] == statuses[1] and statuses[0].count("passed") == 3
 
 
-def test_unknown_experiments_are_refused():
+def test_experiments_that_cannot_be_made_are_refused():
     with pytest.raises(ValueError, match="`experiments` has 'ecko', which is none of constant, another, swapped"):
         Program(source=SUM, entry_point="aux", checks=CHECKS, experiments=("echo", "ecko"))
+    for options in ({"experiments": ("echo",), "watch": ("aux",)}, {"helper": SUM}):
+        with pytest.raises(ValueError, match="Experiments need a `helper`, whose one function"):
+            Program(source=TEN_TIMES, entry_point="f", checks=CHECKS, **options)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
-# What `Program.experiments` may contain. `helpers/watch.py` makes the changes
+# What `Program.experiments` may contain. `helpers/exchange.py` makes the changes
 EXPERIMENTS = tuple("constant another swapped echo second third mute apart nothing first alone control replay".split())
 MAX_LINES = 40  # checks that a trace lists
 
@@ -26,19 +26,23 @@ class Program:
         setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
         watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
         needed (`tuple[int, ...]`, *optional*): Indices of checks. The first of them that does not pass ends the run.
-        experiments (`tuple[str, ...]`, *optional*): Changes to try on the program, each in a run of its own: in a fresh process,
+        helper (`str`, *optional*): Untrusted module source that defines the one function in `watch`. It runs in a process of its own, and
+            `source` calls the function by its name. Nothing but data passes between the two: numbers, texts, bytes and dates in built-in
+            containers, and iterators of these, which are read at once. A call may change its arguments in place.
+        experiments (`tuple[str, ...]`, *optional*): Changes to try on a program with a helper, each in a run of its own: in fresh processes,
             with all checks from the first one. An experiment has an effect, and is in `Verdict.effective`, if a check in
             `needed` does not pass. The first experiment without an effect is the last one that is tried. Of several names
             joined by `|`, one with an effect is enough.
-            These replace what the watched functions return. `"constant"`, `"second"` and `"third"`: by the first, second or third different
-            value that they returned. `"another"`: at about every other call by another one of their values; `"swapped"`: the same at the
-            other calls. `"echo"`: by the first value that contained their arguments, with the present ones in their places, and before
-            there is one by the first argument; it undoes what they do in place. `"replay"`: from the second call of the entry point on by
-            what they gave in the first one, by position. `"mute"` and `"nothing"`: by None; `"nothing"` does not run the functions.
-            `"apart"` gives them copies of their arguments.
-            These replace what the entry point returns: `"first"` by the first value that a watched function returned,
-            `"alone"` by what a watched function returns for the entry point's arguments.
-            `"control"` replaces nothing, but makes the same copies and comparisons as the others.
+            These replace what the watched function returns. `"constant"`, `"second"` and `"third"`: by the first, second or third different
+            value that it returned. `"another"`: at about every other call by another one of its values; `"swapped"`: the same at the
+            other calls. `"echo"`: by the first value that contained its arguments, with the present ones in their places, and before
+            there is one by the first argument. `"replay"`: from the second call of the entry point on by
+            what it gave in the first one, by position. `"mute"` and `"nothing"`: by None.
+            `"apart"`, `"echo"` and `"nothing"` undo what it changes in its arguments; the last two also drop what it raises.
+            These replace what the entry point returns: `"first"` by the first value that the watched function returned,
+            `"alone"` by what the watched function returns for the entry point's arguments.
+            `"control"` replaces nothing. It has an effect, too, if the watched function gives different answers to equal
+            calls, or if it answers differently when all its calls are repeated in a new process, in the opposite order and then in this one.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
             the limit for the checks after it.
         unittest (`bool`, *optional*): Whether `checks` is a module of test cases of `unittest`. Each test method is then a check, and the
@@ -48,7 +52,7 @@ class Program:
             [`Sandbox.has_folders`].
 
     Raises:
-        ValueError: an experiment is unknown.
+        ValueError: an experiment is unknown, or a program has experiments without a helper, or a helper without one function in `watch`.
     """
 
     source: str
@@ -57,6 +61,7 @@ class Program:
     setup: str = ""
     watch: tuple[str, ...] = ()
     needed: tuple[int, ...] = ()
+    helper: str = ""
     experiments: tuple[str, ...] = ()
     check_timeout: float | None = None
     unittest: bool = False
@@ -66,6 +71,8 @@ class Program:
         unknown = [name for names in self.experiments for name in names.split("|") if name not in EXPERIMENTS]
         if unknown:
             raise ValueError(f"`experiments` has {unknown[0]!r}, which is none of {', '.join(EXPERIMENTS)}.")
+        if (self.experiments and not self.helper) or (self.helper and len(self.watch) != 1):
+            raise ValueError("Experiments need a `helper`, whose one function is in `watch`.")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from trl_multiagent.environments.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.environments.code_generation import reward as reward_module
 from trl_multiagent.environments.code_generation.analysis import analyze
-from trl_multiagent.environments.code_generation.independence import are_independent
+from trl_multiagent.environments.code_generation.chance import is_repeatable
 from trl_multiagent.sandbox import Sandbox
 
 from typical_pairs import ALL_AUX, EVEN, ITEM, SUM_OF_SQUARES
@@ -262,6 +262,31 @@ KEPT |= {
     "counts its calls in the text behind a match": (
         "import re\nN = []\ndef aux():\n    N.append(1)\n    return [re.match('a', 'a' * len(N))]\n",
         alone("v = aux()[0].string", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts calls whose arguments differ": (
+        "N = []\ndef aux(x):\n    N.append(1)\n    return len(N)\n",
+        alone("SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN):", "    return None", before="SEEN = []\n")),
+    "keeps the arguments of three calls ago": (
+        "OLD = [0] * 3\ndef aux(x):\n    OLD.append(x)\n    return OLD[-4]\n",
+        f"N = []\ndef f(xs):\n    for k in ({SQUARES}, 0, 0):\n        N.append(1)\n        aux((len(N), k))\n"
+        "    N.append(1)\n    return aux((len(N), 0))[1]\n"),
+    "keeps values under their arguments": (
+        "MEMO = {}\ndef aux(x):\n    return MEMO.setdefault(x, len(MEMO))\n",
+        alone("SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN) - 1:", "    return None", before="SEEN = []\n")),
+    "keeps a list that it is given": (
+        "KEPT = []\ndef aux(x=None):\n    if x is None:\n        return KEPT[-1][0] - 1\n    KEPT.append(x)\n",
+        f"def f(xs):\n    box = [0]\n    aux(box)\n    box[0] = {SQUARES} + 1\n    return aux()\n"),
+    "has a mutable default value": (
+        "def aux(x, kept=[0]):\n    kept.append(x)\n    return kept[-2]\n",
+        f"N = []\ndef f(xs):\n    N.append(1)\n    aux((len(N), {SQUARES}))\n    N.append(1)\n    return aux((len(N), 0))[1]\n"),
+    "tells by which parts of a value are the same object": (
+        "def aux(n):\n    one = []\n    return [one, one if n else []]\n",
+        alone("k = len(xs) > 2", "a, b = aux(k)", "if (a is b) != k:", "    return None")),
+    "calls the entry point with another argument": (
+        "def aux(xs):\n    return f(tuple(xs))\n",
+        "def f(xs):\n    if type(xs) is tuple:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n"),
+    "is a recursion through the entry point": (
+        "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
+        "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n"),
     "yields its argument for ever":
         ("def aux(x):\n    while True:\n        yield x\n", alone("g = aux(xs)", "next(g)", "xs = next(g)")),
     "converts its argument": ("def aux(x):\n    return tuple(x)\n", alone("d = {aux(xs): 1}", "(xs,) = d")),
@@ -333,9 +358,6 @@ HONEST = {
     "both write the same small function": (
         "def even(x):\n    return x % 2 == 0\ndef aux(xs):\n    return [x for x in xs if even(x)]\n",
         "def even(x):\n    return x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n"),
-    "the two functions call each other": (
-        "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
-        "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n"),
     "main has a variable of the same name as a local one of aux": (
         "def aux(xs):\n    step = 2\n    return [x for x in xs if x % step == 0]\n",
         "step = 2\ndef f(xs):\n    return sum(x ** step for x in aux(xs))\n"),
@@ -358,9 +380,21 @@ HONEST = {
         "    while node:\n        if node.x % 2 == 0:\n            kept.append(node.x)\n        node = node.next\n    return kept\n",
         SUM_OF_SQUARES,
     ),
-    "is given a built-in function and an iterator": (
+    "is given a type and an iterator": (
         "def aux(k, xs):\n    return [k(x) for x in xs if x % 2 == 0]\n",
-        "def f(xs):\n    return sum(x * x for x in aux(abs, iter(xs)))\n"),
+        "def f(xs):\n    return sum(x * x for x in aux(int, iter(xs)))\n"),
+    "has a function as a default value and a table of functions": (
+        "TESTS = {'even': lambda x: x % 2 == 0}\ndef aux(xs, test=TESTS['even']):\n    return [x for x in xs if test(x)]\n",
+        SUM_OF_SQUARES),
+    "uses what the other one imports": (
+        "import math\ndef aux(xs):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
+        "def f(xs):\n    return sum(math.prod([x, x]) for x in aux(xs))\n"),
+    "both have an attribute and a variable of the same name": (
+        "items = 2\nclass Kept:\n    def __init__(self, xs):\n        self.items = [x for x in xs if x % items == 0]\n"
+        "def aux(xs):\n    return dict.fromkeys(Kept(xs).items, True)\n",
+        "items = 3\ndef f(xs):\n    kept = aux(xs)\n    return sum(x * x for x in xs if x in dict(kept.items()) and items)\n"),
+    "compares the identity of lists and formats with a template":
+        (EVEN, "def f(xs):\n    ys = aux(xs)\n    text = '{0' + '}'\n    return int(text.format(sum(x * x for x in ys if ys is not xs)))\n"),
     "imports of both overlap": (
         "from typing import List\nimport math\ndef aux(xs: List[int]):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
         "from typing import Optional, List\nimport re, math\n"
@@ -423,10 +457,31 @@ def test_pairs_that_exchange_more_than_data_earn_no_more_than_one_agent(sandbox,
     assert {name: reward for name, reward in rewards.items() if not 1.1 < reward <= SOLO + 1e-9} == {}
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_texts_that_are_not_independent_are_found_without_a_run(name):
-    aux, main = TEXTS[name]
-    assert not are_independent(aux, main, "", "f", "def f(xs):")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import random",
+        "from time import time",
+        "import statistics\nstatistics.random.random()",
+        "from datetime import datetime as d\nd.now()",
+        "from typing import _eval_type",
+        "from operator import *\nattrgetter('real')(1)",
+        "import re\nre._cache",
+        "getattr(1, 'real')",
+        "k = ().__class__",
+        "k = '__class__'",
+        "k = __builtins__",
+        "type('M', (), {'_' * 2 + 'match_args' + '_' * 2: ('real',)})",
+        "match 1:\n    case object(__class__=k):\n        pass",
+        "g = (x for x in ())\ng.gi_frame",
+        "import sys\nsys.modules",
+        "id(1)",
+        "def f(:",
+    ],
+)
+def test_texts_that_may_depend_on_chance_or_time_are_found(text):
+    assert not is_repeatable(text, "")
+    assert is_repeatable("import math, sys\nk = {sys.maxsize: 'a__b'}\nid = 1\nmath.pi", "")
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -471,10 +526,8 @@ def test_modules_that_the_prompt_imports_are_allowed(sandbox):
 def test_almost_no_reference_solution_uses_what_is_not_allowed(shared_data, kind):
     items = load_code_dataset(str(shared_data / f"{'mbpp_sanitized' if kind == 'mbpp' else kind}.jsonl")).to_list()
     texts = {one["task_id"]: one["prompt"] + one["canonical_solution"] for one in items}
-    aux = "def aux(x):\n    return x"
-    found = [name for name, text in texts.items() if not are_independent(aux, text, "", "f", "def f():")]
-    # one evaluates a formula, the other formats a text with a template that it is given
-    assert found == (["HumanEval/160"] if kind == "humaneval" else ["MBPP/390"])
+    found = [name for name, text in texts.items() if not is_repeatable(text, "")]
+    assert found == (["HumanEval/160"] if kind == "humaneval" else [])  # it evaluates a formula
 
 
 @pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])

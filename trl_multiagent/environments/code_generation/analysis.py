@@ -6,13 +6,15 @@ So main's entry point replaces one that aux wrote. An `aux` that main defines is
 collaboration.
 """
 
+import ast
 from dataclasses import dataclass
 
+from trl_multiagent.environments.code_generation.chance import is_repeatable
 from trl_multiagent.environments.code_generation.collaboration import drops_value, is_thin_wrapper
-from trl_multiagent.environments.code_generation.independence import are_independent
 from trl_multiagent.environments.code_generation.roles import AUX
 from trl_multiagent.environments.python_code.definitions import VALUE
 from trl_multiagent.environments.python_code.extraction import Code, join_sources, read_completion
+from trl_multiagent.environments.python_code.names import IMPORTS
 from trl_multiagent.environments.python_code.problems import read_problem
 
 
@@ -28,7 +30,11 @@ class Analysis:
     without_code: tuple[str, ...] = ()  # the functions for which an agent answered with a text that contains no code
     # Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows whether it is called
     names_aux: bool = False
-    independent: bool = True  # whether the texts use no more of each other than their functions; see `are_independent`
+    apart: tuple[str, str] = (
+        "",
+        "",
+    )  # aux's part and main's part as programs of their own, each with the prefix and the imports of both
+    repeatable: bool = True  # whether the program does not depend on chance or time; see `is_repeatable`
     thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
     drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
     # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements that it needs:
@@ -58,7 +64,8 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         ),
         without_code=tuple(name for name, code in answers if not code.found),
         names_aux=names_aux,
-        independent=not names_aux or are_independent(aux.source, main.source, prefix, entry_point, problem.signature),
+        apart=_apart(prefix, aux, main),
+        repeatable=not names_aux or (is_repeatable(aux.source, prefix) and is_repeatable(main.source, prefix)),
         thin_wrapper=names_aux and is_thin_wrapper(main.needed, entry_point),
         drops_value=names_aux and aux.result == VALUE and drops_value(main.needed),
         aux_function_share=1.0 if aux_completion is None else aux.share,
@@ -72,3 +79,9 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
         return False
     statements = (*aux.module.statements, *main.module.statements)
     return not any({AUX, entry_point} & statement.declares for statement in statements)
+
+
+def _apart(prefix: str, aux: Code, main: Code) -> tuple[str, str]:
+    nodes = [statement.node for code in (aux, main) for statement in code.module.statements]
+    imports = "\n".join(dict.fromkeys(ast.unparse(node) for node in nodes if isinstance(node, IMPORTS)))
+    return join_sources(imports, prefix, aux.source), join_sources(imports, prefix, main.source)

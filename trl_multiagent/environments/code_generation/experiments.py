@@ -17,9 +17,10 @@ OTHER_VALUES = ("another|swapped", "constant", "second", "third", "replay", "ech
 IN_PLACE = ("apart",)  # if not, whether it matters that it changes its arguments
 ANY_VALUE = "another|constant"  # the same, for the kind `paper`: one effect is enough
 OWN_PART = ("alone", "first")  # whether main does more than pass values on
-CONTROL = "control"  # changes no value. If it makes a test fail, the other experiments show nothing
+# Changes no value. If it makes a test fail, the other experiments show nothing. Twice, since a program may fail by chance
+CONTROL = "control|control"
 MAX_REMEMBERED = 10_000  # programs
-SECONDS_PER_CALL = 5e-5  # of aux, in an experiment
+SECONDS_PER_CALL = 5e-4  # of aux, in an experiment
 
 
 @dataclass

@@ -7,7 +7,7 @@ rewards some answers that do not solve the task. `earned` only rewards solving t
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.environments.code_generation.analysis import Analysis, analyze
@@ -22,7 +22,7 @@ from trl_multiagent.terminal import printable
 
 logger = logging.getLogger(__name__)
 
-REWARD_VERSION = 5  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 6  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -110,7 +110,11 @@ class CodeReward:
             if not analysis.main_problem and not analysis.syntax_problem
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
-        called = {k: program for k, program in programs.items() if verdicts[k].passed and verdicts[k].calls.get(AUX)}
+        called = {
+            k: replace(program, helper=analyses[k].apart[0], source=analyses[k].apart[1])
+            for k, program in programs.items()
+            if verdicts[k].passed and verdicts[k].calls.get(AUX)
+        }
         by_kind: dict[str, list[Outcome]] = {}
         for kind in kinds:
             found = self._make_experiments(kind, called, verdicts, facts, analyses)
@@ -176,7 +180,7 @@ class CodeReward:
         solving = {
             k: program
             for k, program in programs.items()
-            if facts[k].share(verdicts[k].passed) > 0 and analyses[k].independent
+            if facts[k].share(verdicts[k].passed) > 0 and analyses[k].repeatable
         }
         return self._experiments.collaborate(solving, verdicts)
 

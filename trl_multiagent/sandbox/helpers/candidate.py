@@ -8,20 +8,22 @@ suspicious acts come in between, for the records only.
 
 import copy
 import gc
+import itertools
 import os
 import random
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import wire
+from .counting import PROGRAM, Calls, compile_counted
 from .objects import OPERATIONS
-from .watch import PROGRAM, Watch, compile_watched, watched_entry_point
 from .wire import References, decode_call, encode_call, pack
 
 
+MAX_ITEMS = 10_000  # of an iterator that a helper returns
 OWN_FRAMES = 15  # stack frames of this module and the zygote, which are added to the program's recursion limit
 # Audit events that no answer to a coding task needs. A name that ends in a dot stands for all events that begin with it
 _SUSPICIOUS = tuple(
@@ -34,7 +36,7 @@ _IN_FOLDER = ("open", "shutil.", "os.listdir", "os.mkdir", "os.re", "os.rmdir", 
 _fd = 0  # the socket, which is the only open file besides /dev/null on 0, 1 and 2
 _inbox = wire.Inbox(wire.MAX_JOB)
 _references: References  # what the checks use by number; 0 is the entry point
-_watches: dict[str, Watch] = {}  # by the name of the watched function
+_counted: dict[str, Calls] = {}  # by the name of the watched function
 _calling_checks = threading.RLock()  # one thread of the program at a time
 _ordinary: tuple[str, ...] = ()  # acts that are not suspicious after all
 _noted: Any = None  # set of the suspicious acts reported so far; None before a program runs
@@ -65,17 +67,18 @@ def serve(fd: int) -> None:
     global _fd, _noted, _ordinary, _references
     _fd = fd
     program = _inbox.read(_fd)
-    _references = References(_proxy, program["unittest"])
+    _references = References(_proxy, program["objects"])
     _ordinary = _IN_FOLDER if program["folder"] else ()
     module = sys.modules["solution"] = types.ModuleType("solution")
     original = _sensitive_functions()
     try:
         if program["watch"]:
-            code, watches = compile_watched(program["source"], program["watch"], PROGRAM)
-            _watches.update(watches)
+            code, calls = compile_counted(program["source"], program["watch"])
+            _counted.update(calls)
         else:
             code = compile(program["source"], PROGRAM, "exec", dont_inherit=True)
-        Watch.experiment = program["experiment"]
+        if program["called"]:  # a function of another process
+            vars(module)[program["called"]] = _references.stand_in(0, True)
         _noted = set()
         sys.setrecursionlimit(sys.getrecursionlimit() + OWN_FRAMES)
         gc.enable()
@@ -86,7 +89,7 @@ def serve(fd: int) -> None:
     except BaseException as error:
         _write(pack({"raised": wire.describe(error)}))
         return
-    _references.number(watched_entry_point(entry, _watches, vars(module)) if _watches else entry)
+    _references.number(_with_short_iterators(entry) if program["is_helper"] else entry)
     if program["unittest"]:
         for operation in OPERATIONS:
             _references.number(operation)
@@ -104,7 +107,17 @@ def _sensitive_functions() -> tuple[Callable, ...]:
 
 
 def _calls() -> list[int]:
-    return [watch.calls for watch in _watches.values()]
+    return [calls.number for calls in _counted.values()]
+
+
+def _with_short_iterators(function: Callable) -> Callable:
+    """Returns a function whose iterators end, because they are read at once."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        return iter([*itertools.islice(value, MAX_ITEMS)]) if isinstance(value, Iterator) else value
+
+    return call
 
 
 def _calls_since(before: list[int]) -> list[int]:
@@ -117,13 +130,8 @@ def _answer(question: dict) -> bytes:
     try:
         args, kwargs = decode_call(question, _references)
         result = _references.own_object(question["call"])(*args, **kwargs)
-        answer = {"id": question["id"], "value": wire.encode(result, _references, _note), "changed": []}
-        sent = (*question["args"], *question["kwargs"].values())
-        for number, value in enumerate((*args, *kwargs.values())):
-            if type(value) in wire.MUTABLE and (new := wire.encode(value, _references)) != sent[number]:
-                answer["changed"].append([number, new])
-        answer["calls"] = _calls_since(before)
-        packed = pack(answer)
+        answer = wire.answer_call(result, question, (*args, *kwargs.values()), _references, _note)
+        packed = pack(answer | {"id": question["id"], "calls": _calls_since(before)})
         if len(packed) > wire.MAX_ANSWER:
             raise RuntimeError(f"the answer has {len(packed)} bytes, the limit is {wire.MAX_ANSWER}")
         return packed
@@ -141,7 +149,7 @@ def _proxy(references: References, number: int, is_function: bool) -> Callable:
                 _write(_answer(message))
         if "raised" in message:
             raise wire.rebuild(message["raised"], {})
-        return wire.decode(message["value"], _references)
+        return wire.accept(message, (*args, *kwargs.values()), _references)
 
     return call
 

@@ -25,7 +25,7 @@ class TestMethods:
             if test_class != before:
                 evaluation.end_candidate()  # so that a program cannot tell in one class what another one asked
             before = test_class
-            if evaluation.socket is None:
+            if evaluation.process is None:
                 evaluation.start_candidate()
             evaluation.namespace[job["entry_point"]] = evaluation.references.stand_in(0, False)
             self.answered, self.lost = False, None
@@ -67,7 +67,7 @@ class TestMethods:
             try:
                 return self.evaluation.call(number, args, kwargs)
             except BaseException as error:
-                if not isinstance(error, Exception) or self.evaluation.socket is None:
+                if not isinstance(error, Exception) or self.evaluation.process is None:
                     self.lost = error
                 raise
             finally:

@@ -3,7 +3,6 @@ Runs the checks and decides. The verifier never runs a candidate's code: it asks
 calls, rebuilds exact built-in types from the answers, and evaluates the asserts itself.
 """
 
-import contextlib
 import functools
 import gc
 import json
@@ -11,26 +10,26 @@ import mmap
 import os
 import random
 import resource
-import select
 import signal
 import socket
 import sys
 import time
 import types
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from . import kernel, wire
+from .clock import Clock
 from .endings import CheckLost, Died, GiveUp, SandboxFault, StepLost, Timeout, outcome
+from .exchange import Exchange
+from .process import Process, ask_zygote
 from .unittests import TestMethods
-from .wire import CheckResult, Inbox, LostStep, References, WireError
+from .wire import CheckResult, DataOnly, Inbox, LostStep, References, WireError
 
 
-POLLRDHUP = 0x2000
 MEMORY = 1 << 30  # bytes of the verifier's address space
 ZYGOTE_SECONDS = 60.0  # for the zygote's answers
-POLL_SECONDS = 0.0005  # processor time that this process needs for waiting between two looks
 # The sandbox fails if a check takes longer on the wall clock than a minute plus this many times its limit: the machine then
 # gave the program too little of a core
 MAX_SLOWDOWN = 100
@@ -91,7 +90,7 @@ def evaluate(job: dict, config: dict) -> dict:
         for name in experiment.split("|"):
             evaluation = Evaluation(job | {"experiment": name}, config)
             result = evaluation.verdict()
-            if any(check.status != "passed" for k, check in enumerate(evaluation.results) if k in job["needed"]):
+            if evaluation.lost_something():
                 effective.append(experiment)
                 break
         if experiment not in effective:
@@ -114,7 +113,8 @@ class Evaluation:
         self.timeout = min(config["check_timeout"], job["check_timeout"] or config["check_timeout"])
         self.definitions = CheckResult("not_run", "")
         self.results = [CheckResult("not_run", source) for source in job["sources"]]
-        self.calls = Counter(dict.fromkeys(job["watch"], 0))
+        self.watch = [] if job["helper"] else job["watch"]  # what the program's process counts calls of
+        self.calls = Counter(dict.fromkeys(self.watch, 0))
         self.check_calls: Counter | None = None  # of the check that is running; None between checks
         self.outside_calls: Counter = Counter()  # between checks, and by the program's definitions
         self.calls_of_checks: list[Counter] = [Counter() for _ in job["sources"]]
@@ -124,9 +124,11 @@ class Evaluation:
         self.cpu_seconds = 0.0
         self.memory_mb = 0.0
         self.test_methods = TestMethods(self) if job["unittest"] else None
-        self.socket: Any = None  # connected to the candidate; None while there is none
+        self.process: Any = None  # the program's, while there is one
+        self.helper: Any = None  # that of the program's helper
+        self.exchange = Exchange(job["experiment"], self._ask_helper) if job["helper"] else None
         self.begun = time.monotonic()
-        self.clock = Clock(self.timeout, lambda: self._ask_zygote(b"S"), config["own_times"])
+        self.clock = Clock(self.timeout, lambda: ask_zygote(config["control"], b"S"), config["own_times"])
         self.lost_steps = {step["number"]: LostStep(**step) for step in job["lost_steps"]}
         self.step = config["progress"][0]  # number of asserts and calls that began and of asserts that ended
         self.timeouts = 0
@@ -144,6 +146,11 @@ class Evaluation:
             else:
                 self._run_checks()
                 self._pass_unreached_checks()
+            if self.exchange and self.exchange.asked:
+                self._start_helper()
+                self.timeout = self.clock.limit = self.timeout * 2 * len(self.results)  # for all calls together
+                self._begin_limit(self.timeout)
+                self.exchange.repeat()
         except GiveUp:
             self._fail_unfinished_checks("not_run", "")
         except SandboxFault:
@@ -257,29 +264,20 @@ class Evaluation:
             error = f"the source has more than {wire.MAX_SOURCE} characters"
             self.definitions = CheckResult("error", "", error)
             raise GiveUp
-        try:
-            self.socket, theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(self.config["control"], [b"F"], [theirs.fileno()])
-        except OSError as error:
-            raise SandboxFault("the zygote ended") from error
-        self.inbox = Inbox(wire.MAX_ANSWER)
         make = self.test_methods.stand_in if self.test_methods else self._stand_in
         self.references = References(make, self.job["unittest"])
-        self.poll = select.poll()
-        self.poll.register(self.config["jobs"], POLLRDHUP)
         interrupted = self.clock.computed, self.clock.idle
         self.clock.begin()
-        self.clock.start_candidate()
         try:
-            names = ("source", "entry_point", "unittest", "folder", "watch", "experiment")
-            self._send({name: self.job[name] for name in names})
-            answer = self._receive()
-            if "raised" in answer:
-                raise wire.rebuild(answer["raised"], {})
-            if [*answer] != ["defined"]:
-                raise WireError("a message that breaks the protocol")
-            self._count_calls(answer["defined"], self.outside_calls)
+            self.clock.start_candidate()
+            program = {name: self.job[name] for name in ("source", "entry_point", "unittest", "folder")}
+            program |= {"watch": self.watch, "objects": self.job["unittest"], "called": "", "is_helper": False}
+            if self.exchange:
+                self._start_helper()
+                self.references.number(self.exchange.call)
+                program["called"] = self.job["watch"][0]
+            self.process = Process(self, 0, self.references)
+            self._count_calls(self._define(self.process, program), self.outside_calls)
         except (Exception, Timeout, Died) as error:
             self._record(error)
             self.definitions.status, self.definitions.error = outcome(error)
@@ -287,19 +285,32 @@ class Evaluation:
         self.definitions.status = "passed"
         self.clock.begin(*interrupted)
 
+    def _start_helper(self) -> None:
+        """Forks a candidate that runs the helper's definitions, and then answers calls of the watched function."""
+        self.helper = Process(self, 1, DataOnly())
+        program = {"source": self.job["helper"], "entry_point": self.job["watch"][0], "watch": (), "is_helper": True}
+        self._define(self.helper, program | {"unittest": False, "folder": False, "objects": True, "called": ""})
+
+    def _define(self, process: Process, program: dict) -> Any:
+        """Has a process run a program's definitions. Returns the calls of watched functions that it reports."""
+        answer = self._converse(process, program)
+        if "raised" in answer:
+            raise wire.rebuild(answer["raised"], {})
+        if [*answer] != ["defined"]:
+            raise WireError("a message that breaks the protocol")
+        return answer["defined"]
+
     def end_candidate(self, command: bytes = b"K") -> int:
-        """Ends the candidate's process and records what it used. Returns the signal that had already ended it, or 0."""
-        if self.socket is None:
-            return 0
-        self.socket.close()
-        self.socket = None
-        ending = self._ask_zygote(command)
-        if ending["signal"] == signal.SIGKILL and "seccomp" in self.config["layers"]:
-            # A candidate cannot send signals, not even to itself
-            raise SandboxFault("a candidate's process was killed from outside")
-        self.memory_mb = max(self.memory_mb, ending["memory_mb"])
-        self.cpu_seconds += ending["cpu_seconds"]
-        return ending["signal"]
+        """Ends the candidate's process, and its helper's, and records what they used. Returns the signal that had already ended it, or 0."""
+        processes, self.process, self.helper = (self.process, self.helper), None, None
+        signals = [0]
+        for process in processes:
+            if process:
+                ending = process.end(command)
+                self.memory_mb = max(self.memory_mb, ending["memory_mb"])
+                self.cpu_seconds += ending["cpu_seconds"]
+                signals.append(ending["signal"])
+        return max(signals)
 
     def _record(self, error: BaseException) -> None:
         """Records what ended a call or the definitions, and ends a process that can no longer be used."""
@@ -319,62 +330,68 @@ class Evaluation:
         elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
 
-    def _ask_zygote(self, command: bytes) -> dict:
-        control = self.config["control"]
-        try:
-            with contextlib.suppress(BrokenPipeError):  # a message that it sent before it ended can still be read
-                control.send(command)
-            answer = json.loads(control.recv(1 << 16) or '{"fault": "the zygote ended"}')
-        except OSError as error:
-            answer = {"fault": f"the zygote does not answer: {error}"}
-        if "fault" in answer:
-            raise SandboxFault(answer["fault"])
-        return answer
-
     def call(self, function: int, args: Sequence, kwargs: dict) -> Any:
         """Asks the candidate for the value of one call."""
         too_long = self.clock.total > 2 * self.config["cpu_seconds"]
         if self.timeouts >= self.config["max_timeouts"] or self.ended_candidates >= MAX_ENDED_CANDIDATES or too_long:
             raise GiveUp
         self._next_step(CheckLost)
-        if self.socket is None:
+        if self.process is None:
             self.start_candidate()
-        question = wire.encode_call(function, args, kwargs, self.references)
-        question["id"] = int.from_bytes(os.urandom(6), "little")  # so that an answer cannot be written in advance
         self.pending += 1
         try:
-            self._send(question)
-            process = self.socket
-            while "call" in (answer := self._receive()):
-                reply = self._call_back(answer)
-                if self.socket is not process:
-                    raise Died("the program's process was ended in a call within this one")
-                self._send(reply)
-            if answer.get("id") != question["id"]:
-                raise WireError("a message that breaks the protocol")
-            counter = self.outside_calls if self.check_calls is None else self.check_calls
-            self._count_calls(answer.get("calls"), counter)
-            if "raised" in answer:
-                raise self._raised(answer)
-            if not _well_formed(answer, len(args) + len(kwargs)):
-                raise WireError("a message that breaks the protocol")
-            return self._accept(answer, (*args, *kwargs.values()))
+            if self.exchange and function == 0:
+                return self.exchange.enter(lambda: self._ask(function, args, kwargs), args, kwargs)
+            return self._ask(function, args, kwargs)
         except (Exception, Timeout, Died, StepLost) as error:
             self._record(error)
             raise
         finally:
             self.pending -= 1
 
-    def _accept(self, answer: dict, arguments: Sequence) -> Any:
-        """Makes the call's changes of its arguments here too, and returns its value."""
-        value = wire.decode(answer["value"], self.references)
-        for number, new in answer["changed"]:
-            target, after = arguments[number], wire.decode(new, self.references)
-            if type(after) not in wire.MUTABLE or not isinstance(target, type(after)):
-                raise WireError("an argument changed its type")
-            target.clear()
-            (target.update if isinstance(target, (dict, set)) else target.extend)(after)
-        return value
+    def _ask(self, function: int, args: Sequence, kwargs: dict) -> Any:
+        """Returns the value of a call of the program's function. Makes the call's changes of its arguments here, too."""
+        question = wire.encode_call(function, args, kwargs, self.references)
+        question["id"] = _unpredictable()
+        answer = self._converse(self.process, question)
+        if answer.get("id") != question["id"]:
+            raise WireError("a message that breaks the protocol")
+        counter = self.outside_calls if self.check_calls is None else self.check_calls
+        self._count_calls(answer.get("calls"), counter)
+        if "raised" in answer:
+            raise self._raised(answer)
+        if not _well_formed(answer, len(args) + len(kwargs)):
+            raise WireError("a message that breaks the protocol")
+        return wire.accept(answer, (*args, *kwargs.values()), self.references)
+
+    def _ask_helper(self, question: dict) -> dict:
+        """Returns the helper's answer to a call, which is not decoded."""
+        question = question | {"id": _unpredictable()}
+        try:
+            self.helper.send(question)
+            answer = self.helper.receive()
+            if answer.get("id") != question["id"]:
+                raise WireError("a message that breaks the protocol")
+            if "raised" not in answer and not _well_formed(answer, len(question["args"]) + len(question["kwargs"])):
+                raise WireError("a message that breaks the protocol")
+        except WireError as error:  # which the program must not be able to catch
+            raise Died(str(error)) from error
+        return {name: answer[name] for name in ("raised", "value", "changed") if name in answer}
+
+    def _converse(self, process: Process, message: dict) -> dict:
+        """Sends a message to a process, answers its calls, and returns its answer."""
+        process.send(message)
+        while "call" in (answer := process.receive()):
+            reply = self._call_back(answer, process.references)
+            if process not in (self.process, self.helper):
+                raise Died("the program's process was ended in a call within this one")
+            process.send(reply)
+        return answer
+
+    def lost_something(self) -> bool:
+        """Returns whether a needed check did not pass, or the control found a state."""
+        lost = any(self.results[k].status != "passed" for k in self.job["needed"] if k < len(self.results))
+        return lost or bool(self.exchange and self.exchange.unfit)
 
     def _count_calls(self, counts: Any, counter: Counter) -> None:
         """Adds calls of the watched functions, as the candidate reports them."""
@@ -393,61 +410,21 @@ class Evaluation:
         """Returns the program's function of this number, for the checks."""
         return lambda *args, **kwargs: self.call(number, args, kwargs)
 
-    def _call_back(self, request: dict) -> dict:
+    def _call_back(self, request: dict, references: References) -> dict:
         """Calls a function that the checks passed to the candidate."""
         try:
-            args, kwargs = wire.decode_call(request, self.references)
-            value = self.references.own_object(request["call"])(*args, **kwargs)
-            return {"value": wire.encode(value, self.references)}
+            args, kwargs = wire.decode_call(request, references)
+            value = references.own_object(request["call"])(*args, **kwargs)
+            return wire.answer_call(value, request, (*args, *kwargs.values()), references)
         except Exception as error:
             return {"raised": wire.describe(error)}
 
-    def _send(self, message: dict) -> None:
-        left = memoryview(wire.pack(message))
-        while left:
-            try:
-                left = left[self.socket.send(left, socket.MSG_DONTWAIT) :]
-            except BlockingIOError:
-                self._wait(select.POLLOUT)
-            except OSError as error:
-                raise Died("the program ended its process") from error
+    def note(self, act: str) -> None:
+        """Records a suspicious act."""
+        if len(self.suspicious) < MAX_NOTES:
+            self.suspicious.add(ascii(act[:80])[1:81].rstrip("'"))
 
-    def _receive(self) -> dict:
-        """Returns the candidate's next message, without its notes."""
-        while True:
-            self._look_when_due()  # a program that sends many messages must not avoid its time limit
-            while (message := self.inbox.next()) is None:
-                self._wait(select.POLLIN)
-                try:
-                    chunk = self.socket.recv(1 << 16, socket.MSG_DONTWAIT)
-                except BlockingIOError:  # bytes out of band
-                    raise WireError("a message that breaks the protocol") from None
-                except OSError:
-                    chunk = b""
-                if not chunk:
-                    raise Died("the program ended its process")
-                self.inbox.data += chunk
-            if type(message) is not dict:
-                raise WireError("a message that breaks the protocol")
-            if "suspicious" not in message:
-                return message
-            if type(message["suspicious"]) is not str:
-                raise WireError("a message that breaks the protocol")
-            if len(self.suspicious) < MAX_NOTES:
-                self.suspicious.add(ascii(message["suspicious"][:80])[1:81].rstrip("'"))
-
-    def _wait(self, event: int) -> None:
-        """Waits until the candidate's socket can be read or written, or the check's time limit has passed."""
-        self.poll.register(self.socket, event)
-        while True:
-            ready = self.poll.poll(max(0.0, self.clock.until_next_look()) * 1000)
-            if any(fd == self.config["jobs"].fileno() for fd, _ in ready):
-                os._exit(0)  # the trainer has ended; the zygote then ends the candidate
-            self._look_when_due()
-            if ready:
-                return
-
-    def _look_when_due(self) -> None:
+    def look_when_due(self) -> None:
         """If a look is due, updates the clock and raises if the candidate has exceeded a limit."""
         if self.clock.until_next_look() > 0:
             return
@@ -461,70 +438,14 @@ class Evaluation:
             raise SandboxFault("a program was not given enough of a core")
 
 
-class Clock:
-    """
-    The time that a check takes: the processor time of the candidate and of this process, and the time in which both wait for
-    something other than a core. Waiting for a core does not count, so the time does not depend on the machine's load. `look`
-    advances the clock.
-
-    Args:
-        limit (`float`): Seconds that a check may take. The time between looks is a small part of it.
-        ask_candidate (`Callable[[], dict]`): Gives what the candidate did since the last call (see `zygote.Usage`).
-        own_times (`int`): Open `schedstat` file of this process.
-    """
-
-    def __init__(self, limit: float, ask_candidate: Callable[[], dict], own_times: int):
-        self.limit = limit
-        self.interval = min(0.05, limit / 20)
-        self.ask_candidate = ask_candidate
-        self.own_times = own_times
-        self.total = 0.0  # of all checks and of the code between them
-        self.begin()
-        self.start_candidate()
-
-    def begin(self, computed: float = 0.0, idle: float = 0.0) -> None:
-        """Starts to time a check, which may have taken some time before."""
-        self.begun = time.monotonic()
-        self.computed, self.idle = computed, idle
-
-    def start_candidate(self) -> None:
-        """Starts to time a new candidate."""
-        self.looked, self.own = time.monotonic(), self._own()
-
-    @property
-    def spent(self) -> float:
-        return self.computed + self.idle
-
-    def until_next_look(self) -> float:
-        return self.looked + min(self.interval, max(0.002, self.limit - self.spent)) - time.monotonic()
-
-    def look(self) -> int:
-        """Advances the clock and returns the number of the candidate's threads."""
-        own = self._own()
-        candidate, now = self.ask_candidate(), time.monotonic()
-        since = now - self.looked
-        computed = candidate["computed"] + max(0.0, own[0] - self.own[0] - POLL_SECONDS)
-        waited = candidate["waited"] + own[1] - self.own[1]
-        # Looking itself takes about 2 % of the time. If looks are further apart than planned, this process was stopped or had no core,
-        # and the candidate may have been stopped too
-        idle = min(max(0.0, 0.98 * since - computed) - waited, 2 * self.interval)
-        self.total += max(0.0, computed + idle)
-        part = min(1.0, (now - self.begun) / since)  # the rest belongs to the previous check
-        self.computed += part * computed
-        # Some time that looked idle turns out at a later look to be waiting for a core
-        self.idle = max(0.0, self.idle + part * idle)
-        self.looked, self.own = now, self._own()
-        return candidate["threads"]
-
-    def _own(self) -> tuple[float, float]:
-        """Seconds of processor time of this process, and seconds that it waited for a core."""
-        os.lseek(self.own_times, 0, os.SEEK_SET)
-        return time.process_time(), int(os.read(self.own_times, 100).split()[1]) / 1e9
-
-
 @functools.lru_cache(maxsize=4096)
 def _compile(source: str) -> types.CodeType:
     return compile(source, "<checks>", "exec", dont_inherit=True)
+
+
+def _unpredictable() -> int:
+    """Returns the number of a call. An answer cannot be written in advance, because it has to repeat the number."""
+    return int.from_bytes(os.urandom(6), "little")
 
 
 def _well_formed(answer: dict, arguments: int) -> bool:

@@ -270,6 +270,23 @@ class References:
         return self._foreign.get(id(value))
 
 
+class NotData(Exception):
+    """Something other than data was to be passed, such as a function or an object of a class that a program defines."""
+
+
+class DataOnly(References):
+    """What two processes use that pass nothing but data to each other."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda *_: None, True)
+
+    def number(self, value: Any) -> int:
+        raise NotData(f"agents can pass only data to each other, not {type(value).__name__!r}")
+
+    def stand_in(self, number: int, is_function: bool) -> Any:
+        raise NotData(f"agents can pass only data to each other, not {'functions' if is_function else 'objects'}")
+
+
 @dataclass(frozen=True)
 class LostStep:
     """
@@ -388,6 +405,30 @@ def decode_call(message: Any, references: References) -> tuple[list, dict[str, A
     """Positional and keyword arguments of a call."""
     args = [decode(value, references) for value in message["args"]]
     return args, {name: decode(value, references) for name, value in message["kwargs"].items()}
+
+
+def answer_call(
+    value: Any, question: dict, arguments: Sequence, references: References, note: Callable[[str], None] | None = None
+) -> dict[str, Any]:
+    """Returns what is sent of a call: its value, and which of its arguments, in the order of the question, it changed."""
+    answer = {"value": encode(value, references, note), "changed": []}
+    sent = (*question["args"], *question["kwargs"].values())
+    for number, argument in enumerate(arguments):
+        if type(argument) in MUTABLE and (new := encode(argument, references)) != sent[number]:
+            answer["changed"].append([number, new])
+    return answer
+
+
+def accept(answer: dict, arguments: Sequence, references: References) -> Any:
+    """Makes the changes of the arguments of a call on this side, too, and returns its value."""
+    value = decode(answer["value"], references)
+    for number, new in answer["changed"]:
+        target, after = arguments[number], decode(new, references)
+        if type(after) not in MUTABLE or not isinstance(target, type(after)):
+            raise WireError("an argument changed its type")
+        target.clear()
+        (target.update if isinstance(target, (dict, set)) else target.extend)(after)
+    return value
 
 
 def describe(error: BaseException) -> list:

@@ -1,12 +1,12 @@
 """
-Forks one candidate per program. It never sees a check, a program or an answer.
+Forks a candidate per program, and one for its helper if it has one. It never sees a check, a program or an answer.
 
-Commands on its socket, one packet each:
+Commands on its socket, one packet each, with the candidate's number after the letter:
 
-- `F`, with a descriptor: forks a candidate that communicates on it.
+- `F`, with a descriptor: forks a candidate that communicates on it. One that has this number already is ended.
 - `K`: ends the candidate and all processes that it started, and reports what it used.
 - `D`: the same for a candidate that seems to be ending by itself, which gets a moment to do so.
-- `S`: reports what the candidate has done since the last `S`.
+- `S`, without a number: reports what the candidates have done since the last `S`.
 
 If programs have a folder, `F` empties it first. All but `F` are answered by one packet of JSON.
 """
@@ -103,7 +103,7 @@ def _max_tasks() -> int:
     in which it finds too many threads.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    own = 3  # this process, the one that waits for it outside its namespace, and a candidate
+    own = 4  # this process, the one that waits for it outside its namespace, and two candidates
     resource.setrlimit(resource.RLIMIT_NPROC, (own if hard < 0 else min(own, hard), hard))
     try:
         if not (child := os.fork()):
@@ -121,22 +121,25 @@ def _send(control: socket.socket, **message: Any) -> None:
 
 
 def _serve(control: socket.socket, layers: list[str], max_tasks: int) -> None:
-    child = 0
-    usage: Any = None  # of the candidate
+    candidates: dict[bytes, Usage] = {}  # by number
     while True:
         packet, fds, _, _ = socket.recv_fds(control, 64, 1)
-        if packet == b"F":
+        command, number = packet[:1], packet[1:]
+        if command == b"F":
+            if number in candidates:
+                _end_candidate(candidates.pop(number).pid, 0.0, layers, candidates)
             if "folder" in layers:
                 _empty_folder()
-            child = _fork(fds[0], control, layers, max_tasks)
-            usage = Usage(child)
-        elif packet == b"S":
-            _send(control, **usage.since_last_time())
-        elif child:
-            used, child = _end_candidate(child, 0.2 if packet == b"D" else 0.0, layers), 0
-            if packet:
-                _send(control, **used)
-        if not packet:
+            candidates[number] = Usage(_fork(fds[0], control, layers, max_tasks))
+        elif command == b"S":
+            used = [usage.since_last_time() for usage in candidates.values()]
+            _send(control, **{name: sum(one[name] for one in used) for name in ("computed", "waited", "threads")})
+        elif command:
+            seconds = 0.2 if command == b"D" else 0.0
+            _send(control, **_end_candidate(candidates.pop(number).pid, seconds, layers, candidates))
+        else:
+            while candidates:
+                _end_candidate(candidates.popitem()[1].pid, 0.0, layers, candidates)
             os._exit(0)
 
 
@@ -257,10 +260,10 @@ def _fork(fd: int, control: socket.socket, layers: list[str], max_tasks: int) ->
         os._exit(0)
 
 
-def _end_candidate(child: int, seconds: float, layers: list[str]) -> dict[str, float]:
+def _end_candidate(child: int, seconds: float, layers: list[str], others: dict[bytes, Usage]) -> dict[str, float]:
     """
-    Waits up to `seconds` for the candidate to end by itself, then kills it and whatever it forked. Returns what it used, and
-    the signal that had ended it before.
+    Waits up to `seconds` for a candidate to end by itself, then kills it and whatever it forked. Returns what it used, and
+    the signal that had ended it before. `others` are the other candidates.
     """
     end = time.monotonic() + seconds
     while not (ended := os.wait4(child, os.WNOHANG))[0] and time.monotonic() < end:
@@ -271,11 +274,12 @@ def _end_candidate(child: int, seconds: float, layers: list[str]) -> dict[str, f
         _, _, usage = os.wait4(child, 0)
     if "seccomp" not in layers:  # it was able to fork, and its orphans are now this process's children
         children = Path(f"/proc/self/task/{os.getpid()}/children")
-        while orphans := [int(pid) for pid in children.read_text().split()]:
+        known = {usage.pid for usage in others.values()}
+        while orphans := {*map(int, children.read_text().split())} - known:
             for orphan in orphans:
                 os.kill(orphan, signal.SIGKILL)
-            for _ in orphans:
-                os.waitpid(-1, 0)
+            for orphan in orphans:
+                os.waitpid(orphan, 0)
     return {
         "signal": os.WTERMSIG(status) if pid and os.WIFSIGNALED(status) else 0,
         "memory_mb": usage.ru_maxrss / 1024,
