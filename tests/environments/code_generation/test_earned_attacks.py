@@ -392,7 +392,7 @@ HONEST = {
     "both have an attribute and a variable of the same name": (
         "items = 2\nclass Kept:\n    def __init__(self, xs):\n        self.items = [x for x in xs if x % items == 0]\n"
         "def aux(xs):\n    return dict.fromkeys(Kept(xs).items, True)\n",
-        "items = 3\ndef f(xs):\n    kept = aux(xs)\n    return sum(x * x for x in xs if x in dict(kept.items()) and items)\n"),
+        "items = 2\ndef f(xs):\n    kept = aux(xs)\n    return sum(x * x for x in xs if x in dict(kept.items()) and items)\n"),
     "compares the identity of lists and formats with a template":
         (EVEN, "def f(xs):\n    ys = aux(xs)\n    text = '{0' + '}'\n    return int(text.format(sum(x * x for x in ys if ys is not xs)))\n"),
     "imports of both overlap": (
