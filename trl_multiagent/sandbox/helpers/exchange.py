@@ -2,7 +2,8 @@
 What the processes of two agents pass to each other, and what an experiment changes of it.
 
 The program and its helper run in processes of their own, and all that one has of the other is this exchange. It is the same in all experiments, the
-control included, but for the values that are replaced. So a program cannot tell that an experiment is under way, except by these values.
+control included, but for the values that are replaced. So a program cannot tell that an experiment is under way, except by these values. The
+control computes what experiments would put in their place, too, so that it takes as long as they do.
 """
 
 import collections
@@ -24,7 +25,7 @@ from .wire import DataOnly
 CONSTANT = ("constant", "second", "third")
 WITHOUT_CHANGES = ("nothing", "echo", "apart")  # those in which the program's arguments stay as they are
 MAX_VALUES = 8  # how many different values are kept
-MAX_CALLS = 10_000  # that the control compares
+MAX_CALLS = 50_000  # whose answers are compared
 MAX_WRAPPINGS = 100  # containers around a value that are taken off
 MAX_PARTS = 100  # of a value that may contain arguments
 MAX_REST = 100  # arguments
@@ -65,9 +66,8 @@ class Exchange:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the helper. Returns what the program gets for its value, and changes the arguments as the program finds them changed."""
         question = wire.encode_call(0, args, kwargs, self.references)
-        before, after = _read(question, self.references), [*args, *kwargs.values()]
-        if self.experiment in WITHOUT_CHANGES:
-            after = _read(question, self.references)
+        before, copies = (_read(question, self.references) for _ in range(2))
+        after = copies if self.experiment in WITHOUT_CHANGES else [*args, *kwargs.values()]
         if self.experiment in ("echo", "control"):
             self._remember(_forms(before, kwargs), _forms(after, kwargs))
         answer = self.ask(question)
@@ -92,15 +92,20 @@ class Exchange:
         value = call()
         if self.unfit:
             raise GiveUp
-        return value if self.experiment != "first" or self.first is _NOTHING else _in_form_of(value, self.first)
+        if self.experiment not in ("first", "control") or self.first is _NOTHING:
+            return value
+        value = list(value) if isinstance(value, Iterator) else value
+        instead = _in_form_of(value, self.first)
+        return instead if self.experiment == "first" else value
 
     def _compare(self, question: dict, answer: dict) -> None:
         """Keeps an answer. Looks for two for the same arguments, which only a helper that keeps a state gives."""
-        if len(self.asked) < MAX_CALLS:
-            text = json.dumps(answer)  # in which values that are equal in Python, such as 0.0 and -0.0, differ
-            self.asked.append((question, text))
-            if self.results.setdefault(json.dumps(question), text) != text:
-                self.unfit = "the helper keeps a state"
+        text = json.dumps(answer)  # in which values that are equal in Python, such as 0.0 and -0.0, differ
+        self.asked.append((question, text))
+        if self.results.setdefault(json.dumps(question), text) != text:
+            self.unfit = "the helper keeps a state"
+        if len(self.asked) > MAX_CALLS:
+            self.unfit = "the helper is called too often to compare its answers"
 
     def repeat(self) -> None:
         """
@@ -147,8 +152,9 @@ class Exchange:
             # Neither at every call nor at every second one, because values that are exchanged regularly would stay equal wherever
             # they were equal before
             return others[-1] if others else _altered(value)
-        if self.experiment == "echo":
-            return self._filled()
+        if self.experiment in ("echo", "control"):
+            filled = self._filled()
+            return filled if self.experiment == "echo" else value
         return None if self.experiment in ("nothing", "mute") else value
 
     def _learn(self, value: Any) -> None:
@@ -229,7 +235,6 @@ def _in_form_of(value: Any, first: Any) -> Any:
     Returns the helper's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a container.
     An entry point that only does this has not done any work.
     """
-    value = list(value) if isinstance(value, Iterator) else value
     forms = [list(first) if isinstance(first, Iterator) else first]
     for _ in range(MAX_WRAPPINGS):
         if (inside := _unwrapped(forms[-1])) is _NOTHING:
