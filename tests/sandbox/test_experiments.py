@@ -181,11 +181,12 @@ def test_apart_gives_copies_and_echo_the_known_template_with_the_arguments(sandb
         ("def aux(xs):\n    return (x for x in xs)", "def f(x):\n    return sum(aux(iter([1, 2])))", 3),
         ("def aux(a, *, b):\n    a[0].update(b)", "def f(x):\n    a = [{}]\n    aux(a, b={1: (2, {3})})\n    return a", [{1: (2, {3})}]),
         ("def aux(n):\n    return aux(n - 1) + 1 if n else 0", "def f(x):\n    return aux(500)", 500),
+        ("def aux(self):\n    return self", "def f(x):\n    return aux(self=x)", 0),
         ("def aux(x):\n    raise KeyError(x)", "def f(x):\n    try:\n        aux(7)\n    except KeyError as error:\n        return error.args", (7,)),
         ("K = 3\ndef aux(x):\n    return K", "K = 2\ndef f(x):\n    return K, aux(x), K", (2, 3, 2)),
         ("def aux(x):\n    return 'aux' in globals(), 'f' in globals()", "def f(x):\n    return aux(x)", (True, False)),
     ],
-    ids=["iterator without an end", "iterators", "in place", "recursion", "exception", "names", "apart"],
+    ids=["iterator without an end", "iterators", "in place", "recursion", "named self", "exception", "names", "apart"],
 )  # fmt: skip
 def test_a_helper_runs_in_a_process_of_its_own(sandbox, helper, source, expected):
     assert run(sandbox, source, f"assert f(0) == {expected}", ("control",), (), helper=helper).passed == 1
@@ -227,6 +228,44 @@ def test_the_control_finds_a_helper_that_keeps_a_state(sandbox, helper):
     assert run(sandbox, source, checks, ("control",), range(3), helper=helper).effective == ("control",)
     memo = "MEMO = {}\ndef aux(x):\n    return MEMO.setdefault(x, x + 1)\n"
     assert run(sandbox, source, checks, ("control",), range(3), helper=memo).effective == ()
+
+
+COUNTS = "N = []\ndef aux(x):\n    N.append(1)\n    return x, len(N)\n"
+
+
+@pytest.mark.parametrize("act", ["raise ValueError", "os._exit(0)", "while True: pass", "os.write(3, b'x' * 99)"])
+def test_a_helper_that_does_not_answer_again_keeps_a_state(sandbox, act):
+    checks = "".join(f"assert f({x}) == {x}\n" for x in (3, 5, 8))
+    helper = f"import os\nN = []\ndef aux(x):\n    N.append(1)\n    if len(N) > 3:\n        {act}\n    return x\n"
+    source = "def f(x):\n    return aux(x)\n"
+    for number, effective in ((3, ("control",)), (9, ())):
+        options = {"helper": helper.replace("> 3", f"> {number}"), "check_timeout": 0.3}
+        verdict = run(sandbox, source, checks, ("control",), range(3), **options)
+        assert verdict.passed == 3 and verdict.effective == effective
+
+
+@pytest.mark.parametrize("end", ["while True: pass", "import os; os._exit(0)", "raise SystemExit"])
+def test_a_state_is_found_also_if_checks_that_are_not_needed_end_the_run(sandbox, end):
+    source = f"def f(x):\n    if x == 9:\n        {end}\n    return aux(x)[0]\n"
+    checks = "".join(f"assert f({x}) == {x}\n" for x in (3, 5, *[9] * 12))
+    for helper, effective in ((COUNTS, ("control",)), ("def aux(x):\n    return x, 0\n", ())):
+        verdict = run(sandbox, source, checks, ("control",), range(2), helper=helper, check_timeout=0.3)
+        assert verdict.passed == 2 and verdict.effective == effective
+
+
+def test_values_that_are_hard_to_compare_are_passed_on(sandbox):
+    decimals = "from decimal import Decimal\ndef aux(x):\n    return Decimal('sNaN')\n"
+    source = "from decimal import Decimal\ndef f(x):\n    return aux(Decimal('sNaN')).is_snan() and aux(1).is_snan()\n"
+    for name in ("control", "another", "echo", "apart"):
+        verdict = run(sandbox, source, "assert f(3)", (name,), (0,), helper=decimals)
+        assert "InvalidOperation" not in verdict.checks[0].error and (verdict.passed or name in ("another", "echo"))
+    gate = "def f(x):\n    return aux() == -0.25\n"
+    constant = "def aux():\n    return -0.25\n"
+    assert run(sandbox, gate, "assert f(1)\nassert f(2)", ("another",), (0, 1), helper=constant).passed == 0
+    inner = "def aux():\n    return [iter([1])]\n"  # can be read only once
+    assert (
+        run(sandbox, "def f(x):\n    return len(aux())\n", "assert f(1)", ("control",), (0,), helper=inner).passed == 0
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in TEAMS if name != "a gate on an object"])

@@ -28,6 +28,11 @@ class Calls:
         self.number += 1
 
 
+def _counted(value: Any, calls: Calls) -> Any:
+    """Returns what takes the place of a value that has the name of a counted function."""
+    return _Counted(value, calls) if callable(value) else value
+
+
 class _Counted:
     """Replaces a function that has no body to add to: an alias, a partial, an object with `__call__`."""
 
@@ -116,4 +121,4 @@ class _AddCounts(ast.NodeTransformer):
     def _counted(self, name: str) -> ast.stmt:
         """Returns `name = counted(name)`."""
         arguments = [ast.Name(name, ast.Load()), self.constant(self.calls[name])]
-        return ast.Assign([ast.Name(name, ast.Store())], ast.Call(self.constant(_Counted), arguments, []))
+        return ast.Assign([ast.Name(name, ast.Store())], ast.Call(self.constant(_counted), arguments, []))

@@ -9,6 +9,7 @@ control computes what experiments would put in their place, too, so that it take
 import collections
 import contextlib
 import decimal
+import fractions
 import io
 import itertools
 import json
@@ -25,6 +26,7 @@ from .wire import DataOnly
 CONSTANT = ("constant", "second", "third")
 WITHOUT_CHANGES = ("nothing", "echo", "apart")  # those in which the program's arguments stay as they are
 MAX_VALUES = 8  # how many different values are kept
+STATE = "the helper keeps a state"
 MAX_CALLS = 50_000  # whose answers are compared
 MAX_WRAPPINGS = 100  # containers around a value that are taken off
 MAX_PARTS = 100  # of a value that may contain arguments
@@ -63,7 +65,7 @@ class Exchange:
         self.arguments: dict[tuple[bool, int], tuple[Any, Any]] = {}
         self.template: _Template | None = None  # of the helper's values
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Calls the helper. Returns what the program gets for its value, and changes the arguments as the program finds them changed."""
         question = wire.encode_call(0, args, kwargs, self.references)
         before, copies = (_read(question, self.references) for _ in range(2))
@@ -103,7 +105,7 @@ class Exchange:
         text = json.dumps(answer)  # in which values that are equal in Python, such as 0.0 and -0.0, differ
         self.asked.append((question, text))
         if self.results.setdefault(json.dumps(question), text) != text:
-            self.unfit = "the helper keeps a state"
+            self.unfit = STATE
         if len(self.asked) > MAX_CALLS:
             self.unfit = "the helper is called too often to compare its answers"
 
@@ -112,11 +114,8 @@ class Exchange:
         Makes all calls of the control again, in the opposite order and then in the first one. A helper that keeps a state gives other answers: no
         call is then at the place where it was.
         """
-        for question, text in (*reversed(self.asked), *self.asked):
-            self.unfit = "the helper did not answer again"
-            self.unfit = "" if json.dumps(self.ask(question)) == text else "the helper keeps a state"
-            if self.unfit:
-                return
+        calls = (*reversed(self.asked), *self.asked)
+        self.unfit = "" if all(json.dumps(self.ask(question)) == text for question, text in calls) else STATE
 
     def _remember(self, before: list, after: list) -> None:
         """Keeps the arguments of a call."""
@@ -128,7 +127,7 @@ class Exchange:
         is_iterator = isinstance(value, Iterator)
         value = list(value) if is_iterator else value
         self.number += 1
-        others = [known for known in self.values if known != value]
+        others = [known for known in self.values if _differ(known, value)]
         if len(others) == len(self.values) < MAX_VALUES:
             self.values.append(value)
         if self.experiment in ("echo", "control"):
@@ -195,7 +194,7 @@ class _Template(pickle.Pickler):
         self.parts += 1
         if self.parts > MAX_PARTS:
             raise ValueError("no template")
-        equal = {k for k, both in self.arguments.items() if any(part == argument for argument in both)}
+        equal = {k for k, both in self.arguments.items() if not all(_differ(part, argument) for argument in both)}
         self.places += [equal] if equal else []
         return len(self.places) - 1 if equal else None
 
@@ -246,7 +245,7 @@ def _in_form_of(value: Any, first: Any) -> Any:
         with contextlib.suppress(TypeError, ValueError, ArithmeticError):  # there is no such conversion
             if not isinstance(form, range) or len(form) <= MAX_CONVERTED:
                 forms.append(kind(form))
-    return next((form for form in forms if form == value), forms[0])
+    return next((form for form in forms if not _differ(form, value)), forms[0])
 
 
 def _unwrapped(value: Any) -> Any:
@@ -256,13 +255,21 @@ def _unwrapped(value: Any) -> Any:
     return next(iter(value)) if isinstance(value, _CONTAINERS) and len(value) == 1 else _NOTHING
 
 
+def _differ(one: Any, other: Any) -> bool:
+    try:
+        return bool(one != other)
+    except ArithmeticError:  # a signalling NaN
+        return True
+
+
 def _altered(value: Any) -> Any:
-    """Returns a different value, of the same type if that has more than one."""
+    """Returns a different value, of the same type if that is simple."""
     kind = type(value)
     if kind is bool:
         return not value
-    if kind in (int, float):
-        return -3 * value - 1  # changes sign and parity; applied twice, it does not give the old value
+    if kind in (int, float, complex, fractions.Fraction):
+        other = -3 * value - 1  # changes sign and parity; applied twice, it does not give the old value
+        return other if other != value else value + 1
     if kind in _EMPTY:
         return kind() if value else kind(_EMPTY[kind])
     return "?" if value is None else None

@@ -146,11 +146,6 @@ class Evaluation:
             else:
                 self._run_checks()
                 self._pass_unreached_checks()
-            if self.exchange and self.exchange.asked:
-                self._start_helper()
-                self.timeout = self.clock.limit = self.timeout * 2 * len(self.results)  # for all calls together
-                self._begin_limit(self.timeout)
-                self.exchange.repeat()
         except GiveUp:
             self._fail_unfinished_checks("not_run", "")
         except SandboxFault:
@@ -159,6 +154,8 @@ class Evaluation:
             self._fail_unfinished_checks(*outcome(error))
         finally:
             self.end_candidate()
+        if self.exchange and self.exchange.asked and not self.lost_something():
+            self._repeat_calls(self.exchange)
         self._add_calls_of_passed_checks()
         return {
             "definitions": vars(self.definitions),
@@ -169,6 +166,20 @@ class Evaluation:
             "memory_mb": self.memory_mb,
             "suspicious": sorted(self.suspicious),
         }
+
+    def _repeat_calls(self, exchange: Exchange) -> None:
+        """Has a new process of the helper answer the calls of the control again."""
+        exchange.unfit = "the helper did not answer again"
+        self.timeout = self.clock.limit = self.timeout * 2 * len(self.results)  # for all calls together
+        self.clock.begin()
+        self.clock.start_candidate()
+        try:
+            self._start_helper()
+            exchange.repeat()
+        except (Exception, Timeout, Died) as error:
+            self._record(error)
+        finally:
+            self.end_candidate()
 
     def _pass_unreached_checks(self) -> None:
         """
@@ -374,7 +385,7 @@ class Evaluation:
                 raise WireError("a message that breaks the protocol")
             if "raised" not in answer and not _well_formed(answer, len(question["args"]) + len(question["kwargs"])):
                 raise WireError("a message that breaks the protocol")
-        except WireError as error:  # which the program must not be able to catch
+        except WireError as error:  # after which it cannot be asked again
             raise Died(str(error)) from error
         return {name: answer[name] for name in ("raised", "value", "changed") if name in answer}
 

@@ -493,4 +493,6 @@ def _decode(data: Any, references: References, depth: int) -> Any:
         return references.stand_in(*_typed(parts, int), name == "function")
     if name == "object":
         return Opaque()
+    if name == "iterator" and depth and isinstance(references, DataOnly):
+        raise NotData("agents cannot pass iterators within other values, because they can be read only once")
     return _BUILD[name]([_decode(part, references, depth + 1) for part in parts])
