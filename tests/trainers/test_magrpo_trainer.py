@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -23,10 +24,11 @@ from trl_multiagent import (
     MAReMaxTrainer,
     MARLOOConfig,
     MARLOOTrainer,
+    Task,
     role_reward,
 )
 from trl_multiagent.environments import TaskError
-from trl_multiagent.recipe.training import show_progress
+from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.trace_files import read_trace
@@ -446,14 +448,24 @@ def test_trackers_get_a_group_per_agent_and_trees(tmp_path, reports, monkeypatch
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, monkeypatch, capsys, is_terminal):
-    trainer = tiny_trainer(tmp_path, disable_tqdm=False, max_steps=2)
+@pytest.mark.parametrize("algorithm", ["magrpo", "madpo"])
+def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch, capsys, algorithm, is_terminal):
+    class Passed(FunctionEnvironment):
+        def score(self, items, *args):
+            return [replace(outcome, metrics={"passed": 0.25}) for outcome in super().score(items, *args)]
+
+    prompts = {"aux": "Help with {x}:", "main": "Do {x}:"}
+    task = Task(lambda settings: Passed(prompts, count_reward), lambda settings: (tiny_items(6), None))
+    argv = ["--model_name", tiny_model, "--output_dir", str(tmp_path), "--max_steps", "2", "--logging_steps", "1"]
+    argv += ["--max_completion_length", "6", "--report_to", "none", "--disable_tqdm", "false"]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    show_progress(trainer)
-    trainer.train()
+    run_recipe(algorithm, task, argv, "train")
     output = capsys.readouterr()
-    assert ("'reward':" in output.out + output.err) != is_terminal
-    assert (f"reward {trainer.state.log_history[1]['reward']:.2f}, return" in output.err) == is_terminal
+    _, last, *_ = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
+    shown = {"magrpo": "reward {reward:.2f}, return {return:.2f}, solved 0.25"}
+    shown["madpo"] = "accuracy {rewards/accuracies:.2f}"
+    assert "loss" in last and ("'loss':" in output.out + output.err) != is_terminal
+    assert (shown[algorithm].format(**last) in output.err) == is_terminal
 
 
 def test_a_non_finite_reward_ends_the_run(tmp_path):
