@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from pairs import pairs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trl import RichProgressCallback
 
@@ -448,7 +449,7 @@ def test_trackers_get_a_group_per_agent_and_trees(tmp_path, reports, monkeypatch
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-@pytest.mark.parametrize("algorithm", ["magrpo", "madpo"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "madpo", "reward_model"])
 def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch, capsys, algorithm, is_terminal):
     class Passed(FunctionEnvironment):
         def score(self, items, *args):
@@ -456,14 +457,19 @@ def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch,
 
     prompts = {"aux": "Help with {x}:", "main": "Do {x}:"}
     task = Task(lambda settings: Passed(prompts, count_reward), lambda settings: (tiny_items(6), None))
-    argv = ["--model_name", tiny_model, "--output_dir", str(tmp_path), "--max_steps", "2", "--logging_steps", "1"]
-    argv += ["--max_completion_length", "6", "--report_to", "none", "--disable_tqdm", "false"]
+    argv = f"--model_name {tiny_model} --output_dir {tmp_path}/run --disable_tqdm false --report_to none".split()
+    argv += ["--override", *(f"{algorithm}.{name}" for name in ("max_steps=2", "logging_steps=1"))]
+    if algorithm == "reward_model":
+        pairs().save_to_disk(tmp_path / "pairs")
+        argv += ["--preference_dataset", str(tmp_path / "pairs")]
+    else:
+        argv += ["--max_completion_length", "6"]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     run_recipe(algorithm, task, argv, "train")
     output = capsys.readouterr()
-    _, last, *_ = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
+    _, last, *_ = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     shown = {"magrpo": "reward {reward:.2f}, return {return:.2f}, solved 0.25"}
-    shown["madpo"] = "accuracy {rewards/accuracies:.2f}"
+    shown |= {"madpo": "accuracy {rewards/accuracies:.2f}", "reward_model": "accuracy {accuracy:.2f}"}
     assert "loss" in last and ("'loss':" in output.out + output.err) != is_terminal
     assert (shown[algorithm].format(**last) in output.err) == is_terminal
 
