@@ -123,14 +123,16 @@ def test_the_picture_of_the_trainers_is_drawn_by_its_script(tmp_path):
     assert imread(tmp_path / "picture.png").shape == imread(script.with_name("trainers.png")).shape
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda path: path.name
-)
+SHOWN = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"]
+SHOWN += [path for path in (ROOT / "recipes").rglob("*") if path.suffix in (".md", ".yaml", ".py")]
+
+
+@pytest.mark.parametrize("path", sorted(SHOWN), ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_commands_name_files_that_exist(path):
     text = path.read_text()
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
         assert (path.parent / target).exists(), target
-    for target in re.findall(r"(?:recipes|accelerate_configs|benchmarks)/[\w/]+\.(?:py|yaml)", text):
+    for target in re.findall(r"\b(?:recipes|accelerate_configs|benchmarks|docs)/[\w/]+\.(?:py|yaml|md)\b", text):
         assert (ROOT / target).exists(), target
 
 
@@ -138,7 +140,8 @@ async def grade(left, right):
     return len(left)
 
 
-def test_environment_examples(tmp_path):
+def test_environment_examples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     first, rewards, second = python_blocks(ROOT / "docs" / "environments.md")
     names = {"grade": grade}
     exec(first + rewards + second, names)
@@ -157,11 +160,11 @@ def test_environment_examples(tmp_path):
         assert [outcome.extra for outcome in outcomes] == [{"grade": 5}, {"grade": 3}]
     numbers = names["GuessTheNumber"]()
     items, settings = Dataset.from_dict({"number": [10, 50, 90]}), {"num_turns": 2, "trace_steps": 1, "max_steps": 2}
-    trainer = tiny_trainer(tmp_path, tiny_team(numbers.roles), numbers, train_dataset=items, **settings)
+    trainer = tiny_trainer("outputs/job_7", tiny_team(numbers.roles), numbers, train_dataset=items, **settings)
     trainer.train()
     assert trainer.state.log_history[0]["turn_2/error"] > 0
     (reading,) = python_blocks(ROOT / "docs" / "output.md")
-    exec(reading.replace("outputs/job_7", str(tmp_path)), names)
+    exec(reading, names)
     assert len(names["trace"]) == trainer.env_step and len(names["best"]) == len(set(names["trace"]["item"]))
 
 
@@ -176,10 +179,8 @@ def test_workflow_examples(run_example, tmp_path, capsys):
     assert rewards == [0.0, 1.0]
 
     settings, *_ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL)
-    (tmp_path / "editor.yaml").write_text(settings.replace("rewards.", "rewards_of_words."))
-    (tmp_path / "rewards_of_words.py").write_text(
-        "def short_and_complete(completions, words, **columns):\n    return [0.0]\n"
-    )
+    (tmp_path / "editor.yaml").write_text(settings)
+    (tmp_path / "rewards.py").write_text("def short_and_complete(completions, words, **columns):\n    return [0.0]\n")
     (tmp_path / "words.jsonl").write_text('{"words": "rain roof night"}\n' * 8)
     cli.main(["run", "magrpo", "--config", "editor.yaml", "--dry_run"])
     out = capsys.readouterr().out

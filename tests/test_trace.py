@@ -244,6 +244,8 @@ def test_later_turns_show_what_changed():
 def test_texts_of_others_cannot_control_the_terminal(capsys):
     text = printed(rows_of(grow(text="\x1b[2J\x07[bold]x\r")), 100)
     assert "\x1b" not in text and "\x07" not in text and "\r" not in text and "[bold]" in text
+    text = printed(rows_of(grow(items=[{"ask": "Go", "id": "\x1b[2J7"}])), 100)
+    assert "item ·[2J7" in text and "\x1b" not in text
     with pytest.raises(SystemExit):
         fail("prog", ValueError("no item \x1b[2J"))
     assert capsys.readouterr().err == "prog: error: no item ·[2J\n"

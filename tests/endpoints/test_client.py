@@ -119,6 +119,7 @@ GARBAGE = {
     "blank": (Reply('{"choices": [{"message": {"content": " "}}]}'), "answered with an empty text"),
     "surrogates": (Reply('{"choices": [{"message": {"content": "\\ud800"}}]}'), "JSON without an answer"),
     "deep": (Reply("[" * 200_000), "no valid JSON: [[["),
+    "a huge number": (Reply('{"usage": {"prompt_tokens": ' + "9" * 5000 + "}}"), "no valid JSON: {"),
     "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "the answer is compressed"),
     "escapes": (Reply("\x1b]0;x\x07\x9b2J\u202e"), "no valid JSON: ·]0;x··2J·"),
     "cut": (Reply(OPENAI_TEXT, missing_bytes=50), "broke off"),

@@ -228,7 +228,8 @@ def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsy
     answers, mixed = ([record["turns"][0]["completions"] for record in records] for records in both)
     assert [x["aux"] for x in mixed] == [x["aux"] for x in answers]  # the aux of `plain`, with another main
     assert [x["main"] for x in mixed] != [x["main"] for x in answers]
-    assert "agents trained together" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "agents trained together" in out and "There is no interval over runs" in out
     assert (tmp_path / "cross_play.png").stat().st_size > 10_000
     shown = read_page(tmp_path / "report.html")["evaluation"]["cross_play"]
     assert shown["return"]["matrices"]["aux"][0] == pytest.approx(cross_play["return"]["matrices"]["aux"][0], rel=1e-5)

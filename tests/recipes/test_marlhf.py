@@ -13,12 +13,13 @@ from pairs import pairs
 from scripts import run_script
 from transformers import AutoModelForSequenceClassification
 
-from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOTrainer, Task
+from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOConfig, MAGRPOTrainer, Task
 from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.recipe.marlhf import RewardRun
 from trl_multiagent.recipe.preference_run import PreferenceRun
+from trl_multiagent.recipe.prepared import PreparedRun
 from trl_multiagent.recipe.run import read_settings, run_recipe
 
 from tiny import count_reward, flip, same_teams, tiny_items
@@ -158,6 +159,11 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     shutil.rmtree(run / "checkpoint-2")
     (run / "team.json").unlink()
     (run / "results.json").unlink()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(MAGRPOConfig, "world_size", 2)
+        patch.setattr(PreparedRun, "load_team", stop)
+        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
+    assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
     flip(run / "_reward_model" / "model.safetensors")
     with pytest.raises(SystemExit):
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
@@ -205,7 +211,9 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
     settings = run / "_reward_model" / "stage.json"
     saved = settings.read_text()
     settings.write_text(saved.replace('"number of processes": 1', '"number of processes": 2'))
-    with pytest.raises(SystemExit):  # the order of the pairs and the size of a batch would be others
+    # The order of the pairs and the size of a batch would be others
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(JointRewardTrainer, "__init__", stop)  # no model is loaded
         run_recipe("marlhf", TASK, argv, "marlhf")
     assert "holds another reward model: number of processes was 2, is 1" in capsys.readouterr().err
     settings.write_text(saved)

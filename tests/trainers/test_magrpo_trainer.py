@@ -4,12 +4,14 @@ import json
 import math
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
+from pairs import pairs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trl import RichProgressCallback
 
@@ -23,10 +25,11 @@ from trl_multiagent import (
     MAReMaxTrainer,
     MARLOOConfig,
     MARLOOTrainer,
+    Task,
     role_reward,
 )
 from trl_multiagent.environments import TaskError
-from trl_multiagent.recipe.training import show_progress
+from trl_multiagent.recipe.run import run_recipe
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.trace_files import read_trace
@@ -446,14 +449,29 @@ def test_trackers_get_a_group_per_agent_and_trees(tmp_path, reports, monkeypatch
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, monkeypatch, capsys, is_terminal):
-    trainer = tiny_trainer(tmp_path, disable_tqdm=False, max_steps=2)
+@pytest.mark.parametrize("algorithm", ["magrpo", "madpo", "reward_model"])
+def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch, capsys, algorithm, is_terminal):
+    class Passed(FunctionEnvironment):
+        def score(self, items, *args):
+            return [replace(outcome, metrics={"passed": 0.25}) for outcome in super().score(items, *args)]
+
+    prompts = {"aux": "Help with {x}:", "main": "Do {x}:"}
+    task = Task(lambda settings: Passed(prompts, count_reward), lambda settings: (tiny_items(6), None))
+    argv = f"--model_name {tiny_model} --output_dir {tmp_path}/run --disable_tqdm false --report_to none".split()
+    argv += ["--override", *(f"{algorithm}.{name}" for name in ("max_steps=2", "logging_steps=1"))]
+    if algorithm == "reward_model":
+        pairs().save_to_disk(tmp_path / "pairs")
+        argv += ["--preference_dataset", str(tmp_path / "pairs")]
+    else:
+        argv += ["--max_completion_length", "6"]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    show_progress(trainer)
-    trainer.train()
+    run_recipe(algorithm, task, argv, "train")
     output = capsys.readouterr()
-    assert ("'reward':" in output.out + output.err) != is_terminal
-    assert (f"reward {trainer.state.log_history[1]['reward']:.2f}, return" in output.err) == is_terminal
+    _, last, *_ = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+    shown = {"magrpo": "reward {reward:.2f}, return {return:.2f}, solved 0.25"}
+    shown |= {"madpo": "accuracy {rewards/accuracies:.2f}", "reward_model": "accuracy {accuracy:.2f}"}
+    assert "loss" in last and ("'loss':" in output.out + output.err) != is_terminal
+    assert (shown[algorithm].format(**last) in output.err) == is_terminal
 
 
 def test_a_non_finite_reward_ends_the_run(tmp_path):

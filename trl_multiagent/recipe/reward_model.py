@@ -23,6 +23,7 @@ from trl_multiagent.recipe.plan import print_plan
 from trl_multiagent.recipe.prepared import check_results, start_logging
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.recipe.tasks import make_environment
+from trl_multiagent.recipe.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.team.load import build
@@ -132,6 +133,7 @@ def train_reward_model(
     with stage.open():
         forget_engine()
         trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
+        show_progress(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         facts = {} if trainer.eval_dataset is None else trainer.report()
         trainer.save_model()

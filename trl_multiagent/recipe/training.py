@@ -157,7 +157,7 @@ def copy_run_files(run: PreparedRun, trainer: Trainer) -> None:
 def show_progress(trainer: Any) -> None:
     """Replaces log entries in a terminal by one progress bar with the metrics that the environment watches."""
     if sys.stderr.isatty():
-        environment = trainer.environment  # `None` for preferences without an environment
+        environment = getattr(trainer, "environment", None)  # preferences and reward models may have none
         show_one_bar(trainer, [] if environment is None else list(environment.unwrapped.watched_metrics))
 
 

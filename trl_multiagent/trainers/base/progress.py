@@ -15,6 +15,7 @@ SHOWN = {
     "turn_1/passed": "solved",
     "eval_reward": "eval reward",
     "rewards/accuracies": "accuracy",
+    "accuracy": "accuracy",  # of a reward model
 }
 
 
