@@ -49,6 +49,11 @@ MACHINERY = {
 MEMORY = {
     "fails at the first call of a process":
         (ONE, alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None", before="SEEN = []\n")),
+    "fails at the argument of the first test":
+        (ONE, alone("aux(xs)", "SEEN.append(xs[:])", "if xs == SEEN[0]:", "    return None", before="SEEN = []\n")),
+    "remembers a wrong value in the name of a type's argument": (
+        ONE, alone("if aux(xs) != 1:", "    A.__qualname__ = 'bad'", "if 'bad' in '{0.__args__}'.format(K):", "    return None",
+                   before="from typing import List\nA = type('A', (), {})\nK = List[A]\n")),
     "remembers a wrong value in a variable":
         (ONE, alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n")),
     "remembers a wrong value in the cache of re":
@@ -569,7 +574,7 @@ def test_texts_that_the_analysis_fails_on_count_as_empty_and_are_reported_once(s
     for _ in range(2):
         outcomes = environment.score([ITEM] * 3, actions, [[]] * 3)
         assert [outcome.reward for outcome in outcomes] == pytest.approx([0.0, 4.0, 0.0])
-    (record,) = caplog.records
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "pairs/0: an answer could not be read (KeyError: 'a kind of node')" in record.message
     assert repr(hard) in record.message
     alone = CodeGenerationEnvironment(num_agents=1, reward_kind="earned", sandbox=sandbox)
