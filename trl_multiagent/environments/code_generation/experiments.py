@@ -20,6 +20,7 @@ OWN_PART = ("alone", "first")  # whether main does more than pass values on
 # Changes no value. If it makes a test fail, the other experiments show nothing. Twice, since a program may fail by chance
 CONTROL = "control|control"
 MAX_REMEMBERED = 10_000  # programs
+MAX_CALLS = 10_000  # of aux, in the tests of a pair with which experiments are made. In an experiment, each one passes between processes
 SECONDS_PER_CALL = 5e-4  # of aux, in an experiment
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.environments.code_generation.analysis import Analysis, analyze
-from trl_multiagent.environments.code_generation.experiments import Experiments
+from trl_multiagent.environments.code_generation.experiments import MAX_CALLS, Experiments
 from trl_multiagent.environments.code_generation.roles import AUX, MAIN
 from trl_multiagent.environments.code_generation.trivial import ItemFacts, facts_program, read_facts
 from trl_multiagent.environments.python_code.problems import count_asserts
@@ -113,7 +113,7 @@ class CodeReward:
         called = {
             k: replace(program, helper=analyses[k].apart[0], source=analyses[k].apart[1])
             for k, program in programs.items()
-            if verdicts[k].passed and verdicts[k].calls.get(AUX)
+            if verdicts[k].passed and 0 < verdicts[k].calls.get(AUX, 0) <= MAX_CALLS
         }
         by_kind: dict[str, list[Outcome]] = {}
         for kind in kinds:

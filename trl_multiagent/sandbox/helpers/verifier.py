@@ -171,8 +171,8 @@ class Evaluation:
         """Has a new process of the helper answer the calls of the control again."""
         exchange.unfit = "the helper did not answer again"
         self.timeout = self.clock.limit = self.timeout * 2 * len(self.results)  # for all calls together
-        self.clock.begin()
         self.clock.start_candidate()
+        self._begin_limit(self.timeout)
         try:
             self._start_helper()
             exchange.repeat()
