@@ -144,6 +144,14 @@ def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answer
     assert not made and [outcome.reward for outcome in again] == [outcome.reward for outcome in first]
 
 
+def test_no_experiment_is_made_with_a_helper_that_is_called_very_often(sandbox):
+    often = SUM_OF_SQUARES.replace("return", "for _ in range(1500):\n        aux(xs)\n    return")
+    for main, earned, paper in ((often, 2.1, 4.0), (often.replace("1500", "15"), 4.0, 4.0)):
+        environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+        (outcome,) = environment.evaluate([ITEM], [{"aux": EVEN, "main": main}], [[]])
+        assert outcome.reward == pytest.approx(earned) and outcome.metrics["paper_reward"] == pytest.approx(paper)
+
+
 def test_evaluation_reports_both_kinds(sandbox):
     actions = [{"aux": ALL_AUX, "main": "def f(xs):\n    return aux(xs)"}]
     for kind, settings in (("paper", {}), ("paper", {"collaboration": "static"}), ("earned", {})):
