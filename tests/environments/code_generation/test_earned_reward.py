@@ -145,8 +145,8 @@ def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answer
 
 
 def test_no_experiment_is_made_with_a_helper_that_is_called_very_often(sandbox):
-    often = SUM_OF_SQUARES.replace("return", "for _ in range(1500):\n        aux(xs)\n    return")
-    for main, earned, paper in ((often, 2.1, 4.0), (often.replace("1500", "15"), 4.0, 4.0)):
+    often = SUM_OF_SQUARES.replace("return", "for _ in range(2500):\n        aux(xs)\n    return")
+    for main, earned, paper in ((often, 2.1, 4.0), (often.replace("2500", "15"), 4.0, 4.0)):
         environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
         (outcome,) = environment.evaluate([ITEM], [{"aux": EVEN, "main": main}], [[]])
         assert outcome.reward == pytest.approx(earned) and outcome.metrics["paper_reward"] == pytest.approx(paper)
