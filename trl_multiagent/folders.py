@@ -155,6 +155,13 @@ def locked(folder: Path, advice: str) -> Iterator[None]:
         os.close(handle)
 
 
+def leads_out(path: Path, folder: Path) -> bool:
+    """Returns whether a path in a folder is a link out of it. A snapshot in the cache of the Hub links to its repository's blobs, which is allowed."""
+    root, target = (Path(os.path.realpath(x)) for x in (folder, path))
+    blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else root
+    return not (target.is_relative_to(root) or target.is_relative_to(blobs))
+
+
 def holds_model(folder: Path) -> bool:
     """Returns whether a folder holds a model, an adapter or a saved team."""
     return any((folder / name).is_file() for name in MODEL_FILES)

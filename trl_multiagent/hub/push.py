@@ -18,6 +18,7 @@ from trl_multiagent.folders import (
     MODEL_CONFIG,
     RECIPE_FILE,
     TEAM_FILE,
+    leads_out,
     read_json,
 )
 from trl_multiagent.report.model_card import rename_card
@@ -88,8 +89,7 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     if with_critics:
         patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]
     paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    inside = [path for path in paths if path.resolve().is_relative_to(folder.resolve())]
-    files = sorted(str(path.relative_to(folder)) for path in inside)
+    files = sorted(str(path.relative_to(folder)) for path in paths if not leads_out(path, folder))
     for agent in agents:
         if not {f"{agent}/{MODEL_CONFIG}", f"{agent}/{ADAPTER_CONFIG}"} & {*files}:
             raise ValueError(

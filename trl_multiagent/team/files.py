@@ -11,7 +11,7 @@ from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
-from trl_multiagent.folders import ADAPTER_CONFIG, TEAM_FILE, read_json
+from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, read_json
 from trl_multiagent.models.pretrained import find_file, load_model, seeded
 
 
@@ -45,7 +45,8 @@ def read_team_file(path: str | Path) -> TeamFile:
     Reads `team.json`.
 
     Raises:
-        ValueError: the file is damaged or has another format version, a role cannot name an agent, or a folder is not in the team's.
+        ValueError: the file is damaged or has another format version, a role cannot name an agent, a folder is not in the team's, or a link
+            leads out of it.
     """
     contents = read_json(Path(path))
     version = contents.get("format_version") if isinstance(contents, dict) else None
@@ -64,6 +65,11 @@ def read_team_file(path: str | Path) -> TeamFile:
         place = PureWindowsPath(folder)  # accepts both kinds of separators
         if place.anchor or ".." in place.parts:
             raise ValueError(f"{path} says that {role!r} is in {folder!r}, which is not a folder of the team.")
+    root = Path(path).parent
+    parts = [root / folder for folder in (*folders.values(), CRITICS_FOLDER)]
+    for part in (Path(path), *parts, *(x for part in parts for x in part.rglob("*"))):
+        if leads_out(part, root):
+            raise ValueError(f"{part} is a link out of the team's folder: replace it by a copy of {part.resolve()}.")
     return TeamFile(form, folders)
 
 
