@@ -67,9 +67,9 @@ def read_team_file(path: str | Path) -> TeamFile:
             raise ValueError(f"{path} says that {role!r} is in {folder!r}, which is not a folder of the team.")
     root = Path(path).parent
     parts = [root / folder for folder in (*folders.values(), CRITICS_FOLDER)]
-    for part in (Path(path), *parts, *(x for part in parts for x in part.rglob("*"))):
-        if leads_out(part, root):
-            raise ValueError(f"{part} is a link out of the team's folder: replace it by a copy of {part.resolve()}.")
+    for file in (Path(path), *parts, *(file for part in parts for file in part.rglob("*"))):
+        if leads_out(file, root):
+            raise ValueError(f"{file} is a link out of the team's folder: replace it by a copy of {file.resolve()}.")
     return TeamFile(form, folders)
 
 
