@@ -2,8 +2,10 @@
 
 import itertools
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from trl_multiagent.evaluation.config import EvaluationConfig
@@ -13,7 +15,7 @@ from trl_multiagent.evaluation.play import Policy
 from trl_multiagent.evaluation.report import Report, cross_play_lines
 from trl_multiagent.evaluation.statistics import bounded_intervals, estimates, pass_at_k
 from trl_multiagent.report.curves import t_quantile
-from trl_multiagent.report.pictures import wilson_interval
+from trl_multiagent.report.pictures import draw_shares
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():
@@ -173,7 +175,7 @@ def test_the_table_names_intervals_that_need_a_range():
     """Student's interval of rare rewards covers .3 of the time with 8 items, and nothing in the values shows it."""
     config = EvaluationConfig(num_episodes=1, k=[1], num_bootstraps=100)
     records = [record(item, 0, [1, 2], [0, 1]) for item in range(4)]
-    note = "known range (`metric_ranges`), such as reward, have Student's t interval. It assumes that no rare value"
+    note = "known range (`metric_ranges`), such as reward, have Student's t interval, which is too narrow"
     known = {"reward": (0.0, 4.0)}
     for ranges, has_note in (({}, True), (known, False)):
         team = policy()
@@ -197,8 +199,10 @@ def test_ranges_of_penalties_and_of_episodes_that_end_early():
 def test_bars_of_shares_cover_near_zero_and_one():
     for rate in (0.5, 0.9, 0.97, 0.995):
         counts = np.random.default_rng(0).binomial(20, rate, 2000)
-        low, high = wilson_interval(counts / 20, np.full(2000, 20))
-        assert np.mean((low <= rate) & (rate <= high)) >= 0.9
+        axes = MagicMock()
+        draw_shares(axes, pd.DataFrame({"mean": counts / 20, "accuracy": counts / 20, "count": 20}), "blue")
+        _, shares, (below, above) = axes.errorbar.call_args.args
+        assert np.mean((shares - below <= rate) & (rate <= shares + above)) >= 0.93
 
 
 def test_all_teams_of_two_seeds_have_an_interval_over_teams():

@@ -26,10 +26,7 @@ NOTHING_NOTE = (
     "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss is the whole pass rate by "
     "construction: it shows that the part is needed, not that the agent does it well."
 )
-RANGE_NOTE = (
-    "Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval. It assumes that no rare value decides the mean: "
-    "where rewards are rare, it is too narrow."
-)
+RANGE_NOTE = "Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval, which is too narrow if rare values decide the mean."
 SPEEDS = "sequential_latency parallel_latency sequential_tokens_per_second parallel_tokens_per_second".split()
 COST_NOTE = "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the batches, with scoring, per episode."
 

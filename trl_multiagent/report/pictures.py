@@ -65,27 +65,15 @@ def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: 
 
 def draw_shares(axes: Any, bins: pd.DataFrame, color: str) -> None:
     """Draws the `accuracy` at the `mean` of each bin with its 95 % interval, and its `count`."""
-    low, high = wilson_interval(bins["accuracy"].to_numpy(), bins["count"].to_numpy())
-    axes.errorbar(
-        bins["mean"],
-        bins["accuracy"],
-        [bins["accuracy"] - low, high - bins["accuracy"]],
-        marker="o",
-        color=color,
-        capsize=3,
-    )
+    counts = bins["count"] + 4  # of Agresti and Coull (1998): two more of either kind
+    shares = (bins["accuracy"] * bins["count"] + 2) / counts
+    radius = 1.96 * (shares * (1 - shares) / counts) ** 0.5
+    errors = [(radius - shares + bins["accuracy"]).clip(0), (shares + radius - bins["accuracy"]).clip(0)]
+    axes.errorbar(bins["mean"], bins["accuracy"], errors, marker="o", color=color, capsize=3)
     for place, accuracy, count in zip(bins["mean"], bins["accuracy"], bins["count"], strict=True):
         axes.annotate(str(count), (place, accuracy), xytext=(5, -12), textcoords="offset points", fontsize="small")
     axes.margins(x=0.1)
     axes.set(ylim=(min(0.4, bins["accuracy"].min()) - 0.05, 1.05))
-
-
-def wilson_interval(shares: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the 95 % interval of Wilson (1927) for shares of counts."""
-    n, z2 = counts, 1.96**2
-    middle = (shares * n + z2 / 2) / (n + z2)
-    radius = (z2 * (shares * (1 - shares) * n + z2 / 4)) ** 0.5 / (n + z2)
-    return np.minimum(middle - radius, shares), np.maximum(middle + radius, shares)
 
 
 def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int) -> None:

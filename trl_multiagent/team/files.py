@@ -11,6 +11,7 @@ from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
+from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, read_json
 from trl_multiagent.models.pretrained import find_file, load_model, seeded
 
@@ -112,9 +113,11 @@ def find_sources(
                 for role, folder in team.folders.items()
             }
             return sources, team.form
+    elif not (isinstance(name, list | tuple) and all(isinstance(x, str | Path) for x in name)):
+        raise ValueError(f"`name` is {show(name)}; it must be a model's name or folder, or a list with one per role.")
     if roles is None:
         raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
-    names = [name] * len(roles) if isinstance(name, str) else list(name)
+    names = [name] * len(roles) if isinstance(name, str) else [*map(str, name)]
     if len(names) != len(roles):
         raise ValueError(
             f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
