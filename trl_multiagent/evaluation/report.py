@@ -26,7 +26,7 @@ NOTHING_NOTE = (
     "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss is the whole pass rate by "
     "construction: it shows that the part is needed, not that the agent does it well."
 )
-RANGE_NOTE = "Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval, which is too narrow if rare values decide the mean."
+RANGE_NOTE = " Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval, which is too narrow if rare values decide the mean."
 SPEEDS = "sequential_latency parallel_latency sequential_tokens_per_second parallel_tokens_per_second".split()
 COST_NOTE = "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the batches, with scoring, per episode."
 
@@ -125,9 +125,8 @@ class Report:
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
             f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {self.config.confidence:.0%} confidence "
-            f"interval over items{over} A number has no brackets if its values have no spread and no known bounds."
+            f"interval over items{over} A number has no brackets if its values have no spread and no known bounds.{self.range_note}"
         ]
-        lines[0] += f" {self.range_note}" if self.range_note else ""
         lines += ["", *self._main_table(), "", *self._speed()]
         headings = {
             "differences": "the team minus" if len(self.teams) == 1 else "the teams minus",

@@ -363,8 +363,7 @@ def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, A
     team = args[0] if args else kwargs.get("team")
     if (args or "team" in kwargs) and not isinstance(team, AgentTeam):
         raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {INSTEAD['model']}.")
-    parameters = inspect.signature(trainer.__init__).parameters.values()
-    names = [x.name for x in parameters if x.kind == x.POSITIONAL_OR_KEYWORD]
+    names = inspect.getfullargspec(trainer.__init__).args
     value = {**dict(zip(names, (None, *args), strict=False)), **kwargs}.get("args")
     if value is not None and not isinstance(value, trainer._config_class):
         raise TypeError(f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`.")
