@@ -25,8 +25,7 @@ def test_links_of_a_cache_and_to_the_folder_of_a_team_are_followed(tmp_path):
     """A snapshot of the Hub's cache has links to blobs. A link to the whole folder, and one within it, are the user's own."""
     snapshot = tmp_path / "models--user--team" / "snapshots" / "a1b2"
     tiny_team().save_pretrained(snapshot)
-    blobs = snapshot.parents[1] / "blobs"
-    blobs.mkdir()
+    (blobs := snapshot.parents[1] / "blobs").mkdir()
     for k, path in enumerate([path for path in snapshot.rglob("*") if path.is_file()]):
         path.rename(blobs / str(k))
         path.symlink_to(os.path.relpath(blobs / str(k), path.parent))

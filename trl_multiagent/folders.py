@@ -95,10 +95,10 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def naming_damage(path: Path) -> Iterator[None]:
-    """Adds the file to an error of JSON or of the encoding within the block."""
+    """Adds the file to an error of JSON, of the encoding or of missing values within the block."""
     try:
         yield
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
 
 

@@ -176,8 +176,7 @@ def test_the_table_names_intervals_that_need_a_range():
     config = EvaluationConfig(num_episodes=1, k=[1], num_bootstraps=100)
     records = [record(item, 0, [1, 2], [0, 1]) for item in range(4)]
     note = "known range (`metric_ranges`), such as reward, have Student's t interval, which is too narrow"
-    known = {"reward": (0.0, 4.0)}
-    for ranges, has_note in (({}, True), (known, False)):
+    for ranges, has_note in (({}, True), ({"reward": (0.0, 4.0)}, False)):
         team = policy()
         team.environment.unwrapped.metric_ranges = ranges
         report = Report(config, [compute_result(team, records, 4, config)], 4)

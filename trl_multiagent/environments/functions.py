@@ -43,8 +43,9 @@ class Rows(DatasetSource):
 
     def __post_init__(self) -> None:
         if self.name is None or (Path(self.name).is_file() and not self.is_file):
-            given = "missing" if self.name is None else repr(self.name)
-            raise ValueError(f"`dataset.name` is {given}; it must be a Hub id or the path of a {LOCAL_FILE}.")
+            raise ValueError(
+                f"`dataset.name` is {self.name or 'missing'}; give a Hub id or the path of a {LOCAL_FILE}."
+            )
         if self.is_file and not Path(self.name).is_file():
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 

@@ -52,8 +52,7 @@ class Report:
             name: {row: paired_differences(pairs, self.config) for row, pairs in rows.items()}
             for name, rows in self._pairs().items()
         }
-        bounds = {metric: x.bounds(metric) for x in self.shown for _, metric in x.names}
-        unknown = [metric for metric, ends in bounds.items() if not np.isfinite(ends).all()]
+        unknown = [name for x in self.shown for _, name in x.names if not np.isfinite(x.bounds(name)).all()]
         self.range_note = RANGE_NOTE.format(unknown[0]) if unknown else ""
         metrics = ("return", "pass@1") if mixes else ()
         summaries = [summarize_cross_play(mixes, [x.name for x in self.teams], m, self.config) for m in metrics]

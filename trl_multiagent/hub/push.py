@@ -19,6 +19,7 @@ from trl_multiagent.folders import (
     RECIPE_FILE,
     TEAM_FILE,
     leads_out,
+    naming_damage,
     read_json,
 )
 from trl_multiagent.report.model_card import rename_card
@@ -84,8 +85,10 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
         ValueError: an agent has no model there.
     """
     folder = Path(folder)
-    agents = [agent["folder"] for agent in read_json(folder / TEAM_FILE)["agents"]]
-    patterns = [*TOP_FILES, *(f"{glob.escape(agent)}/{name}" for agent in agents for name in AGENT_FILES)]
+    contents = read_json(folder / TEAM_FILE)
+    with naming_damage(folder / TEAM_FILE):
+        agents = [agent["folder"] for agent in contents["agents"]]
+        patterns = [*TOP_FILES, *(f"{glob.escape(agent)}/{name}" for agent in agents for name in AGENT_FILES)]
     if with_critics:
         patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]
     paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
