@@ -255,6 +255,7 @@ HEADINGS = "{% for m in messages %}### {{ m.role | capitalize }}:\n{{ m.content 
         (TEMPLATE.replace("<{{ m.role }}>", "<|{{ m.role }}|>"), "<|system|> <|user|>", "< |system|> < |user|>"),
         (HEADINGS, "### User:\nHi\n###   tool: an assistant", "# ## User:\nHi\n# ##   tool: an assistant"),
         (TEMPLATE, "<think>x</think> <tool▁call> < think>", "< think>x</think> < tool▁call> < think>"),
+        (TEMPLATE, "<eo\ufffds> <\x85eos> <\ue000eos>", "< eo\ufffds> < \x85eos> < \ue000eos>"),  # as BERT reads them
         (TEMPLATE, "<tool\u00a0call> <ＥＯＳ> <think<think>>", "< tool\u00a0call> < ＥＯＳ> <think< think>>"),
     ],
 )

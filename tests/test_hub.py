@@ -455,6 +455,9 @@ main(["push", str(folder), "user/command"])
     (tmp_path / "run" / "agents" / "aux" / "config.json").unlink()
     with pytest.raises(ValueError, match=r"agents/aux holds no model. Links out of .* are not followed"):
         push_folder(tmp_path / "run", "user/none")
+    (tmp_path / "run" / "team.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"team\.json is damaged: 'agents'"):
+        push_folder(tmp_path / "run", "user/none")
 
 
 @pytest.mark.parametrize("form", ["full", "lora"])

@@ -11,6 +11,7 @@ from trl import TrlParser
 
 import trl_multiagent
 from trl_multiagent.folders import MODEL_FILES
+from trl_multiagent.limits import refused_by
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +39,8 @@ def test_trl_and_transformers_parse_every_configuration(name):
         }
     with pytest.raises(ValueError, match="`label_names` is"):
         HfArgumentParser(config_class).parse_args_into_dataclasses(["--output_dir", "x", "--label_names", "y"])
+    names = refused_by(config_class).keys() & {field.name for field in dataclasses.fields(config_class)}
+    config_class(output_dir="x", **dict.fromkeys(names))  # `null` asks for nothing
 
 
 @pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "folders", "rewards"])

@@ -95,10 +95,10 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def naming_damage(path: Path) -> Iterator[None]:
-    """Adds the file to an error of JSON or of the encoding within the block."""
+    """Adds the file to an error of JSON, of the encoding or of missing values within the block."""
     try:
         yield
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
 
 
@@ -153,6 +153,13 @@ def locked(folder: Path, advice: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def leads_out(path: Path, folder: Path) -> bool:
+    """Returns whether a path in a folder is a link out of it. A snapshot in the cache of the Hub links to its repository's blobs, which is allowed."""
+    root, target = (Path(os.path.realpath(x)) for x in (folder, path))
+    blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else root
+    return not (target.is_relative_to(root) or target.is_relative_to(blobs))
 
 
 def holds_model(folder: Path) -> bool:

@@ -102,7 +102,7 @@ def check_arguments(args: Any) -> None:
             raise ValueError(f"`{name}` is {getattr(args, name)}; it must be greater than 0.")
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
-        if same(value, field.default):
+        if same(value, field.default) or (value is None and field.name in refused):
             continue
         if field.name in refused and (asks_for_something(value) or asks_for_something(field.default)):
             raise ValueError(f"`{field.name}` is {short(value)}, which is not supported: {refused[field.name]}.")

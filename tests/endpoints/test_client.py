@@ -118,6 +118,7 @@ GARBAGE = {
     "another object": (Reply('{"choices": []}'), "JSON without an answer"),
     "blank": (Reply('{"choices": [{"message": {"content": " "}}]}'), "answered with an empty text"),
     "surrogates": (Reply('{"choices": [{"message": {"content": "\\ud800"}}]}'), "JSON without an answer"),
+    "long": (Reply(EndpointServer.completion("", "x" * 2**20)), "a longer text than was allowed"),
     "deep": (Reply("[" * 200_000), "no valid JSON: [[["),
     "a huge number": (Reply('{"usage": {"prompt_tokens": ' + "9" * 5000 + "}}"), "no valid JSON: {"),
     "compressed": (Reply(OPENAI_TEXT, headers={"Content-Encoding": "gzip"}), "the answer is compressed"),

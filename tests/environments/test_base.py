@@ -123,6 +123,7 @@ RETURNED = {
 RAISED = {
     "sys.exit()": (SystemExit(), "called sys.exit()."),
     "KeyError": (KeyError("no such column"), "raised KeyError: 'no such column'"),
+    "a function for one agent": (KeyError(0), "raised KeyError: 0. A completion is a dict by role: `role_reward("),
     "CancelledError": (asyncio.CancelledError(), "raised CancelledError"),
     "another BaseException": (Stop("enough"), "raised Stop: enough"),
 }

@@ -236,10 +236,11 @@ def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsy
 
 
 def test_several_teams_and_a_dry_run(runs, tmp_path, capsys):
-    evaluate(runs / "plain", runs / "small", "--output_dir", tmp_path, "--dry_run", "--baselines", "discussion")
+    hostile = tmp_path / "\x1b[2J"
+    evaluate(runs / "plain", runs / "small", "--output_dir", hostile, "--dry_run", "--baselines", "discussion")
     out = capsys.readouterr().out
     assert f"{ITEMS}, with 4 episodes of 1 turns each" in out and "56 completions, 336 tokens at most" in out
-    assert "112 completions, 336 tokens at most" in out and not list(tmp_path.iterdir())
+    assert "112 completions, 336 tokens at most" in out and "\x1b" not in out and not list(tmp_path.iterdir())
     evaluate(runs / "plain", runs / "small", "--output_dir", tmp_path)
     contents = report(tmp_path)
     both, rows = contents["over_teams"]["final"]["return"], contents["policies"].values()

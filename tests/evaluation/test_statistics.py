@@ -2,8 +2,10 @@
 
 import itertools
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from trl_multiagent.evaluation.config import EvaluationConfig
@@ -13,6 +15,7 @@ from trl_multiagent.evaluation.play import Policy
 from trl_multiagent.evaluation.report import Report, cross_play_lines
 from trl_multiagent.evaluation.statistics import bounded_intervals, estimates, pass_at_k
 from trl_multiagent.report.curves import t_quantile
+from trl_multiagent.report.pictures import draw_shares
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():
@@ -27,6 +30,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():
             pass_at_k(*wrong)
 
 
+COSTS = ("calls", "generated_tokens", "wall_seconds")
 UNIT, UNKNOWN = [(0.0, 1.0)], [(-np.inf, np.inf)]
 
 
@@ -167,6 +171,39 @@ def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
     assert "It counts all tests, also those that feedback has shown" in table
 
 
+def test_the_table_names_intervals_that_need_a_range():
+    """Student's interval of rare rewards covers .3 of the time with 8 items, and nothing in the values shows it."""
+    config = EvaluationConfig(num_episodes=1, k=[1], num_bootstraps=100)
+    records = [record(item, 0, [1, 2], [0, 1]) for item in range(4)]
+    note = "known range (`metric_ranges`), such as reward, have Student's t interval, which is too narrow"
+    for ranges, has_note in (({}, True), ({"reward": (0.0, 4.0)}, False)):
+        team = policy()
+        team.environment.unwrapped.metric_ranges = ranges
+        report = Report(config, [compute_result(team, records, 4, config)], 4)
+        assert (note in report.table()) == (note in report.to_json()["range_note"]) == has_note
+
+
+def test_ranges_of_penalties_and_of_episodes_that_end_early():
+    config = EvaluationConfig(num_episodes=1, k=[1], num_bootstraps=100)
+    records = [record(item, 0, rewards, [0] * len(rewards)) for item, rewards in enumerate([[1, 2], [1]])]
+    for reward, total in (((-2.0, 0.0), (-4.0, 0.0)), ((1.0, 2.0), (0.0, 4.0)), ((-2.0, -1.0), (-4.0, 0.0))):
+        team = policy()
+        team.environment.unwrapped.metric_ranges = {"reward": reward}
+        result = compute_result(team, records, 2, config)
+        assert result.bounds("return") == total
+        shares = Report(config, [result], 2).to_json()["policies"]["team"]["percent_of_maximum"]
+        assert ("reward" in shares) == (reward[1] > 0)
+
+
+def test_bars_of_shares_cover_near_zero_and_one():
+    for rate in (0.5, 0.9, 0.97, 0.995):
+        counts = np.random.default_rng(0).binomial(20, rate, 2000)
+        axes = MagicMock()
+        draw_shares(axes, pd.DataFrame({"mean": counts / 20, "accuracy": counts / 20, "count": 20}), "blue")
+        _, shares, (below, above) = axes.errorbar.call_args.args
+        assert np.mean((shares - below <= rate) & (rate <= shares + above)) >= 0.93
+
+
 def test_all_teams_of_two_seeds_have_an_interval_over_teams():
     config = EvaluationConfig(num_episodes=1, k=[1], num_bootstraps=100)
     episodes = [[record(item, 0, [1], [float(item < number)]) for item in range(40)] for number in (20, 24)]
@@ -199,6 +236,11 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     lines = "\n".join(cross_play_lines(found))
     assert "agents trained together  1.000\n" in lines and "over runs" not in lines
     assert summarize_cross_play(results, ["x", "y", "z"], "pass@1", config) is None
+    for played, result in results.items():  # the table has no interval over runs in any row
+        kind = "team" if len(set(played)) == 1 else "pair"
+        result.policy, result.cost = policy(str(played), kind, mix=played), {"episodes": 4, **dict.fromkeys(COSTS, 1)}
+        result.policy.environment.roles = roles
+    assert "all teams" not in Report(config, [*results.values()], 4).table()
     # If all teams are equally good, no difference is claimed
     generator = np.random.default_rng(0)
     for result in results.values():

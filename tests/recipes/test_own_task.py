@@ -230,6 +230,10 @@ def test_forms_of_the_functions(config, module, capsys):
         ({"prompts": {"a b": "x"}}, ["'a b' must be a Python identifier"]),
         ({"prompts": {"a": [{"role": "user"}]}}, ["`functions.prompts.a`", "messages"]),
         ({"dataset": {"name": "nowhere.jsonl"}}, ["`dataset.name` is 'nowhere.jsonl'", "no such file"]),
+        (
+            {"dataset": {"name": __file__}},
+            [f"`dataset.name` is {__file__}; give a Hub id or a path of a .jsonl"],
+        ),
         ({"external": {"mode": "plain"}}, ["`external` is not a known setting"]),
         ({"magrpo": {"frozen_agents": 3}}, ["`magrpo.frozen_agents`"]),
     ],

@@ -264,8 +264,10 @@ def test_chat_prompts_of_the_environment(tmp_path):
     trainer.train()
     prompt = trainer.team.tokenizers["solo"].decode(trainer._levels[0][0].samples["solo"].prompt_ids)
     assert prompt == "<system>Be brief.</system><user>Go.</user><assistant>"
-    with pytest.raises(ValueError, match="no chat template"):
-        tiny_trainer(tmp_path, tiny_team(("solo",)), environment).train()
+    with pytest.raises(ValueError, match="no chat template"):  # before the training, where it is one line
+        tiny_trainer(tmp_path, tiny_team(("solo",)), environment)
+    with pytest.raises(ValueError, match=r"tokenizer.chat_template is not set"):
+        tiny_trainer(tmp_path, tiny_team(("solo",)), use_chat_template=True)
 
 
 def test_the_trace_has_the_advantages_that_are_trained(tmp_path):

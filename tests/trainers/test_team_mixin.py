@@ -12,6 +12,8 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent import (
+    AgentTeam,
+    FunctionEnvironment,
     IACTrainer,
     JointRewardTrainer,
     MAACConfig,
@@ -23,7 +25,7 @@ from trl_multiagent import (
 from trl_multiagent.trainers.base.team_config import TeamConfig
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 
-from tiny import SHORT, byte_tokenizer, team_of, tiny_llama, tiny_team
+from tiny import SHORT, byte_tokenizer, team_of, tiny_environment, tiny_llama, tiny_team
 
 
 @dataclass
@@ -171,6 +173,8 @@ def test_the_model_card_needs_no_environment(tmp_path):
         ([], {"args": GRPOConfig("x", use_cpu=True, bf16=False)}, "`args` is a `GRPOConfig`: give a `{config}`"),
         ([], {"args": MAACConfig("x", use_cpu=True)}, "`args` is a `MAACConfig`: give a `{config}`"),
         ([], {"args": {"output_dir": "x"}}, "`args` is a `dict`: give a `{config}`"),
+        ([], {"args": "x"}, "`args` is a `str`: give a `{config}`"),
+        ([None], {}, "`team` is None, not an `AgentTeam`"),
         (
             [tiny_team()],
             {"environment": len},
@@ -183,6 +187,25 @@ def test_calls_in_the_way_of_trl_are_told_the_right_way(trainer, arguments, keyw
     config = trainer.__name__.replace("Trainer", "Config")
     with pytest.raises(TypeError, match=message.replace("{config}", config)):
         trainer(*arguments, **keywords)
+
+
+def test_wrong_arguments_without_names_are_told_the_right_way():
+    environment = tiny_environment()
+    for args in ({"max_steps": 1}, "x", MAGRPOConfig, environment):
+        with pytest.raises(TypeError, match=f"`args` is a `{type(args).__name__}`: give a `MAGRPOConfig`"):
+            MAGRPOTrainer(tiny_team(), environment, args)
+    for name in (tiny_llama(), {"aux": "model"}, [tiny_llama()], 5):
+        with pytest.raises(ValueError, match=r"`name` is .*; it must be a model's name or folder, or a list with one"):
+            AgentTeam.from_pretrained(name, roles=["aux", "main"])
+    with pytest.raises(ValueError, match=r"The adapter of every agent is \{'r': 8\}; it must be a `LoraConfig`"):
+        AgentTeam.from_pretrained("model", ["aux"], peft_config={"r": 8})
+    with pytest.raises(TypeError, match=r"must be dicts by role; `AgentTeam.from_pretrained"):
+        AgentTeam(tiny_llama(), byte_tokenizer())
+    for prompts in ("Write {words}", ["Write {words}"]):
+        with pytest.raises(
+            TypeError, match=r"`prompts` is .*; it must be a dict with a template or a function per role"
+        ):
+            FunctionEnvironment(prompts, len)
 
 
 def test_the_configuration_of_another_algorithm_is_refused(tmp_path):

@@ -29,6 +29,7 @@ MAX_BODY = 8 * 2**20  # bytes of an answer; the longest ones of models have abou
 MAX_REASON = 300  # characters of an endpoint's error message
 MIN_KEY = 6  # shorter texts are not keys, and occur in any answer
 MAX_COUNT = 10**9  # tokens of one request
+LONGEST_TOKEN = 200  # characters
 CHARACTERS_PER_TOKEN = 3  # estimate, if the endpoint does not report the number
 
 
@@ -171,7 +172,7 @@ class _Call:
                 tries += error.wait is None
                 if not error.retry or tries >= self.endpoint.tries:
                     raise
-                wait = min(FIRST_WAIT * 2**waits, LONGEST_WAIT) * self.client._random.uniform(0.5, 1.0)
+                wait = min(FIRST_WAIT * 2 ** min(waits, 9), LONGEST_WAIT) * self.client._random.uniform(0.5, 1.0)
                 wait, waits = max(wait, error.wait or 0.0), waits + 1
                 if time.monotonic() + wait >= self.end:
                     raise EndpointError(f"{error}; the next try would be after the deadline of the call") from None
@@ -264,6 +265,8 @@ class _Call:
         input_tokens = as_count(counts[0]) or question.num_characters // CHARACTERS_PER_TOKEN
         output_tokens = as_count(counts[1]) or len(text) // CHARACTERS_PER_TOKEN + 1
         self.client.count(input_tokens, output_tokens)
+        if len(text) > LONGEST_TOKEN * self.endpoint.max_tokens:
+            raise self.garbage("a longer text than was allowed", text)
         if not text.strip():
             limit = self.endpoint.max_tokens
             advice = f" after {output_tokens} tokens: raise the limit of {limit}" if truncated else ""

@@ -77,6 +77,8 @@ class FunctionEnvironment(Environment):
         reward_timeout: float | None = 600.0,
         order: Sequence[Sequence[str]] | None = None,
     ):
+        if not isinstance(prompts, dict):
+            raise TypeError(f"`prompts` is {show(prompts)}; it must be a dict with a template or a function per role.")
         self.roles = check_roles(list(prompts))
         self.order = None if order is None else check_order(order, self.roles)
         if order is not None and transition is not None:

@@ -42,8 +42,8 @@ class Rows(DatasetSource):
     config: str | None = setting("Configuration of a dataset on the Hub.")
 
     def __post_init__(self) -> None:
-        if self.name is None:
-            raise ValueError(f"`dataset.name` is missing: a Hub id or the path of a {LOCAL_FILE}.")
+        if self.name is None or (Path(self.name).is_file() and not self.is_file):
+            raise ValueError(f"`dataset.name` is {self.name or 'missing'}; give a Hub id or a path of a {LOCAL_FILE}.")
         if self.is_file and not Path(self.name).is_file():
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
 

@@ -14,6 +14,9 @@ from trl_multiagent.limits import short
 from trl_multiagent.terminal import printable
 
 
+FOR_ONE_AGENT = ". A completion is a dict by role: `role_reward(role, function)` takes a function for one agent"
+
+
 class TaskError(ValueError):
     """
     The code of a task failed, or returned an invalid value. The message names the function.
@@ -52,7 +55,8 @@ def task_code(name: str) -> Iterator[None]:
     except SystemExit as error:
         raise TaskError(f"{name} called sys.exit({'' if error.code is None else repr(error.code)}).") from error
     except BaseException as error:
-        raise TaskError(f"{name} raised {describe(error)}") from error
+        is_of_trl = "reward" in name and isinstance(error, KeyError) and error.args == (0,)  # reads `completion[0]`
+        raise TaskError(f"{name} raised {describe(error)}{FOR_ONE_AGENT if is_of_trl else ''}") from error
 
 
 def describe(error: BaseException) -> str:

@@ -62,7 +62,9 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     ranges = dict(policy.environment.unwrapped.metric_ranges)
     if "reward" in ranges:
         weight = sum(discount_of(config) ** t for t in range(num_turns))
-        ranges["return"] = (weight * ranges["reward"][0], weight * ranges["reward"][1])
+        low, high = ranges["reward"]
+        missed = (0.0, 0.0) if num_turns > 1 else (low, high)  # episodes may end early
+        ranges["return"] = (min(weight * low, missed[0]), max(weight * high, missed[1]))
     turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
     names = list(dict.fromkeys(key for values in by_item for key in values))
     names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))

@@ -26,6 +26,7 @@ NOTHING_NOTE = (
     "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss is the whole pass rate by "
     "construction: it shows that the part is needed, not that the agent does it well."
 )
+RANGE_NOTE = " Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval, which is too narrow if rare values decide the mean."
 SPEEDS = "sequential_latency parallel_latency sequential_tokens_per_second parallel_tokens_per_second".split()
 COST_NOTE = "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the batches, with scoring, per episode."
 
@@ -45,12 +46,14 @@ class Report:
         # Tables and pictures do not show teams with an agent replaced one by one
         self.shown = [result for result in self.results if result.policy.replaced is None]
         self.numbers: dict[str, Numbers] = {x.name: numbers_of([x], self.config) for x in self.results}
-        self.over_teams = numbers_of(self.teams, self.config) if len(self.teams) > 1 else None
+        mixes = {result.policy.mix: result for result in self.results if result.policy.mix}
+        self.over_teams = numbers_of(self.teams, self.config) if len(self.teams) > 1 and not mixes else None
         self.comparisons: dict[str, dict[str, Numbers]] = {
             name: {row: paired_differences(pairs, self.config) for row, pairs in rows.items()}
             for name, rows in self._pairs().items()
         }
-        mixes = {result.policy.mix: result for result in self.results if result.policy.mix}
+        unknown = [name for x in self.shown for _, name in x.names if not np.isfinite(x.bounds(name)).all()]
+        self.range_note = RANGE_NOTE.format(unknown[0]) if unknown else ""
         metrics = ("return", "pass@1") if mixes else ()
         summaries = [summarize_cross_play(mixes, [x.name for x in self.teams], m, self.config) for m in metrics]
         self.cross_play = [summary for summary in summaries if summary is not None]
@@ -76,6 +79,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Returns everything, as plain values. Numbers that are not known are null."""
         contents: dict[str, Any] = {**self.facts, "items": self.num_items, "settings": asdict(self.config)}
+        contents["range_note"] = self.range_note
         contents["policies"] = {
             result.name: {
                 "kind": result.policy.kind,
@@ -120,7 +124,7 @@ class Report:
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
             f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {self.config.confidence:.0%} confidence "
-            f"interval over items{over} A number has no brackets if its values have no spread and no known bounds."
+            f"interval over items{over} A number has no brackets if its values have no spread and no known bounds.{self.range_note}"
         ]
         lines += ["", *self._main_table(), "", *self._speed()]
         headings = {
@@ -200,7 +204,8 @@ def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
 def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
     """Returns the reward of the last turn and its parts in percent of their largest values, as papers report them."""
     final = numbers[FINAL]
-    return {name: 100 * final[name].mean / result.ranges[name][1] for name in result.ranges if name in final}
+    largest = {name: high for name, (_, high) in result.ranges.items() if name in final and 0 < high < math.inf}
+    return {name: 100 * final[name].mean / high for name, high in largest.items()}
 
 
 def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:

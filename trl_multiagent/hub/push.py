@@ -18,6 +18,8 @@ from trl_multiagent.folders import (
     MODEL_CONFIG,
     RECIPE_FILE,
     TEAM_FILE,
+    leads_out,
+    naming_damage,
     read_json,
 )
 from trl_multiagent.report.model_card import rename_card
@@ -83,13 +85,14 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
         ValueError: an agent has no model there.
     """
     folder = Path(folder)
-    agents = [agent["folder"] for agent in read_json(folder / TEAM_FILE)["agents"]]
-    patterns = [*TOP_FILES, *(f"{glob.escape(agent)}/{name}" for agent in agents for name in AGENT_FILES)]
+    contents = read_json(folder / TEAM_FILE)
+    with naming_damage(folder / TEAM_FILE):
+        agents = [agent["folder"] for agent in contents["agents"]]
+        patterns = [*TOP_FILES, *(f"{glob.escape(agent)}/{name}" for agent in agents for name in AGENT_FILES)]
     if with_critics:
         patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]
     paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    inside = [path for path in paths if path.resolve().is_relative_to(folder.resolve())]
-    files = sorted(str(path.relative_to(folder)) for path in inside)
+    files = sorted(str(path.relative_to(folder)) for path in paths if not leads_out(path, folder))
     for agent in agents:
         if not {f"{agent}/{MODEL_CONFIG}", f"{agent}/{ADAPTER_CONFIG}"} & {*files}:
             raise ValueError(

@@ -43,7 +43,7 @@ def marker_pattern(
     lines += [line.replace(role, other) for line in lines for role in ("user", "assistant") for other in ROLES]
     lines = [line for line in lines if WORD.search(line) and re.search(r"[^\w\s]", line)]
     markers = sorted({marker for marker in (*tokens, *lines) if len(marker) > 1})
-    chosen = "|".join(re.escape(marker).replace(r"\ ", r"\ +") for marker in markers)
+    chosen = "|".join(re.escape(marker).replace(r"\ ", r"\ *") for marker in markers)
     beginnings = "".join(re.escape(marker[0]) for marker in markers)
     # Lookahead consumes nothing, because a marker may be within another one. Without markers, the pattern never matches
     return re.compile(f"(?=[{beginnings}])(?={chosen})" if markers else r"(?!)")
@@ -52,13 +52,13 @@ def marker_pattern(
 @lru_cache(maxsize=65536)
 def fold(character: str) -> str:
     """
-    Normalizes a character as a tokenizer may: removes case, accents, width, kinds of white space (SentencePiece writes `▁`), and invisible
-    characters.
+    Normalizes a character as a tokenizer may: removes case, accents, width, kinds of white space (SentencePiece writes `▁`), and characters
+    that are invisible, private or unknown.
     """
     return "".join(
         " " if x.isspace() or x == "▁" else x.casefold()
         for x in unicodedata.normalize("NFKD", character)
-        if x.isspace() or unicodedata.category(x) not in ("Mn", "Mc", "Me", "Cf", "Cc")
+        if x in "\t\n\r" or (unicodedata.category(x)[0] not in "CM" and x != "\ufffd")
     )
 
 

@@ -16,6 +16,7 @@ from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.recipe.evaluation_settings import Evaluation, parse_evaluation
 from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.terminal import printable
 
 
 if TYPE_CHECKING:
@@ -104,10 +105,8 @@ def play_and_report(
         with end_on_wrong_input(prog):  # such as a full disk
             paths = report.write(evaluation.output_dir)
         print(report.table())
-        print(
-            f"\nSaved {', '.join(map(str, paths))}, and the transcripts in {evaluation.output_dir / 'transcripts'}",
-            flush=True,
-        )
+        saved = f"{', '.join(map(str, paths))}, and the transcripts in {evaluation.output_dir / 'transcripts'}"
+        print(f"\nSaved {printable(saved)}", flush=True)
     accelerator.wait_for_everyone()
 
 

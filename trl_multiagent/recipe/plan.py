@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.recipe.prepared import PreparedRun
+from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
@@ -20,9 +21,7 @@ HEADING = "Dry run: no model was loaded, nothing was written."
 def print_plan(lines: Mapping[str, Any], heading: str = HEADING) -> None:
     """Prints the lines of a plan, each with its name, below a heading, in the main process."""
     if PartialState().is_main_process:
-        print(heading)
-        for name, text in lines.items():
-            print(f"  {name:<15}  {text}")
+        print(heading, *(f"  {name:<15}  {printable(str(text))}" for name, text in lines.items()), sep="\n")
 
 
 def rollout_lines(

@@ -64,8 +64,11 @@ def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: 
 
 
 def draw_shares(axes: Any, bins: pd.DataFrame, color: str) -> None:
-    """Draws the `accuracy` at the `mean` of each bin with its standard error, and its `count`."""
-    errors = (bins["accuracy"] * (1 - bins["accuracy"]) / bins["count"]) ** 0.5
+    """Draws the `accuracy` at the `mean` of each bin with its 95 % interval, and its `count`."""
+    counts = bins["count"] + 4  # of Agresti and Coull (1998): two more of either kind
+    shares = (bins["accuracy"] * bins["count"] + 2) / counts
+    radius = 1.96 * (shares * (1 - shares) / counts) ** 0.5
+    errors = [(radius - shares + bins["accuracy"]).clip(0), (shares + radius - bins["accuracy"]).clip(0)]
     axes.errorbar(bins["mean"], bins["accuracy"], errors, marker="o", color=color, capsize=3)
     for place, accuracy, count in zip(bins["mean"], bins["accuracy"], bins["count"], strict=True):
         axes.annotate(str(count), (place, accuracy), xytext=(5, -12), textcoords="offset points", fontsize="small")

@@ -279,24 +279,26 @@ class TeamSampler:
 
     def check_items(self, items: Sequence[dict], environment: Environment) -> None:
         """
-        Checks that the first prompts of some items are not too long for models with learned positions. The environment keeps its state.
+        Checks the first prompts of an item, and of all items that they are not too long for models with learned positions. The environment
+        keeps its state.
 
         Raises:
             TooLongError: a prompt and its completion may have more tokens than the model has positions.
+            ValueError: a prompt has no tokens, or it is a chat and the tokenizer has no chat template.
         """
         limited = []
         for role in self.team.roles:
             with self.team.activate(role) as agent:
                 if learned_positions(agent) is not None:
                     limited.append(role)
-        if not limited:
-            return
         state = copy.deepcopy(environment.state_dict())
-        for start in range(0, len(items), CHECKED_AT_ONCE):
-            chunk = [items[k] for k in range(start, min(start + CHECKED_AT_ONCE, len(items)))]
-            nodes = root_nodes(chunk, environment)
-            for role in limited:
-                self.check_lengths(role, self.prompts(role, acting(role, nodes)))
+        count = len(items) if limited else min(1, len(items))
+        for start in range(0, count, CHECKED_AT_ONCE):
+            nodes = root_nodes([items[k] for k in range(start, min(start + CHECKED_AT_ONCE, count))], environment)
+            for role in self.team.roles:
+                prompts = self.prompts(role, acting(role, nodes))
+                if role in limited:
+                    self.check_lengths(role, prompts)
         if state:
             environment.load_state_dict(state)
 

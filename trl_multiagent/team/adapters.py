@@ -233,7 +233,7 @@ def check_adapter(role: str, model: PeftModel) -> None:
 def check_adapter_config(whose: str, config: PeftConfig) -> None:
     """Raises a `ValueError` if the adapter of `whose` agents is not LoRA, or would change the shared base."""
     if not isinstance(config, LoraConfig):
-        raise ValueError(f"The adapter of {whose} is a {config.peft_type} adapter; a team takes LoRA adapters.")
+        raise ValueError(f"The adapter of {whose} is {short(config)}; it must be a `LoraConfig`.")
     if config.init_lora_weights not in INITIALISATIONS:
         allowed = ", ".join(map(repr, INITIALISATIONS))
         raise ValueError(

@@ -89,6 +89,8 @@ class AgentTeam(SingleModel):
 
     def __init__(self, models: dict[str, PreTrainedModel | PeftModel], tokenizers: dict[str, PreTrainedTokenizerBase]):
         super().__init__()
+        if not (isinstance(models, Mapping) and isinstance(tokenizers, Mapping)):
+            raise TypeError("`models` and `tokenizers` must be dicts by role; `AgentTeam.from_pretrained` loads them.")
         self.roles = check_agent_names(list(models))
         if list(models) != list(tokenizers):
             raise ValueError(f"The models are for the roles {list(models)}, the tokenizers for {list(tokenizers)}.")

@@ -11,7 +11,8 @@ from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
-from trl_multiagent.folders import ADAPTER_CONFIG, TEAM_FILE, read_json
+from trl_multiagent.environments.task_errors import show
+from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, read_json
 from trl_multiagent.models.pretrained import find_file, load_model, seeded
 
 
@@ -45,7 +46,8 @@ def read_team_file(path: str | Path) -> TeamFile:
     Reads `team.json`.
 
     Raises:
-        ValueError: the file is damaged or has another format version, a role cannot name an agent, or a folder is not in the team's.
+        ValueError: the file is damaged or has another format version, a role cannot name an agent, a folder is not in the team's, or a link
+            leads out of it.
     """
     contents = read_json(Path(path))
     version = contents.get("format_version") if isinstance(contents, dict) else None
@@ -64,6 +66,11 @@ def read_team_file(path: str | Path) -> TeamFile:
         place = PureWindowsPath(folder)  # accepts both kinds of separators
         if place.anchor or ".." in place.parts:
             raise ValueError(f"{path} says that {role!r} is in {folder!r}, which is not a folder of the team.")
+    root = Path(path).parent
+    parts = [root / folder for folder in (*folders.values(), CRITICS_FOLDER)]
+    for file in (Path(path), *parts, *(file for part in parts for file in part.rglob("*"))):
+        if leads_out(file, root):
+            raise ValueError(f"{file} is a link out of the team's folder: replace it by a copy of {file.resolve()}.")
     return TeamFile(form, folders)
 
 
@@ -106,9 +113,11 @@ def find_sources(
                 for role, folder in team.folders.items()
             }
             return sources, team.form
+    elif not (isinstance(name, list | tuple) and all(isinstance(x, str | Path) for x in name)):
+        raise ValueError(f"`name` is {show(name)}; it must be a model's name or folder, or a list with one per role.")
     if roles is None:
         raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
-    names = [name] * len(roles) if isinstance(name, str) else list(name)
+    names = [name] * len(roles) if isinstance(name, str) else [*map(str, name)]
     if len(names) != len(roles):
         raise ValueError(
             f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."

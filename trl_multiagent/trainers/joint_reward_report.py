@@ -83,7 +83,7 @@ def draw_report(held_out: HeldOut, path: Path) -> None:
     """Plots a reliability diagram, and the accuracy by reward gap; without rewards, the distribution of the margins."""
     gaps = held_out.gap_bins()
     accuracy, error = held_out.metrics()["accuracy"], held_out.calibration_error
-    ylabel = "share of pairs in the right order"
+    ylabel = "share of pairs in the right order, 95 % interval"
     with picture(path, panels=2) as (left, right):
         left.plot([0.5, 1], [0.5, 1], color=GREY, linestyle=":", label="perfectly calibrated")
         draw_shares(left, held_out.confidence_bins(), COLORS[0])

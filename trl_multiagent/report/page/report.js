@@ -205,7 +205,7 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
   const confidence = `${100 * settings.confidence}%`;
   return [
     make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episode${settings.num_episodes === 1 ? "" : "s"} each. ${contents.environment || ""}`),
-    estimates(part("", rows, `Lines are ${confidence} intervals over items; those of all teams over items and teams.`)),
+    estimates(part("", rows, `Lines are ${confidence} intervals over items; those of all teams over items and teams. ${contents.range_note || ""}`)),
     ...Object.keys(differences).filter(key => contents[key]).map(key => estimates(part(differences[key],
       Object.fromEntries(Object.entries(contents[key]).map(([name, numbers]) => [name, numbers.final])), "An interval without 0 shows a difference."))),
     ...matrices.map(matrix),

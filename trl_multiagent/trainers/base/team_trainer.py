@@ -1,6 +1,7 @@
 """Makes a trainer of TRL train a team."""
 
 import contextlib
+import inspect
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +11,6 @@ from typing import Any, NoReturn
 import torch
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
-from transformers import TrainingArguments
 from transformers.integrations import integration_utils
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 from transformers.utils import logging
@@ -361,14 +361,12 @@ def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, A
         if name in kwargs:
             raise TypeError(f"`{trainer.__name__}` has no argument `{name}`: {advice}.")
     team = args[0] if args else kwargs.get("team")
-    if team is not None and not isinstance(team, AgentTeam):
+    if (args or "team" in kwargs) and not isinstance(team, AgentTeam):
         raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {INSTEAD['model']}.")
-    for value in (*args, *kwargs.values()):
-        is_arguments = isinstance(value, TrainingArguments) or (
-            isinstance(value, dict) and value is kwargs.get("args")
-        )
-        if is_arguments and not isinstance(value, trainer._config_class):
-            raise TypeError(f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`.")
+    names = inspect.getfullargspec(trainer.__init__).args
+    value = {**dict(zip(names, (None, *args), strict=False)), **kwargs}.get("args")
+    if value is not None and not isinstance(value, trainer._config_class):
+        raise TypeError(f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`.")
 
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
