@@ -316,7 +316,8 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    with end_on_signal("trl-multiagent", list, cleans_up=False):  # for the time of imports; a run handles signals itself
+    # For the time of imports; a run handles signals itself
+    with end_on_signal("trl-multiagent", list, cleans_up=False):
         run_command(argv)
 
 

@@ -306,7 +306,9 @@ def test_a_command_that_loads_libraries(number):
 def test_a_signal_within_an_eval_has_its_own_status(tmp_path):
     """`python -m`, which `accelerate launch` uses, remembers a `KeyboardInterrupt` of an `eval` until its end."""
     program = "import os\nfrom trl_multiagent.jobs.stopping import end_on_signal\n"
-    (tmp_path / "program.py").write_text(program + 'with end_on_signal("run"):\n    eval("os.kill(os.getpid(), 15)")\n')
+    (tmp_path / "program.py").write_text(
+        program + 'with end_on_signal("run"):\n    eval("os.kill(os.getpid(), 15)")\n'
+    )
     done = subprocess.run([sys.executable, "-m", "program"], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (143, "run: ended by SIGTERM. Go on with: the same command\n")
 

@@ -1,6 +1,7 @@
 """LoRA adapters of agents: loading, checks, reference policies, saving."""
 
 import copy
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,11 +22,12 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.folders import CARD_FILE, CHECKSUMS_FILE, MODEL_CONFIG, check_checksums, checksum_of_file
 from trl_multiagent.limits import short
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
+    find_file,
     hub_arguments,
     keep_adapter_in_float32,
     load_model,
@@ -166,11 +168,15 @@ def load_adapters(
             # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
             base_source, revision = AgentSource(cast(str, config.base_model_name_or_path)), config.revision
         key = base_source, revision
-        base = None
+        base, checksums = None, getattr(adapted.get(key), "base_checksums", {})
         if key not in adapted:
             with seeded(seed, SHARED_FOLDER):
                 kwargs = {**model_init_kwargs, "revision": revision}
                 base = load_model(base_source.name, **base_source.arguments, **kwargs)
+            if kwargs.get("device_map") != "meta":  # with which no weights are read
+                checksums = checksums_of_base(base_source.name, {**hub, "revision": revision})
+        if peft_config is None and checksums:
+            check_base(source.name, base_source.name, checksums)
         with seeded(seed, role):  # also for saved adapters, because PEFT draws weights before it reads the file
             if peft_config is not None:
                 own_config = copy.deepcopy(peft_config)
@@ -186,8 +192,29 @@ def load_adapters(
                 else:
                     adapted[key] = PeftModel.from_pretrained(base, source.name, **kwargs)
         models[role] = adapted[key]
+        cast(Any, models[role]).base_checksums = checksums
         keep_adapter_in_float32(models[role], role)
     return models
+
+
+def checksums_of_base(name: str, hub: dict[str, Any]) -> dict[str, str]:
+    """Returns the checksums of the weights of a base, by file. In the cache of the Hub, they are the names of the files that are linked."""
+    config = find_file(name, MODEL_CONFIG, **hub)
+    files = {} if config is None else {x.name: x.resolve() for x in sorted(Path(config).parent.glob("*.safetensors"))}
+    return {
+        x: path.name if re.fullmatch("[0-9a-f]{64}", path.name) else checksum_of_file(path)
+        for x, path in files.items()
+    }
+
+
+def check_base(adapter: str, base: str, checksums: dict[str, str]) -> None:
+    """Raises `ValueError` if the weights of a base are not those that a saved adapter was trained on."""
+    saved = check_checksums(adapter)
+    if saved and saved != checksums:
+        raise ValueError(
+            f"The base {base} does not have the weights on which {adapter} was trained. Restore them, or remove {CHECKSUMS_FILE} from the "
+            "folder of the adapter if the change is meant."
+        )
 
 
 def save_adapter(model: PeftModel, role: str, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
