@@ -120,10 +120,7 @@ def write_checksums(folder: Path, base: dict[str, str] | None = None) -> None:
 
 
 def check_checksums(name: str) -> dict[str, str]:
-    """
-    Raises `ValueError` if files of a model have changed since it was saved. A model from elsewhere has no checksums. Returns those of an
-    adapter's base.
-    """
+    """Raises `ValueError` if files of a saved model have changed. Returns the checksums of an adapter's base. Other models have none."""
     folder = Path(name)
     saved = read_json(folder / CHECKSUMS_FILE) if (folder / CHECKSUMS_FILE).is_file() else {}
     if not isinstance(saved, dict):

@@ -303,6 +303,22 @@ def test_a_command_that_loads_libraries(number):
     assert (done.returncode, done.stderr) == (128 + number, line)
 
 
+# A command that gets signals while Python ends: those of a launcher after Ctrl-C, or none that it handled
+ENDING = """
+import atexit, os, sys
+from trl_multiagent import cli
+
+atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
+cli.main(["train", "--help"])
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_command_that_has_ended(number, status):
+    done = subprocess.run([sys.executable, "-c", ENDING, str(int(number))], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
 def test_a_signal_within_an_eval_has_its_own_status(tmp_path):
     """`python -m`, which `accelerate launch` uses, remembers a `KeyboardInterrupt` of an `eval` until its end."""
     program = "import os\nfrom trl_multiagent.jobs.stopping import end_on_signal\n"

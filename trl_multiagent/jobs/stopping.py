@@ -51,13 +51,11 @@ def ending_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def end_on_signal(
-    prog: str, arguments: Callable[[], list[str]] | None = None, cleans_up: bool = True
-) -> Iterator[None]:
+def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None, raises: bool = True) -> Iterator[None]:
     """
     Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to resume. A training ends after its
     current step, anything else at once. A second Ctrl-C always ends the program at once. `arguments` returns the arguments that resume the
-    program; by default, they name the checkpoint. Without `cleans_up`, no error is raised, which an import could turn into another one.
+    program; by default, they name the checkpoint. Without `raises`, no error is raised, which an import could turn into another one.
     """
 
     def say(text: str) -> None:
@@ -82,7 +80,7 @@ def end_on_signal(
             os._exit(128 + number)
         if not is_first or REQUEST.waits:
             return
-        if cleans_up and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        if raises and int(os.environ.get("WORLD_SIZE", "1")) == 1:
             raise Ended
         say(ending(number))
         os._exit(128 + number)  # clean-up could wait for other processes
@@ -103,6 +101,12 @@ def end_on_signal(
         REQUEST.is_expected, REQUEST.signal = before, None
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """Prevents a traceback or a second line when the program itself has ended. A Ctrl-C still ends a slow exit of Python."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """LoRA adapters of agents: loading, checks, reference policies, saving."""
 
 import copy
-import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -175,8 +174,11 @@ def load_adapters(
                 base = load_model(base_source.name, **base_source.arguments, **kwargs)
             if kwargs.get("device_map") != "meta":  # with which no weights are read
                 checksums = checksums_of_base(base_source.name, {**hub, "revision": revision})
-        if peft_config is None and checksums:
-            check_base(source.name, base_source.name, checksums)
+        if checksums and peft_config is None and check_checksums(source.name) not in ({}, checksums):
+            raise ValueError(
+                f"The base {base_source.name} does not have the weights on which {source.name} was trained. Restore them, or remove "
+                f"{CHECKSUMS_FILE} from the folder of the adapter if the change is meant."
+            )
         with seeded(seed, role):  # also for saved adapters, because PEFT draws weights before it reads the file
             if peft_config is not None:
                 own_config = copy.deepcopy(peft_config)
@@ -200,21 +202,11 @@ def load_adapters(
 def checksums_of_base(name: str, hub: dict[str, Any]) -> dict[str, str]:
     """Returns the checksums of the weights of a base, by file. In the cache of the Hub, they are the names of the files that are linked."""
     config = find_file(name, MODEL_CONFIG, **hub)
-    files = {} if config is None else {x.name: x.resolve() for x in sorted(Path(config).parent.glob("*.safetensors"))}
-    return {
-        x: path.name if re.fullmatch("[0-9a-f]{64}", path.name) else checksum_of_file(path)
-        for x, path in files.items()
-    }
-
-
-def check_base(adapter: str, base: str, checksums: dict[str, str]) -> None:
-    """Raises `ValueError` if the weights of a base are not those that a saved adapter was trained on."""
-    saved = check_checksums(adapter)
-    if saved and saved != checksums:
-        raise ValueError(
-            f"The base {base} does not have the weights on which {adapter} was trained. Restore them, or remove {CHECKSUMS_FILE} from the "
-            "folder of the adapter if the change is meant."
-        )
+    checksums = {}
+    for path in [] if config is None else sorted(Path(config).parent.glob("*.safetensors")):
+        linked = path.resolve()
+        checksums[path.name] = linked.name if len(linked.name) == 64 else checksum_of_file(linked)
+    return checksums
 
 
 def save_adapter(model: PeftModel, role: str, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:
