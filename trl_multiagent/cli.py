@@ -7,6 +7,7 @@ Slow libraries are imported where they are needed, so that help, versions and er
 """
 
 import argparse
+import atexit
 import os
 import shlex
 import signal
@@ -19,7 +20,7 @@ from typing import Any
 
 import trl_multiagent
 from trl_multiagent.folders import is_collection
-from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, end_on_signal, leaving_signals_to_children
+from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, end_on_signal, ignore_signals, leaving_signals_to_children
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 
@@ -316,8 +317,12 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    with end_on_signal("trl-multiagent", list):  # for the time of imports; a run handles signals itself
-        run_command(argv)
+    try:
+        # For the time of imports; a run handles signals itself
+        with end_on_signal("trl-multiagent", list, raises=False):
+            run_command(argv)
+    finally:
+        atexit.register(ignore_signals)  # runs first
 
 
 def run_command(argv: Sequence[str] | None) -> None:

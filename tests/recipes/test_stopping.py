@@ -274,15 +274,19 @@ def test_no_evaluation_starts_after_a_signal():
     assert "complete" in done.stdout and "Published" not in done.stdout
 
 
-# A command that gets a signal when it imports its first slow library
+# A command that gets a signal when it imports its first slow library. Python replaces errors of `__set_name__` by a `RuntimeError`
 LOADING = """
 import os, sys
 from trl_multiagent import cli
 
+class Kill:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), int(sys.argv.pop()))
+
 class Signal:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
-            os.kill(os.getpid(), int(sys.argv.pop()))
+            type("Library", (), {"kill": Kill()})
 
 sys.meta_path.insert(0, Signal())
 cli.main(sys.argv[1:-1])
@@ -297,6 +301,32 @@ def test_a_command_that_loads_libraries(number):
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     line = f"trl-multiagent: ended by {name}. Go on with: trl-multiagent {' '.join(command)}\n"
     assert (done.returncode, done.stderr) == (128 + number, line)
+
+
+# A command that gets signals while Python ends: those of a launcher after Ctrl-C, or none that it handled
+ENDING = """
+import atexit, os, sys
+from trl_multiagent import cli
+
+atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
+cli.main(["train", "--help"])
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_command_that_has_ended(number, status):
+    done = subprocess.run([sys.executable, "-c", ENDING, str(int(number))], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
+def test_a_signal_within_an_eval_has_its_own_status(tmp_path):
+    """`python -m`, which `accelerate launch` uses, remembers a `KeyboardInterrupt` of an `eval` until its end."""
+    program = "import os\nfrom trl_multiagent.jobs.stopping import end_on_signal\n"
+    (tmp_path / "program.py").write_text(
+        program + 'with end_on_signal("run"):\n    eval("os.kill(os.getpid(), 15)")\n'
+    )
+    done = subprocess.run([sys.executable, "-m", "program"], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (143, "run: ended by SIGTERM. Go on with: the same command\n")
 
 
 def test_the_mechanism_of_transformers_is_refused(tmp_path):

@@ -15,6 +15,10 @@ COMMAND_VARIABLE = "TRL_MULTIAGENT_COMMAND"  # environment variable: the command
 NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
+class Ended(KeyboardInterrupt):
+    """A signal ends the program. If an `eval` raised `KeyboardInterrupt` itself, `python -m` would later end with SIGINT's status."""
+
+
 class Stopped(KeyboardInterrupt):
     """A training has ended early, after a step, because of a signal. It may have saved a `checkpoint`."""
 
@@ -47,11 +51,11 @@ def ending_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -> Iterator[None]:
+def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None, raises: bool = True) -> Iterator[None]:
     """
     Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to resume. A training ends after its
     current step, anything else at once. A second Ctrl-C always ends the program at once. `arguments` returns the arguments that resume the
-    program; by default, they name the checkpoint.
+    program; by default, they name the checkpoint. Without `raises`, no error is raised, which an import could turn into another one.
     """
 
     def say(text: str) -> None:
@@ -76,8 +80,8 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -
             os._exit(128 + number)
         if not is_first or REQUEST.waits:
             return
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            raise KeyboardInterrupt
+        if raises and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            raise Ended
         say(ending(number))
         os._exit(128 + number)  # clean-up could wait for other processes
 
@@ -97,6 +101,12 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -
         REQUEST.is_expected, REQUEST.signal = before, None
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """Prevents a traceback or a second line when the program itself has ended. A Ctrl-C still ends a slow exit of Python."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
 
 @contextlib.contextmanager

@@ -218,8 +218,8 @@ class AgentTeam(SingleModel):
             elif role == name:  # a shared model is saved once
                 save_model(model, target, weights)
             self.tokenizers[role].save_pretrained(target)
-        for place in {self.folder(role) for role in self.roles}:
-            write_checksums(folder / place)
+        for place, role in {self.folder(role): role for role in self.roles}.items():
+            write_checksums(folder / place, getattr(self.policies[role], "base_checksums", None))
         TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
         if self.critics is not None:
             self.critics.save(folder, self, state_dict)
