@@ -293,7 +293,7 @@ class OwnEnvironment(FunctionEnvironment):
         ({"team": other_team(initializer_range=0.2)}, ["weights that are not trained: "]),  # another reference policy
         ({"team": team_of("lora")}, ["agent main: ", "weights that are not trained: "]),
         ({"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})}, ["train_dataset: '12 items"]),
-        ({"environment": OtherEnvironment({"aux": "", "main": ""}, count_reward)}, ["Function", "OtherEnvironment"]),
+        ({"environment": OtherEnvironment({"aux": "a", "main": "b"}, count_reward)}, ["Function", "OtherEnvironment"]),
         (
             {"environment": functions(prompts={"aux": "{x}", "main": lambda item: "What?"})},
             ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': 'function <lambda>'}"],

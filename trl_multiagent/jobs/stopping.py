@@ -98,7 +98,8 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None, r
         say(ending(REQUEST.signal, error))
         sys.exit(128 + REQUEST.signal)
     finally:
-        REQUEST.is_expected, REQUEST.signal = before, None
+        # Within another block, a second signal, such as one that a launcher passes on, must not look like a first one
+        REQUEST.is_expected, REQUEST.signal = before, REQUEST.signal if before else None
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
