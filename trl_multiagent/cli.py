@@ -367,4 +367,7 @@ def run_command(argv: Sequence[str] | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    finally:
+        ignore_signals()  # before Python waits for threads, which it does before it calls what `atexit` has
