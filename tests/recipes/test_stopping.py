@@ -319,6 +319,20 @@ def test_a_command_that_has_ended(number, status):
     assert (done.returncode, done.stderr) == (status, "")
 
 
+def test_a_launched_command_whose_threads_still_run():
+    """Python waits for threads before it calls what `atexit` has. The launcher passes a signal on in that time."""
+    program = (
+        "import os, runpy, sys, threading\n"
+        "main = threading.main_thread()\n"
+        "def send():\n    main.join()\n    os.kill(os.getpid(), 15)\n"
+        "threading.Thread(target=send).start()\n"
+        "sys.argv = ['trl-multiagent', 'train', '--help']\n"
+        "runpy.run_module('trl_multiagent.cli', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_signal_within_an_eval_has_its_own_status(tmp_path):
     """`python -m`, which `accelerate launch` uses, remembers a `KeyboardInterrupt` of an `eval` until its end."""
     program = "import os\nfrom trl_multiagent.jobs.stopping import end_on_signal\n"
