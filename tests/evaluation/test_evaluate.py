@@ -258,7 +258,6 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
     no_single = Task(lambda settings: LetterEnvironment(("aux", "main")), TASK.load_datasets, settings=TASK.settings)
     for arguments, message in [
         ([tmp_path / "nowhere"], "no such folder"),
-        (["nowhere"], "TEAM 'nowhere' is neither a folder nor a Hub id of the form user/name"),
         ([tmp_path / "empty", "--split", "test"], "holds no team.json"),
         ([plain / "team.json"], "is a file"),
         ([plain, "--k", "1", "9"], "pass@9 needs at least 9 episodes per item, but `num_episodes` is 4"),

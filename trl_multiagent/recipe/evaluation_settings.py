@@ -181,8 +181,6 @@ def find_team(text: str) -> str:
         if path.is_file():
             raise ConfigError(f"{text} is a file: give the folder of a saved team or of a run, or a Hub id.")
         check_names(text, "TEAM")
-        if "/" not in text:
-            raise ConfigError(f"TEAM {text!r} is neither a folder nor a Hub id of the form user/name.")
         return text
     if holds_model(path):
         return text
