@@ -30,10 +30,8 @@ class Analysis:
     without_code: tuple[str, ...] = ()  # the functions for which an agent answered with a text that contains no code
     # Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows whether it is called
     names_aux: bool = False
-    apart: tuple[str, str] = (
-        "",
-        "",
-    )  # aux's part and main's part as programs of their own, each with the prefix and the imports of both
+    # If so, aux's part and main's part as programs of their own, each with the prefix and the imports of both
+    apart: tuple[str, str] = ("", "")
     repeatable: bool = True  # whether the program does not depend on chance or time; see `is_repeatable`
     thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
     drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
@@ -64,7 +62,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         ),
         without_code=tuple(name for name, code in answers if not code.found),
         names_aux=names_aux,
-        apart=_apart(prefix, aux, main),
+        apart=_apart(prefix, aux, main) if names_aux else ("", ""),
         repeatable=not names_aux or (is_repeatable(aux.source, prefix) and is_repeatable(main.source, prefix)),
         thin_wrapper=names_aux and is_thin_wrapper(main.needed, entry_point),
         drops_value=names_aux and aux.result == VALUE and drops_value(main.needed),
@@ -82,6 +80,7 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
 
 
 def _apart(prefix: str, aux: Code, main: Code) -> tuple[str, str]:
+    """Returns the programs of aux and of main, each by itself."""
     nodes = [statement.node for code in (aux, main) for statement in code.module.statements]
     imports = "\n".join(dict.fromkeys(ast.unparse(node) for node in nodes if isinstance(node, IMPORTS)))
     return join_sources(imports, prefix, aux.source), join_sources(imports, prefix, main.source)
