@@ -56,7 +56,7 @@ from trl_multiagent import (
     MAREINFORCETrainer,
 )
 from trl_multiagent.demo.model import demo_model
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 
 

@@ -41,8 +41,8 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.play import LoadedTeam, Policy, play_policy
 from trl_multiagent.models import generation
 from trl_multiagent.models.sampling_loop import SamplingLoop
-from trl_multiagent.recipe.evaluation import run_evaluation
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.evaluation import run_evaluation
+from trl_multiagent.runs.run import run_recipe
 
 
 CONFIGS = Path(__file__).resolve().parent.parent / "recipes" / "code_generation" / "configs"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the sandbox needs no installation
-from trl_multiagent.sandbox import Program, Sandbox
+from trl_multiagent.code.sandbox import Program, Sandbox
 
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)

@@ -24,11 +24,11 @@ from preference import Clock
 from team_run import save_model
 from vs_comlrl import machine
 
-from trl_multiagent.environments.needed.task import TASK
-from trl_multiagent.recipe.evaluation import run_evaluation
-from trl_multiagent.recipe.models import make_loader
-from trl_multiagent.recipe.run import run_recipe
-from trl_multiagent.recipe.training import parse_recipe
+from trl_multiagent.runs.evaluation import run_evaluation
+from trl_multiagent.runs.models import make_loader
+from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.tasks.needed.task import TASK
 
 
 CONFIGS = Path(__file__).resolve().parent.parent / "recipes" / "workflows" / "configs"

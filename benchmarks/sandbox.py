@@ -23,7 +23,7 @@ from pathlib import Path
 
 import hostile_adapter
 
-from trl_multiagent.sandbox import Program, Sandbox, SandboxError
+from trl_multiagent.code.sandbox import Program, Sandbox, SandboxError
 
 
 HOSTILE = Path(__file__).resolve().parents[1] / "tests" / "hostile"

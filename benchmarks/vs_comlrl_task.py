@@ -51,7 +51,7 @@ def load_reward(name: str) -> Callable[[list[dict], list[dict[str, str]]], list[
     if name == "text":
         return lambda items, joint_actions: list(map(text_reward, items, joint_actions))
 
-    from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
+    from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
     environment = CodeGenerationEnvironment(collaboration="static")  # CoMLRL does not watch whether aux is called
     return lambda items, joint_actions: [

@@ -6,9 +6,9 @@ from matplotlib.image import imread
 
 import trl_multiagent
 from trl_multiagent import FunctionEnvironment
-from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
 from trl_multiagent.report.model_card import environment_name, hub_id, team_card
 from trl_multiagent.report.series import averaging_window, draw_reward_curve, metric_table, reward_series, reward_table
+from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
 

@@ -43,17 +43,17 @@ def test_trl_and_transformers_parse_every_configuration(name):
     config_class(output_dir="x", **dict.fromkeys(names))  # `null` asks for nothing
 
 
-@pytest.mark.parametrize("module", ["sandbox", "cli", "environments", "new_task", "folders", "rewards"])
+@pytest.mark.parametrize("module", ["code.sandbox", "cli", "environments", "new_task", "folders", "rewards"])
 def test_what_needs_no_torch_does_not_load_it(module):
     code = f"import sys, trl_multiagent.{module}; print(sys.modules.keys() & {{'torch', 'numpy', 'datasets'}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "set()\n", done.stderr
 
 
-def test_recipes_know_no_task_family():
-    for path in (Path(trl_multiagent.__file__).parent / "recipe").glob("*.py"):
+def test_runs_know_no_task_family():
+    for path in (Path(trl_multiagent.__file__).parent / "runs").glob("*.py"):
         imported = re.findall(r"^ *(?:from|import) (trl_multiagent\.\S+)", path.read_text(), flags=re.MULTILINE)
-        families = [name for name in imported if re.search(r"\.(demo|sandbox|code_generation|python_code)\b", name)]
+        families = [name for name in imported if re.search(r"^trl_multiagent\.(demo|tasks|code)\b", name)]
         assert families == [], path.name
 
 
@@ -93,7 +93,7 @@ def test_an_evaluation_is_read_in_twelve_files():
     section = (ROOT / "docs" / "architecture.md").read_text().partition("### An evaluation")[2].partition("\n## ")[0]
     listed = re.findall(r"^\d+\. `(\S+)`", section, re.MULTILINE)
     package = ROOT / "trl_multiagent"
-    evaluation = r"^ *from trl_multiagent\.(evaluation\.|recipe\.(evaluation\w*|policies|control) )"
+    evaluation = r"^ *from trl_multiagent\.(evaluation\.|runs\.(evaluation\w*|policies|control) )"
     imports = re.compile(evaluation, re.MULTILINE)
     found = {path for path in package.rglob("*.py") if imports.search(path.read_text())}
     found |= {path for path in (package / "evaluation").glob("*.py") if path.name != "__init__.py"}
@@ -114,8 +114,8 @@ def test_teams_are_loaded_in_one_place():
 def room(module: str) -> str:
     """The room of a module, as docs/architecture.md names it."""
     parts = module.split(".")[1:]
-    if parts[:2] == ["trainers", "base"]:
-        return "trainers/base"
-    if parts[0] == "environments" and (ROOT / "trl_multiagent" / "environments" / "".join(parts[1:2])).is_dir():
+    if parts[:2] in (["trainers", "base"], ["code", "sandbox"]):
+        return "/".join(parts[:2])
+    if parts[0] == "tasks" and (ROOT / "trl_multiagent" / "tasks" / "".join(parts[1:2])).is_dir():
         return "".join(parts[1:2]) or parts[0]  # a task family, or what families share
     return parts[0]

@@ -11,22 +11,22 @@ from datasets import Dataset
 from trl import ModelConfig, get_peft_config
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.environments.code_generation.task import TASK
+from trl_multiagent.code.sandbox import sandbox
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import Setting
-from trl_multiagent.recipe import folders
-from trl_multiagent.recipe.plan import print_plan, rollout_lines
-from trl_multiagent.recipe.prepared import prepare_run
-from trl_multiagent.recipe.run import run_recipe
-from trl_multiagent.recipe.training import parse_recipe, set_up_wandb
 from trl_multiagent.rollout.history_options import HistoryOptions
-from trl_multiagent.sandbox import sandbox
+from trl_multiagent.runs import folders
+from trl_multiagent.runs.plan import print_plan, rollout_lines
+from trl_multiagent.runs.prepared import prepare_run
+from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.runs.training import parse_recipe, set_up_wandb
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import RENAMED
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import merge, parse_value
 from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, keys_of
+from trl_multiagent.tasks.code_generation.task import TASK
 from trl_multiagent.team.load import LoadError
 from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
 
@@ -203,7 +203,7 @@ def test_turn_weights_without_a_handoff_mean_a_random_one(parse):
 
 
 def test_wandb(parse, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.prepared.get_available_reporting_integrations", lambda: ["wandb"])
+    monkeypatch.setattr("trl_multiagent.runs.prepared.get_available_reporting_integrations", lambda: ["wandb"])
     recipe = parse({"wandb": {"project": "p", "run_name": "r", "tags": ["a", "b"], "dir": "d"}})
     assert recipe.training_args.report_to == ["wandb"]
     assert recipe.training_args.run_name == "r"
@@ -225,7 +225,7 @@ def test_wandb_gets_its_section_as_environment_variables(monkeypatch):
 
 
 def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.prepared.get_available_reporting_integrations", list)
+    monkeypatch.setattr("trl_multiagent.runs.prepared.get_available_reporting_integrations", list)
     assert "not installed" in error_of({"wandb": {"project": "p"}})
     assert "not installed" in parse({"wandb": {"project": "p"}}, "--dry_run").stderr
 
@@ -329,7 +329,7 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
     ],
 )
 def test_a_push_that_cannot_work(parse, error_of, monkeypatch, push, problem):
-    monkeypatch.setattr("trl_multiagent.recipe.prepared.get_token", lambda: None)
+    monkeypatch.setattr("trl_multiagent.runs.prepared.get_token", lambda: None)
     section = {"push_to_hub": True, "hub_token": "hf_x", **push}
     assert problem in error_of({"magrpo": section})
     if "token" in problem:

@@ -27,11 +27,11 @@ from trl_multiagent.settings.algorithms import ALGORITHMS
 # The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
 TASKS = {
     "code_generation": "trl_multiagent.demo.task:TASK",
-    "bug_fixing": "trl_multiagent.environments.bug_fixing.task:TASK",
-    "block_building": "trl_multiagent.environments.block_building.task:TASK",
-    "class_completion": "trl_multiagent.environments.class_completion.task:TASK",
-    "writing": "trl_multiagent.environments.writing.task:TASK",
-    "needed": "trl_multiagent.environments.needed.task:TASK",
+    "bug_fixing": "trl_multiagent.tasks.bug_fixing.task:TASK",
+    "block_building": "trl_multiagent.tasks.block_building.task:TASK",
+    "class_completion": "trl_multiagent.tasks.class_completion.task:TASK",
+    "writing": "trl_multiagent.tasks.writing.task:TASK",
+    "needed": "trl_multiagent.tasks.needed.task:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 
@@ -237,7 +237,7 @@ def init(folder: str) -> None:
 
 def report(folders: Sequence[str], output: str | None) -> None:
     """Makes the page of a run or an evaluation, or of a comparison, and prints its path."""
-    from trl_multiagent.recipe.report import make_report
+    from trl_multiagent.runs.report import make_report
     from trl_multiagent.settings.read import fail
 
     try:
@@ -263,13 +263,13 @@ def push(arguments: argparse.Namespace) -> None:
 
 def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
     """Trains in several processes, or in this one without `options`."""
-    from trl_multiagent.recipe.run import read_settings, run_recipe
+    from trl_multiagent.runs.run import read_settings, run_recipe
 
     prog = f"trl-multiagent train {algorithm}"
     if options is None:
         return run_recipe(algorithm, TASKS, argv, prog=prog)
     if options.seeds is not None:
-        from trl_multiagent.recipe.seeds import print_results, train_with_seeds
+        from trl_multiagent.runs.seeds import print_results, train_with_seeds
 
         launch_flags = []
         for name in ("accelerate_config", "num_processes"):
@@ -284,7 +284,7 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
 
 def reproduce(arguments: argparse.Namespace, rest: Sequence[str], parser: argparse.ArgumentParser) -> None:
     """Reproduces an experiment, or lists all of them."""
-    from trl_multiagent.recipe import reproduce
+    from trl_multiagent.runs import reproduce
 
     experiments, name = reproduce.experiments(), arguments.name
     if name is None:
@@ -297,8 +297,8 @@ def reproduce(arguments: argparse.Namespace, rest: Sequence[str], parser: argpar
 
 def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
     """Collects preferences in several processes, or in this one without `options`."""
-    from trl_multiagent.recipe.collection import run_collection
-    from trl_multiagent.recipe.run import read_settings
+    from trl_multiagent.runs.collection import run_collection
+    from trl_multiagent.runs.run import read_settings
 
     prog = "trl-multiagent collect"
     if options is None:
@@ -308,7 +308,7 @@ def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
 
 def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
     """Evaluates in several processes, or in this one without `options`."""
-    from trl_multiagent.recipe.evaluation import parse_evaluation, run_evaluation
+    from trl_multiagent.runs.evaluation import parse_evaluation, run_evaluation
 
     prog, cross_play = f"trl-multiagent {command}", command == "cross-play"
     if options is None:
@@ -350,7 +350,7 @@ def run_command(argv: Sequence[str] | None) -> None:
     elif command == "reproduce":
         reproduce(arguments, rest, parser)
     elif command == "plan":
-        from trl_multiagent.recipe.memory import GPUS, print_memory_plan
+        from trl_multiagent.runs.memory import GPUS, print_memory_plan
 
         if arguments.gpu not in GPUS:
             parser.error(f"--gpu {arguments.gpu!r} is not known: choose one of {', '.join(GPUS)}.")

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-from trl_multiagent.environments.code_generation.data import mbpp_row
-from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.environments.code_generation.roles import MAIN
-from trl_multiagent.environments.python_code.problems import read_problem
+from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.joint_text import Text, plain
-from trl_multiagent.sandbox import Sandbox
+from trl_multiagent.tasks.code_generation.data import mbpp_row
+from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
+from trl_multiagent.tasks.code_generation.roles import MAIN
+from trl_multiagent.tasks.problems import read_problem
 
 
 @dataclass

@@ -8,8 +8,8 @@ Trains agents that each write some methods of a class, with one central critic.
 
 from collections.abc import Sequence
 
-from trl_multiagent.environments.class_completion.task import TASK
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.tasks.class_completion.task import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,10 +14,10 @@ from transformers import TrainerControl, TrainerState
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.metrics import FINAL, Result, paired_differences
-from trl_multiagent.recipe.control import StopWhenSpent, TrainingCost, steps_at_cost
-from trl_multiagent.recipe.evaluation_settings import TeamSource, parse_evaluation
-from trl_multiagent.recipe.policies import ablated_policies, make_environment, message_policies
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.control import StopWhenSpent, TrainingCost, steps_at_cost
+from trl_multiagent.runs.evaluation_settings import TeamSource, parse_evaluation
+from trl_multiagent.runs.policies import ablated_policies, make_environment, message_policies
+from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.read import ConfigError
 
 from tiny import tiny_team

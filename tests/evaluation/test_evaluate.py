@@ -11,17 +11,17 @@ from datasets import Dataset
 from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 
 from trl_multiagent import Task
-from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.baselines import DiscussionEnvironment, PipelineSampler, answer_limit
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.metrics import item_values
 from trl_multiagent.evaluation.play import EpisodeGenerator, Policy
 from trl_multiagent.folders import locked
-from trl_multiagent.recipe.evaluation_settings import find_config, find_team
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.runs.evaluation_settings import find_config, find_team
+from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
 from pages import read_page
 from tiny import Workflow, count_reward, team_of, tiny_team

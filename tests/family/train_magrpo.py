@@ -2,7 +2,7 @@
 
 from task import TASK
 
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.run import run_recipe
 
 
 def main(argv=None):

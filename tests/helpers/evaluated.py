@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.environments.task import DatasetSource
-from trl_multiagent.recipe.evaluation import run_evaluation
+from trl_multiagent.runs.evaluation import run_evaluation
 
 from process_group import end_process_group
 from tiny import count_reward, tiny_items

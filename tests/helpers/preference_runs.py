@@ -5,7 +5,7 @@ import sys
 import torch
 
 from trl_multiagent import FunctionEnvironment, Task
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.run import run_recipe
 
 from process_group import end_process_group
 from tiny import count_reward, tiny_items

@@ -12,7 +12,7 @@ import jinja2
 import torch
 
 from trl_multiagent.demo import problems as demo_problems
-from trl_multiagent.environments.python_code import problems
+from trl_multiagent.tasks import problems
 
 
 def make_libraries_quick() -> None:

@@ -2,8 +2,8 @@
 
 import textwrap
 
-from trl_multiagent.environments.code_generation import CodeGenerationEnvironment
-from trl_multiagent.sandbox import Sandbox
+from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 
 ITEM = {

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import trl_multiagent
-from trl_multiagent.environments.class_completion.data import make_item
-from trl_multiagent.environments.class_completion.demo import DEMO, KINDS, write_method
+from trl_multiagent.tasks.class_completion.data import make_item
+from trl_multiagent.tasks.class_completion.demo import DEMO, KINDS, write_method
 
 
 SEED = 31

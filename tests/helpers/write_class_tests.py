@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import trl_multiagent
-from trl_multiagent.environments.class_completion.data import find_tests, key_of, make_item
+from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.environments.embedded import read_embedded
-from trl_multiagent.sandbox import Sandbox
+from trl_multiagent.tasks.class_completion.data import find_tests, key_of, make_item
 
 
 LEFT_OUT = {"ClassEval_17", "ClassEval_58"}  # whose tests depend on today's date, or on chance

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 import trl_multiagent
-from trl_multiagent.environments.bug_fixing.data import QUIXBUGS, find_results, read_functions
-from trl_multiagent.sandbox import Sandbox
+from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.tasks.bug_fixing.data import QUIXBUGS, find_results, read_functions
 
 
 def main() -> None:

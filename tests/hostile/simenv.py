@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from trl_multiagent.sandbox.helpers import kernel
+from trl_multiagent.code.sandbox.helpers import kernel
 
 
 NEW_NAMESPACES = 0x7E020000 | 0x2000000

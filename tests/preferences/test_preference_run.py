@@ -11,9 +11,9 @@ from scripts import algorithm_of
 
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
-from trl_multiagent.recipe.preference_run import decisive_settings
-from trl_multiagent.recipe.prepared import PreparedRun
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.preference_run import decisive_settings
+from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
@@ -158,7 +158,7 @@ def test_a_killed_run_goes_on(form, run, capsys):
         run("madpo", "killed", *form)
     assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
-        patch.setattr("trl_multiagent.recipe.training.save_results", interrupted)
+        patch.setattr("trl_multiagent.runs.training.save_results", interrupted)
         run("madpo", "killed", *form)
     scored.clear()
     run("madpo", "killed", *form)

@@ -4,8 +4,8 @@ import pytest
 
 from trl_multiagent import FunctionEnvironment, Task, cli
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.recipe.collection import make_config, run_collection
-from trl_multiagent.recipe.run import read_settings
+from trl_multiagent.runs.collection import make_config, run_collection
+from trl_multiagent.runs.run import read_settings
 
 from tiny import count_reward, tiny_items
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.recipe.run import end_with_one_line
+from trl_multiagent.runs.run import end_with_one_line
 from trl_multiagent.trainers.base import trace_files
 from trl_multiagent.trainers.base.failed_saves import SaveError, WriteError
 

@@ -13,12 +13,12 @@ from scripts import algorithm_of
 from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.environments.code_generation import environment as code_environment
-from trl_multiagent.environments.code_generation.feedback import MODES
-from trl_multiagent.environments.code_generation.task import TASK
-from trl_multiagent.recipe.models import make_loader
-from trl_multiagent.recipe.prepared import PreparedRun
-from trl_multiagent.recipe.training import parse_recipe
+from trl_multiagent.runs.models import make_loader
+from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.tasks.code_generation import environment as code_environment
+from trl_multiagent.tasks.code_generation.feedback import MODES
+from trl_multiagent.tasks.code_generation.task import TASK
 
 from tiny import byte_tokenizer, tiny_llama
 

@@ -18,7 +18,7 @@ from trl_multiagent.endpoints import client as client_module
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.jobs import processes
 from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.run import run_recipe
 
 from endpoint_server import Reply, endpoint_server
 
@@ -125,7 +125,7 @@ def test_other_processes_end_without_a_traceback_if_only_the_expert_is_gone(othe
     ],
 )
 def test_wrong_settings_are_one_line(external, problem, train, capsys, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.prepared.PreparedRun.load_team", lambda *args: pytest.fail("loaded"))
+    monkeypatch.setattr("trl_multiagent.runs.prepared.PreparedRun.load_team", lambda *args: pytest.fail("loaded"))
     with pytest.raises(SystemExit) as exit_info:
         train("http://127.0.0.1:9", **external)
     err = capsys.readouterr().err
@@ -135,7 +135,7 @@ def test_wrong_settings_are_one_line(external, problem, train, capsys, monkeypat
 
 
 def test_a_missing_package_is_one_line_before_anything_is_loaded(train, capsys, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.recipe.prepared.PreparedRun.load_team", lambda *args: pytest.fail("loaded"))
+    monkeypatch.setattr("trl_multiagent.runs.prepared.PreparedRun.load_team", lambda *args: pytest.fail("loaded"))
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name, *args: None if name == "openai" else find_spec(name, *args)

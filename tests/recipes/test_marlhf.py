@@ -14,13 +14,13 @@ from scripts import run_script
 from transformers import AutoModelForSequenceClassification
 
 from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOConfig, MAGRPOTrainer, Task
-from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.recipe.marlhf import RewardRun
-from trl_multiagent.recipe.preference_run import PreferenceRun
-from trl_multiagent.recipe.prepared import PreparedRun
-from trl_multiagent.recipe.run import read_settings, run_recipe
+from trl_multiagent.runs.marlhf import RewardRun
+from trl_multiagent.runs.preference_run import PreferenceRun
+from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.run import read_settings, run_recipe
+from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
 from tiny import count_reward, flip, same_teams, tiny_items
 

@@ -14,9 +14,9 @@ from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.processes import OtherProcessError
-from trl_multiagent.recipe.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.recipe.training import parse_recipe
 from trl_multiagent.report.model_card import rename_card
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.runs.training import parse_recipe
 from trl_multiagent.settings.read import ConfigError
 
 from endpoint_server import Reply, endpoint_server
@@ -439,7 +439,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("trl_multiagent.recipe.training.save_results", interrupted)
+        patch.setattr("trl_multiagent.runs.training.save_results", interrupted)
         cli.main(["run", *argv, "killed"])
     assert not Path("killed/team.json").exists()
     with monkeypatch.context() as patch:

@@ -8,9 +8,9 @@ from peft import LoraConfig, get_peft_model
 
 from trl_multiagent import AgentTeam, MAGRPOConfig, cli
 from trl_multiagent.environments.functions import TASK
-from trl_multiagent.recipe import memory
-from trl_multiagent.recipe.memory import Size, memory_parts, size_of
-from trl_multiagent.recipe.training import parse_recipe
+from trl_multiagent.runs import memory
+from trl_multiagent.runs.memory import Size, memory_parts, size_of
+from trl_multiagent.runs.training import parse_recipe
 
 from tiny import byte_tokenizer, tiny_llama
 

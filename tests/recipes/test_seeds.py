@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trl_multiagent import cli
-from trl_multiagent.recipe.reproduce import experiments
+from trl_multiagent.runs.reproduce import experiments
 from trl_multiagent.settings.read import RECIPES, config_file
 
 from pages import read_page, write_run

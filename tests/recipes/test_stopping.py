@@ -12,9 +12,9 @@ from pairs import pairs
 
 from trl_multiagent import FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
 from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal
-from trl_multiagent.recipe.collection import run_collection
-from trl_multiagent.recipe.prepared import PreparedRun
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.collection import run_collection
+from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
@@ -234,7 +234,7 @@ def test_a_launcher_waits_for_what_it_has_launched(number):
 SEEDS = """
 import sys
 from pathlib import Path
-from trl_multiagent.recipe.seeds import run_all
+from trl_multiagent.runs.seeds import run_all
 
 commands = {f"seed_{k}": [sys.executable, "-c", program] for k, program in enumerate(sys.argv[1:])}
 print(run_all(commands, 1, print, Path(".")))
@@ -255,7 +255,7 @@ def test_no_other_seed_starts_after_a_signal(forked, tmp_path):
 # Reproduces an experiment whose training gets a signal in its last step
 REPRODUCTION = """
 import os, subprocess, sys
-from trl_multiagent.recipe import reproduce, seeds
+from trl_multiagent.runs import reproduce, seeds
 
 def train(*arguments):
     first = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.kill(os.getppid(), 15); time.sleep(1)"

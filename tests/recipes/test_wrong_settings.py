@@ -14,7 +14,7 @@ from pairs import pairs
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.functions import TASK as FUNCTIONS
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
@@ -166,7 +166,7 @@ def no_loading(*args, **kwargs):
 
 @pytest.mark.parametrize("rule", RULES.strip().splitlines())
 def test_a_wrong_setting(folder, capsys, monkeypatch, rule):
-    monkeypatch.setattr("trl_multiagent.recipe.prepared.PreparedRun.load_team", no_loading)
+    monkeypatch.setattr("trl_multiagent.runs.prepared.PreparedRun.load_team", no_loading)
     before = sorted(folder.rglob("*"))
     algorithm, _, rest = rule.partition(" ")
     if algorithm not in ALGORITHMS:

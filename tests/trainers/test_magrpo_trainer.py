@@ -29,7 +29,7 @@ from trl_multiagent import (
     role_reward,
 )
 from trl_multiagent.environments import TaskError
-from trl_multiagent.recipe.run import run_recipe
+from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.trace_files import read_trace

@@ -3,12 +3,12 @@
 import random
 from collections.abc import Sequence
 
+from trl_multiagent.code.extraction import extract_code
+from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.demo.demonstrations import CONVENTIONS, write_aux
 from trl_multiagent.demo.problems import Problem
 from trl_multiagent.environments.base import JointAction
-from trl_multiagent.environments.code_generation.roles import AUX, MAIN
-from trl_multiagent.environments.python_code.extraction import extract_code
-from trl_multiagent.sandbox import Program, Sandbox, Verdict
+from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
 
 
 INPUTS = 3

@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.code_generation import task as code_generation
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE
 from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.tasks.code_generation import task as code_generation
 
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ class ModelBuilder:
 @dataclass(frozen=True)
 class Task:
     """
-    A task family. A recipe script passes it to [`~trl_multiagent.recipe.run.run_recipe`].
+    A task family. A recipe script passes it to [`~trl_multiagent.runs.run.run_recipe`].
 
     Args:
         make_environment (`Callable[[TaskSettings], Environment]`): Makes the environment. It is called before any data or model is loaded.

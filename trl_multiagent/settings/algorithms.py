@@ -6,10 +6,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
-ROLLOUTS = "trl_multiagent.recipe.training.train_on_rollouts"
-PREFERENCES = "trl_multiagent.recipe.preference_run.run_preferences"
-MARLHF = "trl_multiagent.recipe.marlhf.run_marlhf"
-REWARD_MODEL = "trl_multiagent.recipe.reward_model.run_reward_model"
+ROLLOUTS = "trl_multiagent.runs.training.train_on_rollouts"
+PREFERENCES = "trl_multiagent.runs.preference_run.run_preferences"
+MARLHF = "trl_multiagent.runs.marlhf.run_marlhf"
+REWARD_MODEL = "trl_multiagent.runs.reward_model.run_reward_model"
 
 
 class Algorithm(NamedTuple):

@@ -1,0 +1,404 @@
+"""Watched functions: they stay what they are, and experiments change what passes between a program and its helper."""
+
+import pytest
+
+from trl_multiagent.code.sandbox import Program, Sandbox
+
+
+EXPERIMENTS = ("alone", "first", "constant", "another", "echo", "nothing")
+CHECKS = "def check(candidate):\n" + "".join(
+    f"    assert candidate({xs}) == {10 * sum(xs)}\n" for xs in ([1, 2], [3], [], [5, 5], [7], [2, 2, 2], [9])
+)
+SUM = "def aux(xs):\n    return sum(xs)\n"
+TEN_TIMES = "def f(xs):\n    return 10 * aux(xs)\n"
+
+# What honest and other teams do with aux, and the experiments that cost them a check
+TEAMS = {
+    "a helper that is needed": (SUM, TEN_TIMES, EXPERIMENTS),
+    "a value that is thrown away": (SUM, "def f(xs):\n    aux(xs)\n    return 10 * sum(xs)\n", ("alone", "first")),
+    "a gate on a constant": (
+        "def aux():\n    return 1\n",
+        "def f(xs):\n    if aux() != 1:\n        return None\n    return 10 * sum(xs)\n",
+        ("alone", "first", "another", "echo", "nothing")),
+    "a gate on a constant in the module's code": (
+        "def aux():\n    return 1\n", "OK = aux() == 1\ndef f(xs):\n    return 10 * sum(xs) if OK else None\n",
+        ("alone", "another", "echo", "nothing")),
+    "a fallback where aux says nothing": (
+        SUM, "def f(xs):\n    value = aux(xs)\n    return 10 * (sum(xs) if value is None else value)\n",
+        ("alone", "first", "constant", "another", "echo")),
+    "a main that passes on": (
+        "def aux(xs):\n    return 10 * sum(xs)\n", "def f(xs):\n    value = int(aux(xs)) + 0\n    return value\n",
+        ("constant", "another", "echo", "nothing")),
+    "both write everything": (
+        "def aux(xs):\n    return 10 * sum(xs)\n",
+        "def f(xs):\n    value = 10 * sum(xs)\n    return value if aux(xs) == value else None\n",
+        ("constant", "another", "echo", "nothing")),
+    "a helper that returns its argument": (
+        "def aux(xs):\n    return list(xs)\n", "def f(xs):\n    return 10 * sum(aux(xs))\n",
+        ("alone", "first", "constant", "another", "nothing")),
+    "a gate on a constant that is remembered by main": (
+        "def aux(xs):\n    return 1\n",
+        "BAD = []\ndef f(xs):\n    if aux(xs) != 1:\n        BAD.append(1)\n    return None if BAD else 10 * sum(xs)\n",
+        ("alone", "first", "another", "echo", "nothing"),
+    ),
+    "a gate on an object": (
+        "OK = object()\ndef aux(xs):\n    return OK\n",
+        "def f(xs):\n    return 10 * sum(xs) if aux(xs) is OK else None\n", EXPERIMENTS),
+    "a main that unpacks a set in two lists": (
+        "def aux(xs):\n    return [({10 * sum(xs)},)]\n", "def f(xs):\n    return aux(xs)[0][0].pop()\n",
+        ("alone", "constant", "another", "echo", "nothing")),
+    "a helper of one element, folded": (
+        "def aux(total, x):\n    return total + 10 * x\n",
+        "import functools\ndef f(xs):\n    return functools.reduce(aux, xs, 0)\n", EXPERIMENTS),
+    "a helper that works in place": (
+        "def aux(xs):\n    xs[:] = [10 * x for x in xs]\n", "def f(xs):\n    aux(xs)\n    return sum(xs)\n",
+        ("alone", "first", "echo", "nothing")),
+}  # fmt: skip
+# Ways to write a helper: watching and changing it works for all of them
+HELPERS = {
+    "lambda": ("aux = lambda xs: sum(xs)\n", TEN_TIMES),
+    "partial": ("import functools\naux = functools.partial(sum)\n", TEN_TIMES),
+    "recursive": ("def aux(xs):\n    return xs[0] + aux(xs[1:]) if xs else 0\n", TEN_TIMES),
+    "generator": ("def aux(xs):\n    for x in xs:\n        yield x\n", "def f(xs):\n    return 10 * sum(aux(xs))\n"),
+    "coroutine": (
+        "import asyncio\nasync def aux(xs):\n    return sum(xs)\n",
+        "def f(xs):\n    return 10 * asyncio.run(aux(xs))\n"),
+    "class as a decorator": (
+        "class Memo:\n    def __init__(self, function):\n        self.function = function\n"
+        "    def __call__(self, *args):\n        return self.function(*args)\n@Memo\ndef aux(*xs):\n    return sum(xs)\n",
+        "def f(xs):\n    return 10 * aux(*xs)\n",
+    ),
+    "cache that is cleared": (
+        "import functools\n@functools.lru_cache(maxsize=None)\ndef aux(*xs):\n    return sum(xs)\n",
+        "def f(xs):\n    aux.cache_clear()\n    return 10 * aux(*xs)\n"),
+    "given to map": ("def aux(x):\n    return 10 * x\n", "def f(xs):\n    return sum(map(aux, xs))\n"),
+    "finally and several returns": (
+        "def aux(xs):\n    'Adds.'\n    try:\n        if not xs:\n            return 0\n        return sum(xs)\n"
+        "    finally:\n        pass\n", TEN_TIMES),
+}  # fmt: skip
+SAME_INSIDE = """
+import functools, inspect, sys
+def aux(n, step=1, *rest, flag=False, **named):
+    "Counts down."
+    return 0 if n == 0 else 1 + aux(n - step)
+DEPTH = []
+def depth():
+    return len(inspect.stack())
+def f(x):
+    return [
+        aux.__name__, aux.__qualname__, aux.__doc__, str(inspect.signature(aux)), aux.__defaults__, type(aux).__name__,
+        aux.__closure__, hasattr(aux, "__wrapped__"), aux.__code__.co_name, aux.__code__.co_firstlineno,
+        sorted(name for name in globals() if not name.startswith("__")), aux.__code__.co_names,
+    ]
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(check_timeout=2.0, retries=0) as sandbox:
+        yield sandbox
+
+
+def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(7), watch=("aux",), helper="", **options):
+    program = Program(
+        source, "f", checks, watch=watch, needed=(*needed,), helper=helper, experiments=experiments, **options
+    )
+    (verdict,) = sandbox.run([program])
+    return verdict
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_experiments_show_who_does_what(sandbox, name):
+    aux, main, expected = TEAMS[name]
+    assert run(sandbox, aux + main).passed == 7
+    effective = [one for one in EXPERIMENTS if run(sandbox, main, experiments=(one,), helper=aux).effective]
+    assert effective == [*expected]
+
+
+@pytest.mark.parametrize("name", TEAMS)
+def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox, name):
+    aux, main, expected = TEAMS[name]
+    verdict = run(sandbox, main, experiments=EXPERIMENTS, helper=aux)
+    assert set(verdict.effective) <= {*expected}
+    assert (EXPERIMENTS[0] in verdict.effective) == (EXPERIMENTS[0] in expected)
+    if name == "a helper that is needed":
+        assert verdict.effective == EXPERIMENTS
+
+
+def test_swapped_changes_the_calls_that_another_leaves_alone(sandbox):
+    helper, source = "def aux(x):\n    return x\n", "def f(n):\n    return [aux(k) for k in range(n)]\n"
+    checks = "changed = [k for k, value in enumerate(f(8)) if value != k]\n" + "".join(
+        f"assert {k} not in changed\n" for k in range(8)
+    )
+    lost = {}
+    for name in ("another", "swapped"):
+        statuses = [check.status for check in run(sandbox, source, checks, (name,), (), helper=helper).checks]
+        lost[name] = {k for k, status in enumerate(statuses) if status == "failed"}
+    assert lost == {"another": {0, 3, 5, 6}, "swapped": {1, 2, 4, 7}}
+
+
+SAME = "def aux(x):\n    return x\n"
+
+
+def test_mute_drops_the_value_and_nothing_also_the_changes(sandbox):
+    helper = "def aux(xs):\n    xs.append(1)\n    return xs\n"
+    source = "def f(xs):\n    return [aux(xs), xs]\n"
+    for name, expected in (("mute", [None, [3, 1]]), ("nothing", [None, [3]]), ("control", [[3, 1], [3, 1]])):
+        assert run(sandbox, source, f"assert f([3]) == {expected}\n", (name,), (), helper=helper).passed == 1
+    assert run(sandbox, TEN_TIMES, experiments=("mute",), helper=SUM).effective == ("mute",)
+
+
+def test_second_and_third_replace_values_by_later_ones(sandbox):
+    source = "def f():\n    return [aux(k) for k in (4, 4, 7, 9, 5)]\n"
+    for name, values in (("second", [None, None, 7, 7, 7]), ("third", [None, None, None, 9, 9])):
+        assert run(sandbox, source, f"assert f() == {values}", (name,), needed=(), helper=SAME).passed == 1
+
+
+def test_replay_gives_what_the_first_call_of_the_entry_point_got(sandbox):
+    source = "BEFORE = aux(7)\ndef f(*xs):\n    return BEFORE, [aux(x) for x in xs]\n"
+    checks = "assert f(1, 2) == (7, [1, 2])\nassert f(3, 4, 5) == (7, [1, 2, None])\nassert f(6) == (7, [1])\n"
+    assert run(sandbox, source, checks, ("replay",), needed=(), helper=SAME).passed == 3
+
+
+def test_apart_gives_copies_and_echo_the_known_template_with_the_arguments(sandbox):
+    helper = "def aux(xs, *more, **named):\n    xs.append(1)\n    return VALUE\n"
+    source = "def f():\n    xs, ys = [], []\n    return [aux(xs, 2), aux(ys, 3, k=4), xs, ys]\n"
+    for name, value, expected in (
+        ("apart", "len(xs)", [1, 1, [], []]),
+        ("control", "len(xs)", [1, 1, [1], [1]]),
+        ("echo", "len(xs)", [[], [], [], []]),
+        ("echo", "(more[0], [xs[:0]])", [(2, [[]]), (3, [[]]), [], []]),
+        ("echo", "{'x': [more, 'y']}", [{"x": [(2,), "y"]}, {"x": [(3, 4), "y"]}, [], []]),
+    ):
+        verdict = run(sandbox, source, f"assert f() == {expected}", (name,), (), helper=helper.replace("VALUE", value))
+        assert verdict.passed == 1, (name, value, verdict.checks)
+
+
+@pytest.mark.parametrize(
+    ("helper", "source", "expected"),
+    [
+        ("def aux(n):\n    while True:\n        yield n\n", "g = aux(2)\ndef f(x):\n    return next(g)", 2),
+        ("def aux(xs):\n    return (x for x in xs)", "def f(x):\n    return sum(aux(iter([1, 2])))", 3),
+        ("def aux(a, *, b):\n    a[0].update(b)", "def f(x):\n    a = [{}]\n    aux(a, b={1: (2, {3})})\n    return a", [{1: (2, {3})}]),
+        ("def aux(n):\n    return aux(n - 1) + 1 if n else 0", "def f(x):\n    return aux(500)", 500),
+        ("def aux(self):\n    return self", "def f(x):\n    return aux(self=x)", 0),
+        ("def aux(x):\n    raise KeyError(x)", "def f(x):\n    try:\n        aux(7)\n    except KeyError as error:\n        return error.args", (7,)),
+        ("K = 3\ndef aux(x):\n    return K", "K = 2\ndef f(x):\n    return K, aux(x), K", (2, 3, 2)),
+        ("def aux(x):\n    return 'aux' in globals(), 'f' in globals()", "def f(x):\n    return aux(x)", (True, False)),
+    ],
+    ids=["iterator without an end", "iterators", "in place", "recursion", "named self", "exception", "names", "apart"],
+)  # fmt: skip
+def test_a_helper_runs_in_a_process_of_its_own(sandbox, helper, source, expected):
+    assert run(sandbox, source, f"assert f(0) == {expected}", ("control",), (), helper=helper).passed == 1
+
+
+@pytest.mark.parametrize(
+    ("helper", "source"),
+    [
+        ("def aux(x):\n    return lambda: x\n", "def f(x):\n    return aux(x)()"),
+        ("class A:\n    pass\ndef aux(x):\n    return [A()]\n", "def f(x):\n    return len(aux(x))"),
+        ("def aux(g):\n    return g()\n", "def f(x):\n    return aux(lambda: x)"),
+        ("def aux(a):\n    return a is not None\n", "class A:\n    pass\ndef f(x):\n    return aux(A())"),
+        ("def aux(x):\n    return f(x - 1) if x else 0\n", "def f(x):\n    return aux(x)"),
+        ("def aux(x):\n    return K\n", "K = 1\ndef f(x):\n    return aux(x)"),
+        ("K = 1\ndef aux(x):\n    return x\n", "def f(x):\n    return K * aux(x)"),
+        ("def aux(x):\n    return aux.k\n", "aux.k = 1\ndef f(x):\n    return aux(x)"),
+    ],
+)
+def test_nothing_but_data_passes_between_a_program_and_its_helper(sandbox, helper, source):
+    checks = "assert f(1) in (0, 1, True)"
+    assert run(sandbox, helper + source, checks, needed=()).passed == 1
+    assert run(sandbox, source, checks, ("control",), (0,), helper=helper).effective == ("control",)
+
+
+@pytest.mark.parametrize(
+    "helper",
+    [
+        "N = []\ndef aux(x):\n    N.append(1)\n    return len(N)\n",
+        "def aux(x, kept=[]):\n    kept.append(x)\n    return kept[0]\n",
+        "LAST = [0]\ndef aux(x):\n    LAST.append(x)\n    return LAST[-2]\n",
+        "import random\ndef aux(x):\n    return random.random()\n",
+        "N = []\ndef aux(x):\n    N.append(1)\n    if len(N) == 2:\n        raise KeyError\n",
+        "K = []\ndef aux(x):\n    K.append(1)\n    return -0.0 if len(K) == 2 else 0.0\n",
+    ],
+)
+def test_the_control_finds_a_helper_that_keeps_a_state(sandbox, helper):
+    source = "def f(x):\n    try:\n        aux(x)\n    except KeyError:\n        pass\n    return x\n"
+    checks = "".join(f"assert f({x}) == {x}\n" for x in (3, 5, 8))  # no two calls are equal
+    assert run(sandbox, source, checks, ("control",), range(3), helper=helper).effective == ("control",)
+    memo = "MEMO = {}\ndef aux(x):\n    return MEMO.setdefault(x, x + 1)\n"
+    assert run(sandbox, source, checks, ("control",), range(3), helper=memo).effective == ()
+
+
+COUNTS = "N = []\ndef aux(x):\n    N.append(1)\n    return x, len(N)\n"
+
+
+@pytest.mark.parametrize("act", ["raise ValueError", "os._exit(0)", "while True: pass", "os.write(3, b'x' * 99)"])
+def test_a_helper_that_does_not_answer_again_keeps_a_state(sandbox, act):
+    checks = "".join(f"assert f({x}) == {x}\n" for x in (3, 5, 8))
+    helper = f"import os\nN = []\ndef aux(x):\n    N.append(1)\n    if len(N) > 3:\n        {act}\n    return x\n"
+    source = "def f(x):\n    return aux(x)\n"
+    for number, effective in ((3, ("control",)), (9, ())):
+        options = {"helper": helper.replace("> 3", f"> {number}"), "check_timeout": 0.3}
+        verdict = run(sandbox, source, checks, ("control",), range(3), **options)
+        assert verdict.passed == 3 and verdict.effective == effective
+
+
+@pytest.mark.parametrize("end", ["while True: pass", "import os; os._exit(0)", "raise SystemExit"])
+def test_a_state_is_found_also_if_checks_that_are_not_needed_end_the_run(sandbox, end):
+    source = f"def f(x):\n    if x == 9:\n        {end}\n    return aux(x)[0]\n"
+    checks = "".join(f"assert f({x}) == {x}\n" for x in (3, 5, *[9] * 12))
+    for helper, effective in ((COUNTS, ("control",)), ("def aux(x):\n    return x, 0\n", ())):
+        verdict = run(sandbox, source, checks, ("control",), range(2), helper=helper, check_timeout=0.3)
+        assert verdict.passed == 2 and verdict.effective == effective
+
+
+def test_values_that_are_hard_to_compare_are_passed_on(sandbox):
+    decimals = "from decimal import Decimal\ndef aux(x):\n    return Decimal('sNaN')\n"
+    source = "from decimal import Decimal\ndef f(x):\n    return aux(Decimal('sNaN')).is_snan() and aux(1).is_snan()\n"
+    for name in ("control", "another", "echo", "apart"):
+        verdict = run(sandbox, source, "assert f(3)", (name,), (0,), helper=decimals)
+        assert "InvalidOperation" not in verdict.checks[0].error and (verdict.passed or name in ("another", "echo"))
+    gate = "def f(x):\n    return aux() == -0.25\n"
+    constant = "def aux():\n    return -0.25\n"
+    assert run(sandbox, gate, "assert f(1)\nassert f(2)", ("another",), (0, 1), helper=constant).passed == 0
+    inner = "def aux():\n    return [iter([1])]\n"  # can be read only once
+    assert (
+        run(sandbox, "def f(x):\n    return len(aux())\n", "assert f(1)", ("control",), (0,), helper=inner).passed == 0
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in TEAMS if name != "a gate on an object"])
+def test_the_control_costs_an_ordinary_team_nothing(sandbox, name):
+    aux, main, _ = TEAMS[name]
+    assert run(sandbox, main, experiments=("control",), helper=aux).effective == ()
+
+
+def test_of_several_experiments_with_one_name_one_effect_is_enough(sandbox):
+    source = "def f(xs):\n    return [aux(0), aux(1) * 10 * sum(xs)][1]\n"
+    for names, effective in (("another|swapped", ("another|swapped",)), ("another|control", ())):
+        assert run(sandbox, source, experiments=(names,), needed=(0,), helper=SAME).effective == effective
+
+
+def test_each_experiment_begins_in_a_fresh_process_with_the_first_check(sandbox):
+    # this program fails the second call of a process, and depends on aux from the fifth on
+    source = (
+        "N = []\ndef f(xs):\n    N.append(1)\n    if len(N) == 2:\n        return None\n"
+        "    return 10 * (aux(xs) if len(N) > 4 else sum(xs))\n"
+    )
+    for needed, effective in (((0, 2, 3), ()), ((0, 2, 3, 4), ("nothing", "mute"))):
+        verdict = run(sandbox, source, experiments=("nothing", "mute", "control"), needed=needed, helper=SUM)
+        assert verdict.effective == effective
+
+
+@pytest.mark.parametrize(
+    "waste",
+    [
+        "while True: pass",
+        "x = 'a' * 10**10",
+        "x = [x := [x] for _ in iter(int, 1)]",
+        "return 'a' * 10**8",
+        "import time; time.sleep(60)",
+        "import os; os._exit(0)",
+    ],
+)
+def test_a_program_that_wastes_time_or_memory_in_an_experiment_loses_a_check(sandbox, waste):
+    source = f"def f(xs):\n    if aux(xs) != sum(xs):\n        {waste}\n    return 10 * sum(xs)\n"
+    names = ("nothing", "mute", "another|swapped", "constant", "echo", "control")
+    assert run(sandbox, source, experiments=names, check_timeout=0.3, helper=SUM).effective == names[:-1]
+
+
+@pytest.mark.parametrize(
+    "waste",
+    ["while True: pass", "return 'a' * 10**8", "import os; os._exit(0)", "import os; os.write(3, b'abcd' * 99)"],
+)
+def test_a_helper_that_wastes_time_or_memory_costs_a_check(sandbox, waste):
+    helper = f"def aux(xs):\n    if len(xs) == 3:\n        {waste}\n    return sum(xs)\n"
+    source = (
+        "def f(xs):\n    try:\n        return 10 * aux(xs)\n    except BaseException:\n        return 10 * sum(xs)\n"
+    )
+    verdict = run(sandbox, source, experiments=("control",), check_timeout=0.3, helper=helper)
+    statuses = [check.status for check in verdict.checks]
+    assert statuses[:5] == ["passed"] * 5 and (statuses[5] != "passed" or "10**8" in waste)
+    assert run(sandbox, TEN_TIMES, experiments=("control",), helper=SUM).effective == ()  # the sandbox goes on
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_every_way_to_write_a_helper_is_watched_and_changed(sandbox, name):
+    aux, main = HELPERS[name]
+    verdict = run(sandbox, aux + main)
+    assert verdict.passed == 7 and verdict.calls["aux"] >= 7 and not verdict.suspicious
+    if name in ("coroutine", "cache that is cleared"):  # which give the program more than data
+        return
+    for experiment in ("constant", "another", "nothing"):
+        assert run(sandbox, main, experiments=(experiment,), helper=aux).effective == (experiment,)
+
+
+def test_a_watched_function_looks_the_same_from_inside(sandbox):
+    checks = (
+        "seen = f(0)\nassert seen[:4] == ['aux', 'aux', 'Counts down.', '(n, step=1, *rest, flag=False, **named)']\n"
+    )
+    checks += "assert seen[4:10] == [(1,), 'function', None, False, 'aux', 3]\n"
+    checks += "assert seen[10:12] == [['DEPTH', 'aux', 'depth', 'f', 'functools', 'inspect', 'sys'], ('aux',)]"
+    for watch in ((), ("aux",)):
+        verdict = run(sandbox, SAME_INSIDE, checks, needed=(), watch=watch)
+        assert [check.status for check in verdict.checks[:3]] == ["passed"] * 3, verdict.checks
+
+
+@pytest.mark.parametrize(
+    ("limit", "depth"), [(None, 900), (1500, 1400), (100_000, 40_000)], ids=["usual", "own limit", "very deep"]
+)
+def test_recursion_is_as_deep_as_without_watching(sandbox, limit, depth):
+    source = f"import sys\nsys.setrecursionlimit({limit})\n" if limit else ""
+    source += f"def aux(n):\n    return 0 if n == 0 else 1 + aux(n - 1)\ndef f():\n    return aux({depth})\n"
+    assert run(sandbox, source, f"assert f() == {depth}", watch=()).passed == 1
+    assert run(sandbox, source, f"assert f() == {depth}").passed == 1
+
+
+def test_calls_outside_of_asserts_count_for_the_checks_after_them(sandbox):
+    source = SUM + "def f(xs):\n    return aux(xs)\n"
+    calls = {
+        "got = candidate([2])\nassert got == 2": 1,
+        "got = candidate([2])\nassert got == 3": 0,
+        "a, b = candidate([1]), candidate([2])\nassert a == 0\nassert b == 2": 2,
+        "assert candidate([1]) == 1\ngot = candidate([2])\nassert got == 3": 1,
+        "for x in range(3):\n    got = candidate([x])\n    assert got == x": 3,
+        "try:\n    candidate(5)\nexcept TypeError:\n    caught = True\nassert caught": 1,
+    }
+    for body, expected in calls.items():
+        checks = "def check(candidate):\n" + "".join(f"    {line}\n" for line in body.split("\n"))
+        assert run(sandbox, source, checks, needed=()).calls == {"aux": expected}, body
+
+
+def test_calls_by_the_programs_definitions_count(sandbox):
+    source = SUM + "TABLE = {n: aux([n]) for n in range(5)}\ndef f(n):\n    return TABLE[n]\n"
+    assert run(sandbox, source, "assert f(3) == 3", needed=()).calls == {"aux": 5}
+
+
+def test_an_experiment_ends_at_the_first_check_it_costs(sandbox):
+    verdict = run(sandbox, TEN_TIMES, experiments=("nothing",), helper=SUM)
+    assert [check.status for check in verdict.checks] == ["error"] + ["not_run"] * 6
+
+
+def test_only_needed_checks_decide(sandbox):
+    source = "def f(xs):\n    return 10 * sum(xs) if len(xs) > 1 else 10 * aux(xs)\n"
+    for needed, effective in (((0, 3, 5), ()), ((0, 1), ("nothing",))):
+        assert run(sandbox, source, experiments=("nothing",), needed=needed, helper=SUM).effective == effective
+
+
+def test_sets_of_text_have_the_same_order_in_every_sandbox():
+    source = "def f():\n    return [*{str(k) for k in range(40)}]\n"
+    checks = "".join(f"assert f()[{place}] == '{k}'\n" for place in range(3) for k in range(40))
+    statuses = []
+    for _ in range(2):
+        with Sandbox(workers=1) as fresh:
+            statuses.append([check.status for check in run(fresh, source, checks, needed=(), watch=()).checks])
+    assert statuses[0] == statuses[1] and statuses[0].count("passed") == 3
+
+
+def test_experiments_that_cannot_be_made_are_refused():
+    with pytest.raises(ValueError, match="`experiments` has 'ecko', which is none of constant, another, swapped"):
+        Program(source=SUM, entry_point="aux", checks=CHECKS, experiments=("echo", "ecko"))
+    for options in ({"experiments": ("echo",), "watch": ("aux",)}, {"helper": SUM}):
+        with pytest.raises(ValueError, match="Experiments need a `helper`, whose one function"):
+            Program(source=TEN_TIMES, entry_point="f", checks=CHECKS, **options)

@@ -1,0 +1,348 @@
+"""The sandbox's own failures: killed helpers, refused forks, a full disk, an interrupted or killed trainer."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trl_multiagent.code.sandbox import Program, Sandbox, SandboxError
+from trl_multiagent.code.sandbox import sandbox as sandbox_module
+
+
+CHECK = "def check(candidate):\n    assert candidate(1) == 1\n"
+PIDS = Path("/sys/fs/cgroup/pids")
+
+
+def honest(count, seconds=0.0):
+    pause = f"    time.sleep({seconds})\n" if seconds else ""
+    return [Program(f"import time\ndef f(x):\n{pause}    return x + {n} - {n}", "f", CHECK) for n in range(count)]
+
+
+def for_everyone(path):
+    """Whether every user may run this program."""
+    path = Path(path).resolve()
+    return path.exists() and all(part.stat().st_mode & 1 for part in (path, *path.parents))
+
+
+PUBLIC_PYTHON = sys.executable if for_everyone(sys.executable) else "/usr/bin/python3"
+
+
+def start(script, *command, python=sys.executable, **kwargs):
+    """Starts a script that has the sandbox's names."""
+    code = "from trl_multiagent.code.sandbox import Program, Sandbox, SandboxError\n" + textwrap.dedent(script)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}  # another Python has it not installed
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, python, "-c", code], env=environment, **pipes, **kwargs)
+
+
+def helpers(mark):
+    """Processes of sandboxes whose configuration holds this text."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if mark in process.read_text():
+                found.append(int(process.parent.name))
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def wait_until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def refuse(*args, **kwargs):
+    raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_killed_helpers_cost_no_verdict():
+    programs = honest(24, seconds=0.05)
+    stop = threading.Event()
+    killed = 0
+    with Sandbox(workers=2, retries=8) as sandbox:
+
+        def kill():
+            nonlocal killed
+            while killed < 6 and not stop.wait(0.4):
+                if sandbox._slots:
+                    victim = sandbox._slots[killed % len(sandbox._slots)].processes[killed % 2]
+                    victim.kill()
+                    killed += 1
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            verdicts = sandbox.run(programs)
+        finally:
+            stop.set()
+            killer.join()
+        assert killed > 0
+        assert [verdict.passed for verdict in verdicts] == [1] * 24
+        assert sandbox.run(programs[:2])[0].passed == 1  # helpers killed while idle are replaced
+
+
+def test_a_machine_without_room_for_more_helpers_makes_do_with_those_that_run(monkeypatch):
+    loops = [Program(f"def f(x):\n    while {n}: pass", "f", CHECK) for n in range(1, 5)]
+    with Sandbox(workers=1, check_timeout=0.3, max_timeouts=1) as sandbox:
+        sandbox.run(honest(1))
+        monkeypatch.setattr(sandbox_module.subprocess, "Popen", refuse)
+        assert [verdict.passed for verdict in sandbox.run(loops + honest(3))] == [0] * 4 + [1] * 3
+
+
+def test_what_failed_is_tried_again_alone(monkeypatch):
+    running, receive = [], sandbox_module._Slot.receive
+
+    def fail_at_first(slot):
+        message = receive(slot)
+        if message is not None:
+            running.append((slot.task.failures, len(sandbox._running())))
+            message = message if slot.task.failures else {"fault": "for a test"}
+        return message
+
+    monkeypatch.setattr(sandbox_module._Slot, "receive", fail_at_first)
+    with Sandbox(workers=3, retries=1) as sandbox:
+        assert [verdict.passed for verdict in sandbox.run(honest(6, seconds=0.01))] == [1] * 6
+    assert [others for failures, others in running if failures] == [1] * 6
+
+
+def descendants(pid):
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return children + [each for child in children for each in descendants(child)]
+
+
+@pytest.mark.parametrize("who", ["candidate", "all"])
+def test_processes_that_are_stopped_for_a_while_lose_nothing(who):
+    source = "import time\ndef f(x):\n    time.sleep(0.4)\n    sum(range(10**6))\n    time.sleep(0.4)\n    return x"
+    with Sandbox(workers=1, check_timeout=1.5) as sandbox:
+        sandbox.run(honest(1))
+        (slot,) = sandbox._slots
+        stopped = []
+
+        def stop():
+            wait_until(lambda: descendants(slot.processes[0].pid))
+            time.sleep(0.3)
+            candidate = descendants(slot.processes[0].pid)[-1]
+            stopped.extend([*([] if who == "candidate" else [x.pid for x in slot.processes[::-1]]), candidate])
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(3.0)
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        (verdict,) = sandbox.run([Program(source, "f", CHECK)])
+        stopper.join()
+        assert stopped and verdict.passed == 1 and verdict.seconds > 3.0
+
+
+def test_helpers_that_do_not_start_are_an_error(monkeypatch):
+    with Sandbox(workers=1) as sandbox:
+        assert sandbox.run(honest(1))[0].passed == 1
+        sandbox.close()
+        monkeypatch.setattr(sandbox_module.sys, "executable", "/bin/false")
+        with pytest.raises(SandboxError, match="3 times"):
+            sandbox.run(honest(1))
+        monkeypatch.undo()
+        assert sandbox.run(honest(1))[0].passed == 1
+
+
+def test_a_refused_fork_is_tried_again_then_an_error(monkeypatch):
+    refused = []
+    with Sandbox(workers=1) as sandbox:
+        sandbox.run(honest(1))
+        sandbox.close()
+        monkeypatch.setattr(sandbox_module.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(sandbox_module.subprocess, "Popen", lambda *args, **_: refuse(refused.append(args)))
+        with pytest.raises(SandboxError, match="temporarily unavailable"):
+            sandbox.run(honest(1))
+    assert len(refused) == 3
+
+
+@pytest.mark.skipif(
+    not os.access(PIDS, os.W_OK), reason="limiting the number of processes takes a writable pids cgroup"
+)
+@pytest.mark.parametrize("limit", [1, 4])
+def test_exhausted_pids_are_an_error_and_no_score(limit):
+    # 1: no helper can be started; 4: the helpers start, but no candidate can be forked
+    group = PIDS / f"sandbox_test_{os.getpid()}"
+    group.mkdir()
+    try:
+        process = start(
+            f"""
+            import pathlib
+            with Sandbox(workers=1) as sandbox:
+                sandbox._choose_tier()
+                pathlib.Path("{group}/pids.max").write_text("{limit}")
+                pathlib.Path("{group}/cgroup.procs").write_text("0")
+                try:
+                    print(sandbox.run([Program("def f(x): return x", "f", "assert f(1) == 1")]))
+                except SandboxError as error:
+                    print("refused:", error)
+            """
+        )
+        output, errors = process.communicate(timeout=300)
+        assert output.startswith("refused:"), (output, errors)
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming a user without processes takes root"
+)
+@pytest.mark.skipif(not for_everyone(PUBLIC_PYTHON), reason="no interpreter that another user may run")
+def test_refused_forks_are_an_error_and_no_score_and_pass_over():
+    # no other process has this user, so that the limit counts this test's processes only
+    process = start(
+        """
+        import resource
+        program = Program("def f(x): return x", "f", "assert f(1) == 1")
+        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+        with Sandbox(workers=1, max_tier="seccomp") as sandbox:
+            sandbox._choose_tier()
+            for helpers in (0, 2):  # no helper can be started; the helpers start, but no candidate can be forked
+                resource.setrlimit(resource.RLIMIT_NPROC, (1 + helpers, hard))
+                try:
+                    print(sandbox.run([program]))
+                except SandboxError as error:
+                    print("refused:", error)
+            resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+            print(sandbox.run([program])[0].passed)
+        """,
+        *("setpriv", "--reuid", "61234", "--regid", "61234", "--clear-groups"),
+        python=PUBLIC_PYTHON,
+        cwd="/",
+    )
+    output, errors = process.communicate(timeout=300)
+    first, second, last = output.splitlines() or ["", "", errors]
+    assert first.startswith("refused: the sandbox's helper processes cannot be started"), output
+    assert second.startswith("refused: the sandbox failed 3 times in a row: a candidate's process could not"), output
+    assert last == "1"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
+def test_a_full_disk_changes_nothing(tmp_path):
+    process = start(
+        f"""
+        import os, subprocess
+        disk = "{tmp_path}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], check=True)
+        os.environ["TMPDIR"] = disk
+        os.chdir(disk)
+        try:
+            open("full", "wb").write(bytes(1 << 20))
+        except OSError:
+            pass
+        with Sandbox(workers=1) as sandbox:
+            source = "def f(x):\\n    try: open('x')\\n    except OSError: return x"
+            verdict, = sandbox.run([Program(source, "f", "assert f(1) == 1")])
+            print(verdict.passed, verdict.suspicious)
+        """,
+        *("unshare", "--mount"),
+    )
+    output, errors = process.communicate(timeout=300)
+    assert output == "1 ('open',)\n", errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_orphan_when_the_trainer_is_interrupted_or_killed(number):
+    seconds = 1000 + os.getpid() % 1000 + number / 100
+    process = start(
+        f"""
+        with Sandbox(workers=2, check_timeout={seconds}) as sandbox:
+            print("ready", flush=True)
+            sandbox.run([Program(f"def f(x):\\n    while {{n}}: pass", "f", "assert f(1)") for n in (1, 2, 3)])
+        """,
+        start_new_session=True,
+    )
+    mark = f'"check_timeout": {seconds}'
+    assert process.stdout.readline() == "ready\n"
+    wait_until(lambda: len(helpers(mark)) >= 6)
+    time.sleep(0.5)
+    os.killpg(process.pid, number)  # as a terminal does
+    _, errors = process.communicate(timeout=300)
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    wait_until(lambda: not helpers(mark), seconds=5.0)
+
+
+def test_an_interrupted_sandbox_can_be_used_again():
+    loop = Program("def f(x):\n    while True: pass", "f", CHECK)
+    with Sandbox(workers=1, check_timeout=30.0) as sandbox:
+        threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            sandbox.run([loop])
+        assert sandbox._slots == []
+        assert sandbox.run(honest(1))[0].passed == 1
+
+
+def test_a_forked_copy_of_the_trainer_has_helpers_of_its_own():
+    with Sandbox(workers=1) as sandbox:
+        sandbox.run(honest(1))
+        own = [process.pid for slot in sandbox._slots for process in slot.processes]
+        child = os.fork()
+        if not child:
+            correct = sandbox.run(honest(3))[2].passed == 1
+            sandbox.close()
+            os._exit(0 if correct else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert sandbox.run(honest(2))[1].passed == 1
+        assert [process.pid for slot in sandbox._slots for process in slot.processes] == own
+
+
+def test_ranks_of_accelerate_launch(forked, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("""
+from trl_multiagent.code.sandbox import Program, Sandbox
+from accelerate import PartialState
+from accelerate.utils import gather_object
+
+state = PartialState(cpu=True)
+checks = "assert f(1) == 1"
+programs = [Program(f"def f(x): return x + {n} * {state.process_index}", "f", checks) for n in range(20)]
+with Sandbox() as sandbox:
+    passed = gather_object([sum(verdict.passed for verdict in sandbox.run(programs))])
+if state.is_main_process:
+    print(passed, sandbox.workers)
+state.destroy_process_group()
+""")
+    done = forked.launch("ddp", script)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert f"[20, 1] {share}" in done.stdout, done.stderr
+
+
+def test_nothing_grows_over_many_programs():
+    with Sandbox(workers=2) as sandbox:
+
+        def size():
+            pids = [os.getpid(), *(process.pid for slot in sandbox._slots for process in slot.processes)]
+            files = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+            return files, sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+
+        sandbox.run(honest(100))
+        files, pages = size()
+        for n in range(3):
+            sandbox.run([Program(f"def f(x): return x + {n} * {m} * 0", "f", CHECK) for m in range(100)])
+        assert size()[0] == files
+        assert size()[1] < pages * 1.05
+
+
+def test_each_worker_has_a_core_and_ranks_have_different_ones(monkeypatch):
+    cores = sorted(os.sched_getaffinity(0))
+    for rank, core in enumerate(cores[:3]):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        with Sandbox(workers=1) as sandbox:
+            sandbox.run(honest(3))
+            (slot,) = sandbox._slots
+            assert [os.sched_getaffinity(process.pid) for process in slot.processes] == [{core}] * 2

@@ -1,0 +1,387 @@
+"""The family of block building: commands, rewards, plans, prompts, data, recipes, files of CoMLRL."""
+
+import itertools
+import json
+import random
+
+import pytest
+from matplotlib.image import imread
+from scripts import RECIPES, algorithm_of, run_script
+
+from trl_multiagent import cli
+from trl_multiagent.environments.base import Turn
+from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.tasks.block_building import BlockBuildingEnvironment, draw_build, load_block_dataset
+from trl_multiagent.tasks.block_building.data import FONT, demo_items, text_item, wall_item
+from trl_multiagent.tasks.block_building.demo import PALETTES, demonstrate, make_demonstrations
+from trl_multiagent.tasks.block_building.prompts import MODES
+from trl_multiagent.tasks.block_building.reward import house_metrics, wall_metrics
+from trl_multiagent.tasks.block_building.task import BlockDataset
+from trl_multiagent.tasks.block_building.world import (
+    Target,
+    build,
+    commands_of,
+    read_orders,
+    read_target,
+)
+
+
+CONFIGS = sorted((RECIPES / "block_building" / "configs").glob("*.yaml"))
+WALL = wall_item("wall", ["##.", ".##"])  # 4 places of 6; (1, 0) and (1, 1) are on top of each other
+TARGET = read_target(WALL)
+PALETTE = ("stone", "oak_planks")
+HOUSE = {
+    "task_id": "hut",
+    "layers": [["SS", "SS"], ["W.", ".W"]],
+    "origin": [0, 0, 0],
+    "inventory": [["S", "stone"], ["W", "glass"]],
+}
+
+
+def read(answer, **settings):
+    orders = read_orders(answer, TARGET, **{"palette": PALETTE, "max_commands": 9, **settings})
+    return [str(command) for command in orders.commands], orders.refused
+
+
+def planned(environment, item):
+    target, palettes = read_target(item), environment.palettes
+    return {role: "\n".join(map(str, commands_of(target, palettes, role))) for role in environment.roles}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "refused"),
+    [
+        ("/setblock 0 1 0 stone", ["/setblock 0 1 0 stone"], 0),
+        ("```\n- /setblock 0 1 0 minecraft:Stone \n2) setblock 1 1 0 stone\n```", ["/setblock 0 1 0 stone", "/setblock 1 1 0 stone"], 0),
+        ("/fill 2 0 0 1 1 0 oak_planks", ["/fill 1 0 0 2 1 0 oak_planks"], 0),
+        ("/setblock 0 0 0 air", ["/setblock 0 0 0 air"], 0),
+        ("/setblock 0 0 0 glass", [], 1),  # the partner's
+        ("/setblock 3 0 0 stone\n/setblock -1 0 0 stone\n/fill 0 0 0 0 0 1 stone", [], 3),  # outside
+        ("/setblock ~1 0 0 stone\n/setblock 1.0 0 0 stone\n/setblock 0 0 stone\n/setblock 0 0 0 stone x", [], 4),
+        ("/fill 0 0 0 99999999999999999999 1 0 stone", [], 1),
+        ("/setblock 0 0 0 stone" + " " * 300, [], 0),
+        ("/setblock ٠ 0 0 stone\n/fillet 0 0 0", [], 2),
+        ("I place stone at 0 0 0.\n/give stone", [], 0),
+    ],
+)  # fmt: skip
+def test_commands_are_read(answer, expected, refused):
+    assert read(answer) == (expected, refused)
+
+
+def test_the_number_of_commands_and_the_stock_are_limited():
+    two = "/setblock 0 0 0 stone\n/setblock 1 0 0 stone\n"
+    assert read(two * 9, max_commands=3)[0] == (two * 2).splitlines()[:3]
+    assert read("/fill 0 0 0 2 0 0 stone\n" + two + two, stock={"stone": 2}) == (two.split("\n")[:2], 3)
+    orders = read_orders("/kill @e\n/kill\n" + two, TARGET, PALETTE, max_commands=1)
+    assert orders.kills and not orders.commands  # it counts as one
+
+
+def test_any_answer_can_be_read():
+    rng = random.Random(0)
+    parts = ["/setblock", "fill", " 0", " -7", " 1e9", "\n", "stone", "{}", "\x00", "\u2028", "İ", "/kill", "- "]
+    parts.append("9" * 5000)
+    for _ in range(300):
+        read_orders("".join(rng.choices(parts, k=rng.randrange(40))), TARGET, PALETTE, 9)
+    text = ("/fill 0 0 0 2 1 0 stone\n" * 100_000) + " " * 10**6
+    assert len(read_orders(text, TARGET, PALETTE, 150).commands) == 150
+
+
+def test_later_commands_and_later_agents_win():
+    first = read_orders("/fill 0 0 0 1 0 0 stone\n/setblock 0 0 0 air", TARGET, PALETTE, 9)
+    second = read_orders("/setblock 1 0 0 oak_planks", TARGET, PALETTE, 9)
+    assert build({"a": first}) == {(1, 0, 0): ("stone", "a")}
+    assert build({"a": first, "b": second}) == {(1, 0, 0): ("oak_planks", "b")}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "reward", "iou"),
+    [
+        # 2 · covered - 1.5 · extra - adjacent - 0.25 · missing; two palettes of two blocks
+        ({}, -0.5, 0.0),
+        ({(0, 1): "oak_planks", (1, 1): "glass", (1, 0): "stone", (2, 0): "obsidian"}, 2.0, 1.0),
+        ({(0, 1): "oak_planks", (1, 1): "birch_planks", (1, 0): "stone"}, 1.5 - 0.5 - 0.25, 0.75),  # alike, and 1 of 2 pairs
+        ({(0, 1): "stone", (1, 1): "oak_planks", (1, 0): "stone", (2, 0): "oak_planks"}, 2.0 - 0.25, 1.0),
+        ({(0, 0): "stone", (2, 1): "oak_planks"}, -1.5 - 0.25, 0.0),  # only where nothing should be
+        ({(0, 0): "stone", (0, 1): "stone"}, 0.5 - 0.75 - 1.0 - 0.5, 0.2),
+    ],
+)  # fmt: skip
+def test_rewards_of_walls_by_hand(blocks, reward, iou):
+    built = {(x, y, 0): (block, "a") for (x, y), block in blocks.items()}
+    palettes = {"a": ("oak_planks", "stone"), "b": ("glass", "obsidian")}
+    metrics = wall_metrics(TARGET, built, palettes)
+    assert metrics["total_reward"] == pytest.approx(reward) and metrics["iou"] == iou
+    assert metrics["passed"] == (reward == 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count_air", "reward", "iou"),
+    [
+        # of 8 places, 4 are stone, 2 glass and 2 air
+        ({}, True, 1.0, 1.0),
+        ({(0, 0, 0): "glass"}, True, 7 / 8, 1.0),
+        ({(1, 1, 0): "stone", (0, 1, 0): None}, True, 6 / 8, 5 / 7),
+        ({(1, 1, 0): "stone", (0, 1, 0): None}, False, 5 / 7, 5 / 7),
+        (None, True, 2 / 8, 0.0),  # nothing built
+        (None, False, 0.0, 0.0),
+    ],
+)
+def test_rewards_of_houses_by_hand(changes, count_air, reward, iou):
+    target = read_target(HOUSE)
+    blocks = {} if changes is None else {**target.blocks, **changes}
+    built = {place: (block, "a") for place, block in blocks.items() if block is not None}
+    metrics = house_metrics(target, built, 0.5, count_air)
+    assert metrics["total_reward"] == pytest.approx(reward - 0.05) and metrics["iou"] == pytest.approx(iou)
+    assert metrics["passed"] == (changes == {})
+
+
+def test_spiders_hurt_unless_somebody_drives_them_away():
+    environment = BlockBuildingEnvironment(
+        "house_build", spider={"num": 3, "atk_low": 2, "atk_high": 2}, player={"hp": 10}
+    )
+    silence = dict.fromkeys(environment.roles, "")
+    quiet, driven = (
+        environment.score([load_block_dataset("house_build")[0]], [action], [()])[0]
+        for action in (silence, {**silence, "builder_2": "/kill"})
+    )
+    assert driven.reward - quiet.reward == pytest.approx(0.06)
+    assert BlockBuildingEnvironment("house_build", spider={"num": 9, "atk_low": 2, "atk_high": 2}).damage(HOUSE) == 1.0
+    assert "/kill" in environment.prompts(HOUSE, ())["builder_1"]
+
+
+@pytest.mark.parametrize("name", ["str_build", "house_build"])
+@pytest.mark.parametrize("num_agents", [1, 2, 3])
+def test_a_plan_earns_the_largest_reward(name, num_agents):
+    palettes = None
+    if num_agents == 3:
+        blocks = ["white_concrete", "obsidian", "stone_stairs", "stone_bricks", "planks", "air"]
+        palettes = {f"mason_{k}": blocks[2 * k : 2 * k + 2] if name == "str_build" else blocks for k in range(3)}
+    environment = BlockBuildingEnvironment(name, palettes, num_agents, limited_resource=name == "house_build")
+    for item in load_block_dataset(name):
+        (outcome,) = environment.score([item], [planned(environment, item)], [()])
+        is_small = num_agents == 3 and item["task_id"] in "THOX"  # too few blocks to use five kinds
+        assert is_small or outcome.reward == pytest.approx(environment.metric_ranges["reward"][1]), item["task_id"]
+        assert outcome.metrics["refused"] == 0 and (is_small or outcome.metrics["passed"] == 1)
+        shares = [outcome.metrics[f"blocks_of_{role}"] for role in environment.roles]
+        assert min(shares) > 0.3 * max(shares)  # nobody is idle
+
+
+def test_the_first_prompt_shows_the_target_and_the_agents_own_blocks():
+    item = text_item("L")
+    prompt = BlockBuildingEnvironment().prompts(item, ())["builder_2"]
+    assert "y=4 #....\n" in prompt and "y=0 ####.\n" in prompt and "Your blocks: white_concrete, obsidian\n" in prompt
+    assert "At most 150 commands" in prompt and "oak" not in prompt
+    listed = BlockBuildingEnvironment(provide_graph=False, num_agents=1).prompts(item, ())["builder"]
+    assert "0 4 0\n0 3 0\n" in listed and "####" not in listed and "oak_planks, stone, white" in listed
+    house = BlockBuildingEnvironment("house_build", {"a": ["stone"], "b": ["glass"]}, limited_resource=True)
+    prompts = house.prompts(HOUSE, ())
+    assert "0 0 0 1 0 1 stone\n0 1 0 0 1 0 glass\n1 1 1 1 1 1 glass\n" in prompts["a"]
+    assert "stone (3)" in prompts["a"] and "glass (1)" in prompts["b"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("score_feedback", ["Your last build earned 0.00 of 2.\n"]),
+        ("position_feedback", ["0 1 0\n1 1 0\n1 0 0\n2 0 0\n", "do not touch"]),
+        ("perfect_feedback", ["/setblock 0 1 0 ", "/setblock 2 0 0 "]),
+        ("position_modification", ["1 0 0 #\n", "2 1 0 air\n", "2 0 0 #\n"]),
+        ("rect_modification", ["1 0 0 2 0 0 #\n", "2 1 0 2 1 0 air\n"]),
+    ],
+)
+def test_feedback(mode, expected):
+    environment = BlockBuildingEnvironment(mode=mode)
+    action = {"builder_1": "/setblock 0 1 0 stone\n/setblock 2 1 0 stone", "builder_2": "/setblock 1 1 0 obsidian"}
+    (outcome,) = environment.score([WALL], [action], [()])
+    assert outcome.reward == pytest.approx(1.0 - 0.75 - 0.5)
+    outcome.metrics["total_reward"] = 0.0
+    prompts = environment.prompts(WALL, [Turn({}, action, outcome)])
+    together = "".join(prompts.values())
+    assert all(text in together for text in expected) and all("The box is empty again" in x for x in prompts.values())
+    assert set(MODES) == {mark.args[1][k][0] for mark in test_feedback.pytestmark for k in range(len(MODES))}
+    limited = BlockBuildingEnvironment(mode=mode, limit=1)
+    assert mode[-6:] != "cation" or limited.prompts(WALL, [Turn({}, action, outcome)])["builder_1"].count(" #\n") == 1
+
+
+def test_names_and_limits_of_an_environment():
+    for wrong, message in (
+        ({"num_agents": 3}, "each of the 3 agents"),
+        ({"palettes": {"a": ["air"], "b": ["stone"]}}, "each of the 2 agents"),
+        ({"palettes": {"a": ["oak planks"], "b": ["stone"]}}, "'oak planks' cannot be the name of a block"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            BlockBuildingEnvironment(**wrong)
+    environment = BlockBuildingEnvironment(max_commands=7)
+    assert [environment.num_commands(role) for role in environment.roles] == [4, 3]
+    other = BlockBuildingEnvironment(max_commands=7, mode="score_feedback")
+    assert environment.resume_settings() != other.resume_settings()
+    assert environment.metric_ranges["reward"] == (-3.0, 2.0) and "str_build" in repr(environment)
+    shown = environment.show_answers("builder_1", environment.prompts(WALL, ())["builder_1"], {"builder_2": "/kill"})
+    assert "cannot see" not in shown
+
+
+def test_contradictions_and_other_spellings_in_settings():
+    with pytest.raises(ValueError, match="which is 'str_build'"):
+        BlockDataset(name="demo", type="house_build")
+    assert BlockDataset(name="mine.jsonl", type="house_build").kind == "house_build"
+    environment = BlockBuildingEnvironment(palettes={"a": ["minecraft:Stone"], "b": ["glass"]})
+    assert environment.palettes["a"] == ("stone",)
+    house = {**HOUSE, "inventory": [["S", "minecraft:stone"], ["W", "glass"]]}
+    assert read_target(house) == read_target(HOUSE)
+
+
+def test_letters_are_different_and_strings_have_their_size():
+    assert len(FONT) == 26 == len(set(FONT.values()))
+    assert all(len(rows) == 5 and {len(row) for row in rows} == {5} for rows in FONT.values())
+    target = read_target(text_item("to", spacing=3, z=4))
+    assert (target.low, target.high) == ((0, 0, 4), (12, 4, 4)) and len(target.blocks) == 21
+    assert len(load_block_dataset("str_build", "[8:]")) == 2 and len(load_block_dataset("house_build", "[:8]")) == 8
+
+
+def test_files_are_read_and_checked(tmp_path):
+    def load(row, kind):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+        return load_block_dataset(str(tmp_path / "rows.jsonl"), None, kind).to_list()
+
+    assert load({"text": "ab"}, "str_build")[0]["layers"] == text_item("AB")["layers"]
+    assert read_target(load(HOUSE, "house_build")[0]) == read_target(HOUSE)
+    with pytest.raises(ValueError, match="row 1: `text` must be 1 to 20 letters"):
+        load({"text": "A1"}, "str_build")
+    for layers in ([["SS"], ["S"]], [["S?"]], [["."]], 5, [["S" * 5000]]):
+        with pytest.raises(ValueError, match="row 1: `layers` must be lists"):
+            load({**HOUSE, "layers": layers}, "house_build")
+    with pytest.raises(ValueError, match="one of \\['train', 'test'\\]"):
+        load_block_dataset("demo", "validation")
+
+
+def test_the_demo_divides_its_walls_like_a_chessboard(monkeypatch):
+    train, test = (load_block_dataset("demo", split).to_list() for split in ("train", "test"))
+    assert len(train) > 3 * len(test) and not [item for item in test if item["layers"] in [x["layers"] for x in train]]
+    for name in ("SKIPS", "STRAYS", "MONOTONOUS"):
+        monkeypatch.setattr(f"trl_multiagent.tasks.block_building.demo.{name}", 0.0)
+    environment = BlockBuildingEnvironment(palettes=PALETTES)
+    covered = set()
+    for seed, item in itertools.product(range(8), demo_items("train")[:3]):
+        rng = random.Random(seed)
+        action = {role: demonstrate(item, PALETTES[role], False, rng) for role in environment.roles}
+        assert max(len(answer.splitlines()) for answer in action.values()) <= 3
+        metrics = environment.score([item], [action], [()])[0].metrics
+        assert metrics["extra"] == metrics["refused"] == 0
+        covered.add(metrics["covered"] == 1.0)
+    assert covered == {True, False}  # they agree by chance
+    prompts, answers = zip(*make_demonstrations(60, random.Random(0)), strict=True)
+    assert {"builder_1." in x for x in prompts} == {True, False} and max(x.count("\n") for x in answers) > 3
+
+
+def test_a_build_can_be_drawn(tmp_path):
+    for environment, item in ((BlockBuildingEnvironment(), WALL), (BlockBuildingEnvironment("house_build"), HOUSE)):
+        action = {"builder_1": "/setblock 0 0 0 stone", "builder_2": "/fill 0 0 0 1 1 0 obsidian"}
+        draw_build(tmp_path / "build.png", environment, item, action)
+        assert imread(tmp_path / "build.png").std() > 0.01
+
+
+def test_positions_of_a_target():
+    target = read_target(HOUSE)
+    assert target == Target((0, 0, 0), (1, 1, 1), target.blocks) and target.size == 8
+    assert [*target.places()][:3] == [(0, 0, 0), (1, 0, 0), (0, 0, 1)]
+    assert {place for place, block in target.blocks.items() if block == "glass"} == {(0, 1, 0), (1, 1, 1)}
+
+
+HOUSES = [path for path in CONFIGS if path.stem.startswith("house")]
+
+
+@pytest.mark.parametrize("config", [x for x in CONFIGS if x not in HOUSES[:3]], ids=lambda path: path.stem)
+def test_recipes_train_offline(config, tiny_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    algorithm = algorithm_of(config)
+    small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=4", f"{algorithm}.max_steps=1"]
+    small += [f"{algorithm}.{x}" for x in ("items_per_device=1", "per_device_train_batch_size=4", "bf16=false")]
+    turns = 1 if "demo" in config.stem else 2
+    small += [f"{algorithm}.num_turns={turns}", f"{algorithm}.output_dir={tmp_path / 'run'}"]
+    run_script("block_building", algorithm, "--config", config, "--override", *small)
+    out = capsys.readouterr().out
+    assert "'turn_1/iou'" in out and ("'turn_2/iou'" in out) == (turns == 2)
+    assert (tmp_path / "run" / "team.json").is_file()
+
+
+@pytest.mark.parametrize("config", HOUSES, ids=lambda path: path.stem)
+def test_recipes_of_houses_have_a_plan(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run_script("block_building", config.stem.split("_")[2], "--config", config, "--dry_run")
+    assert "8 items of house_build" in capsys.readouterr().out
+
+
+def test_the_demo_is_found_by_its_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cli.main(["run", "magrpo", "--config", "magrpo_block_building_demo", "--dry_run"])
+    out = capsys.readouterr().out
+    assert "builder_1: demo, builder_2: demo" in out and "108 items of demo" in out and "5120" in out
+
+
+# The keys of CoMLRL's files for both tasks
+PEER = """
+agent_model: {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}
+agents: null
+critics: null
+output: {base_dir: output, save_final_model: false, save_path: output/final_model, verbose: false}
+wandb: {project: blocks, entity: OpenMLRL, run_name: blocks, dir: output, tags: [blocks]}
+"""
+PEER_TASKS = {
+    "str_build": """
+dataset: {name: str_build, type: str_build, csv_path: ../dataset/data.csv, train_split: "[:8]", eval_split: "[8:]", spacing: 2, local_z: 0}
+external: {mode: position_feedback, original_prompt: true, previous_response: true}
+reward_processor: {enabled: true, scale_factor: 1.0, shift: -2.0}
+prompt: {provide_graph: false, use_chat_template: true}
+task: {block_agent1: [oak_planks, stone, air], block_agent2: [white_concrete, obsidian, air], max_commands: 300}
+""",
+    "house_build": """
+dataset: {name: house_build, type: house_build, json_path: ../dataset/data.json, train_split: "[:8]", eval_split: "[8:]"}
+external: {mode: score_feedback, original_prompt: true, previous_response: true, lim: 20}
+reward_processor: {enabled: true, scale_factor: 1.0, shift: -1.0}
+prompt: {use_chat_template: true}
+task:
+  block_agent1: [white_concrete, obsidian, stone_stairs, stone_bricks, planks, air]
+  block_agent2: [white_concrete, obsidian, stone_stairs, stone_bricks, planks, air]
+  max_commands: 600
+  limited_resource: true
+  player: {hp: 5}
+  spider: {num: 3, atk_low: 1, atk_high: 3}
+""",
+}
+PEER_COMMON = "num_agents: 2, num_turns: 4, agent_learning_rate: 5e-6, max_new_tokens: 512, temperature: 0.6, top_p: 0.6, top_k: null, "
+PEER_COMMON += "discount: 0.9, early_termination_threshold: -0.1, rollout_buffer_size: 1, train_batch_size: 1, eval_interval: 10, "
+PEER_COMMON += "eval_num_samples: 2, eval_batch_size: 1, logging_steps: 20"
+PEER_CRITIC = "critic_model: {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}\n"
+PEER_ALGORITHMS = {
+    "magrpo": "critic_model: null\nmagrpo: {num_train_epochs: 20, num_generations: 2, joint_mode: aligned, advantage_normalization: true, ",
+    "iac": PEER_CRITIC
+    + "iac: {parallel_training: auto, num_train_epochs: 150, critic_learning_rate: 5e-6, value_loss_coef: 0.6, value_clip_range: 0.05, "
+    "use_separate_critic: true, ",
+    "maac": PEER_CRITIC
+    + "maac: {parallel_training: auto, critic_type: v, num_train_epochs: 150, critic_learning_rate: 5e-6, value_loss_coef: 0.6, ",
+}
+
+
+@pytest.mark.parametrize("algorithm", PEER_ALGORITHMS)
+@pytest.mark.parametrize("name", PEER_TASKS)
+def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "peer.yaml").write_text(PEER + PEER_TASKS[name] + PEER_ALGORITHMS[algorithm] + PEER_COMMON + "}\n")
+    cli.main(["run", algorithm, "--config", "peer.yaml", "--dry_run"])
+    out, err = capsys.readouterr()
+    assert "builder_1: Qwen/Qwen3-4B-Instruct-2507" in out and "8 items of " + name in out and "4 turns" in out
+    assert "computed in bfloat16" in out and "_path" in err  # their data file is not read
+    argv = "--config peer.yaml --task block_building --override task.max_commands=7 wandb.project=null".split()
+    recipe = parse_recipe(algorithm, cli.TASKS, argv)
+    environment = recipe.make_environment()
+    assert environment.kind == name and environment.max_commands == 7 and recipe.training_args.use_chat_template
+    assert environment.palettes["builder_2"][:2] == ("white_concrete", "obsidian")
+    assert environment.draw == (name != "str_build") and environment.spiders["num"] == (
+        3 if name == "house_build" else 0
+    )
+
+
+def test_the_mapping_of_another_task_is_refused(tmp_path, capsys):
+    (tmp_path / "peer.yaml").write_text("task: {max_commands: 3}\nagent_model: {name: x}\n")
+    with pytest.raises(SystemExit):
+        cli.main(["run", "magrpo", "--task", "code_generation", "--config", str(tmp_path / "peer.yaml"), "--dry_run"])
+    assert "the task `block_building` has this setting" in capsys.readouterr().err

@@ -1,0 +1,402 @@
+"""The family of class completion: items, division, merge, rewards, feedback, demo, recipes."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import write_class_demo
+import yaml
+from scripts import RECIPES, algorithm_of, run_script
+
+from trl_multiagent import cli
+from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.environments.base import Turn
+from trl_multiagent.environments.embedded import read_embedded
+from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
+from trl_multiagent.tasks.class_completion.data import (
+    CONSTANTS,
+    constant,
+    find_tests,
+    key_of,
+    known_tests,
+    make_item,
+    passed_by,
+    single_program,
+)
+from trl_multiagent.tasks.class_completion.demo import (
+    WAYS,
+    demo_items,
+    demo_prompt,
+    demonstrate,
+    write_method,
+)
+from trl_multiagent.tasks.class_completion.division import divide
+from trl_multiagent.tasks.class_completion.merging import merge, read_answer
+
+
+CONFIGS = sorted((RECIPES / "class_completion" / "configs").glob("*.yaml"))
+SOLUTION = """import math
+
+class Stack:
+    def __init__(self):
+        self.items = []
+
+    def push(self, x):
+        self.items.append(x)
+        return len(self.items)
+
+    def pop(self):
+        self._check()
+        return self.items.pop()
+
+    @staticmethod
+    def half(n):
+        return math.floor(n / 2)
+
+    def _check(self):
+        if not self.items:
+            raise IndexError("empty")
+"""
+SKELETON = '''class Stack:
+    """A stack\u2019s methods."""
+
+    def __init__(self):
+        self.items = []
+
+    def push(self, x):
+        """Puts x on top, and returns the new size."""
+
+    def pop(self):
+        """Takes off the top."""
+
+    @staticmethod
+    def half(n):
+        """Half of n, rounded down."""
+'''
+TEST = """import unittest
+
+class TestPush(unittest.TestCase):
+    def test_size(self):
+        stack = Stack()
+        stack.push(5)
+        self.assertEqual(stack.push(7), 2)
+
+    def test_true(self):
+        self.assertTrue(Stack().push(4))
+
+class TestPop(unittest.TestCase):
+    def test_top(self):
+        stack = Stack()
+        stack.items = [5, 7]
+        self.assertEqual(stack.pop(), 7)
+
+    def test_empty(self):
+        with self.assertRaises(IndexError):
+            Stack().pop()
+
+class TestHalf(unittest.TestCase):
+    def test_half(self):
+        self.assertEqual(Stack.half(7), math.floor(3.5))
+
+    def test_wrong_in_the_data(self):
+        self.assertEqual(Stack.half(7), 3 if id(Stack) == 0 else Stack.half(7))
+
+class TestStack(unittest.TestCase):
+    def test_both(self):
+        stack = Stack()
+        stack.push(5)
+        self.assertEqual(stack.pop(), 5)
+"""
+ROW = {
+    "task_id": "stack",
+    "class_name": "Stack",
+    "skeleton": SKELETON,
+    "solution_code": SOLUTION,
+    "import_statement": ["import math"],
+    "test": TEST,
+}
+ROW["methods_info"] = [{"method_name": x, "test_class": f"Test{x.title()}"} for x in ("push", "pop", "half")]
+PUSH = "def push(self, x):\n    self.items.append(x)\n    return len(self.items)\n"
+POP = "def pop(self):\n    return self.items.pop()\n"
+HALF = "def half(n):\n    return n // 2\n"
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(workers=2, check_timeout=2.0) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "classes.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def item(data, sandbox):
+    (item,) = load_class_dataset(data, sandbox=sandbox).to_list()
+    return item
+
+
+def test_an_item_has_the_tests_that_tell_right_from_wrong(item):
+    assert item["methods"] == ["push", "pop", "half"] and item["method_tests"] == ["TestPush", "TestPop", "TestHalf"]
+    assert "stack's methods" in item["skeleton"]
+    assert len(item["tests"]) == 7
+    # `TestPush.test_true` passes with True, `test_wrong_in_the_data` with any constant, and `TestStack` is for feedback
+    assert item["counting"] == ["TestHalf.test_half", "TestPop.test_empty", "TestPop.test_top", "TestPush.test_size"]
+    assert (item["parameters"], item["weights"], item["uses"]) == ([2, 1, 1], [3, 3, 2], [[], [], []])
+
+
+def test_a_program_cannot_write_into_the_next_prompt(sandbox, item):
+    environment = ClassCompletionEnvironment(sandbox=sandbox)
+    answer = dict.fromkeys(environment.roles, "def push(self, x):\n    raise ValueError('a\\nb<|im_end|>\\x1b[1m')\n")
+    first = environment.prompts(item, ())
+    (outcome,) = environment.score([item], [answer], [()])
+    for prompt in environment.prompts(item, [Turn(first, answer, outcome)]).values():
+        assert "ValueError: a b< |im_end|>·[1m" in prompt
+
+
+def test_a_program_does_not_keep_what_another_test_class_asked(sandbox, item):
+    environment = ClassCompletionEnvironment(1, sandbox=sandbox)
+    methods = "".join(
+        f"def {name}(*args):\n    KEPT.append({name!r})\n    raise ValueError(KEPT[0])\n"
+        for name in ("push", "pop", "half")
+    )
+    answer = {"agent_0": "def keep(store=[]):\n    return store\n" + methods.replace("KEPT", "keep()")}
+    (outcome,) = environment.score([item], [answer], [()])
+    told = {check.source.split(".")[0]: check.error for check in outcome.info[0].checks}
+    assert told["TestHalf"].endswith("half") and told["TestPush"].endswith("push")
+
+
+def test_wrong_rows_are_named(data, tmp_path, sandbox):
+    for change, message in (
+        ({"solution_code": "class Other: pass"}, "row 1: `skeleton` or `solution_code` has no class `Stack`"),
+        ({"methods_info": []}, "row 1: the class has no method"),
+        ({"methods_info": [1]}, "row 1: entry 1 of `methods_info` is no mapping"),
+        ({"methods_info": [{"method_name": "push"}]}, "entry 1 of `methods_info`: field `test_class` is missing"),
+        ({"import_statement": [1]}, "row 1: `import_statement` must be a list of import statements"),
+        ({"import_statement": ["import ="]}, "row 1: `import_statement` must be a list of import statements: invalid"),
+        ({"skeleton": "class", "solution_code": "class"}, "row 1: `skeleton` or `solution_code` is not Python source"),
+        ({"test": ""}, "row 1: field `test` is empty"),
+        ({"solution_code": SOLUTION.replace("return", "return 5 #")}, "no class has tests that its reference passes"),
+    ):
+        path = tmp_path / "wrong.jsonl"
+        path.write_text(json.dumps(ROW | change))
+        with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+            load_class_dataset(str(path), sandbox=sandbox)
+
+
+def test_the_known_tests_of_classeval_are_those_that_a_run_finds(sandbox):
+    items = [make_item(row, "") for row in read_embedded("classeval", "test[2:5]+test[83:85]")]
+    for item, found in zip(items, find_tests(items, sandbox), strict=True):
+        known = known_tests()[key_of(item)]
+        if known["folder"] and not sandbox.has_folders():
+            assert found is None
+        else:
+            assert all(known[name] == found[name] for name in ("tests", "counting", "folder"))
+
+
+def test_classes_that_need_files_are_used_where_there_is_a_folder(sandbox, caplog):
+    assert sum(found is not None for found in known_tests().values()) == 82
+    with Sandbox(max_tier="seccomp") as weak:
+        names = load_class_dataset("classeval", sandbox=weak)["task_id"]
+    assert len(names) == 74 and "ClassEval_83" not in names
+    message = (
+        "classeval: 8 of 82 classes are left out, because the sandbox's tier 'seccomp' has no folder for their files."
+    )
+    assert message in [record.message for record in caplog.records]
+    if sandbox.has_folders():
+        rows = [row for row in load_class_dataset("classeval", sandbox=sandbox) if row["folder"]]
+        verdicts = sandbox.run([single_program(row, row["reference"]) for row in rows])
+        assert [passed_by(verdict) >= {*row["tests"]} for verdict, row in zip(verdicts, rows, strict=True)] == [
+            True
+        ] * 8
+
+
+def test_classeval_comes_with_the_package(sandbox):
+    rows = read_embedded("classeval", None)
+    assert len(rows) == 100 and len(read_embedded("FudanSELab/ClassEval", "test[66:82]")) == 16
+    items = {row["task_id"]: make_item(row, "") for row in rows}  # the skeletons of 5, 22, 43 and 46 are repaired
+    pairs = {name: [divide(item, 2, name) for item in items.values()] for name in ("balanced", "parameter_count")}
+    assert [sum([] in pair for pair in of_name) for of_name in pairs.values()] == [0, 49]
+    sample = [items[f"ClassEval_{k}"] for k in (5, 22, 25, 43, 49)]
+    verdicts = sandbox.run([single_program(item, item["reference"]) for item in sample])
+    all_passed = [verdict.passed == verdict.total for verdict in verdicts]
+    assert all_passed == [True, True, False, True, True]  # 25 needs files
+
+
+@pytest.mark.parametrize(
+    ("num_agents", "division", "expected"),
+    [
+        (1, "balanced", [["a", "b", "c", "d"]]),
+        (2, "balanced", [["a", "d"], ["b", "c"]]),  # a calls b, c calls d: both calls cross
+        (3, "balanced", [["a", "c"], ["b"], ["d"]]),
+        (2, "parameter_count", [["c"], ["a", "b", "d"]]),
+        (3, "parameter_count", [["c"], ["a", "b", "d"], []]),
+    ],
+)
+def test_division(num_agents, division, expected):
+    item = {"methods": [*"abcd"], "uses": [["b"], [], ["d"], []], "weights": [2, 4, 2, 4], "parameters": [2, 3, 1, 2]}
+    assert divide(item, num_agents, division) == expected
+
+
+def test_balanced_prefers_even_work_to_calls_that_cross():
+    item = {"methods": [*"abc"], "uses": [["b"], [], []], "weights": [1, 1, 8], "parameters": [1, 1, 1]}
+    assert divide(item, 2, "balanced") == [["a", "b"], ["c"]]
+    item |= {"methods": ["a"], "uses": [[]], "weights": [1]}
+    assert divide(item, 2, "balanced") == [["a"], []]
+
+
+def merged(item, first, second):
+    division = [["push", "pop"], ["half"]]
+    return merge(item, [read_answer(text, "Stack") for text in (first, second)], division)
+
+
+def test_only_the_owners_version_counts(item):
+    source = merged(
+        item, PUSH + POP, HALF + "def pop(self):\n    return 'stolen'\ndef __getattr__(self, name):\n    return 3"
+    )
+    assert "stolen" not in source and "__getattr__" not in source
+    assert "@staticmethod\n    def half(n):\n        return n // 2" in source
+
+
+def test_answers_in_prose_fences_and_classes(item):
+    fenced = f"Sure.\n```python\n{PUSH}\n```\nand\n```python\n{POP}```"
+    whole = "import os\n\nclass Stack:\n" + "".join(f"    {line}\n" for line in (PUSH + POP).splitlines())
+    cut = whole + "    def half(n):\n        return (n //"
+    indented = "".join(f"    {line}\n" for line in (PUSH + POP).splitlines())
+    for first in (PUSH + POP, fenced, whole, cut, indented):
+        source = merged(item, first, HALF)
+        assert source.count("return len(self.items)") == source.count("self.items.pop()") == 1, first
+    assert source.startswith("import math\n") and "import os\n" in merged(item, whole, HALF)
+
+
+def test_helpers_are_added_where_they_belong(item):
+    pop = "def pop(self):\n    self.check(limit())\n    return self.items.pop()\n"
+    first = PUSH + pop + "def check(self, n): pass\ndef limit():\n    return 3"
+    source = merged(item, first, "def limit(): return 4\n@print\ndef check(self): return 5\n" + HALF)
+    assert source.count("def limit") == source.count("def check") == 1 and "print" not in source
+    places = [source.index(x) for x in ("def limit():\n    return 3", "class Stack", "    def check(self, n)")]
+    assert places == sorted(places)
+
+
+def test_answers_that_are_no_code_or_too_deep(item):
+    deep = f"def half(n):\n    return {'-' * 90}n{'.a' * 90}"
+    huge = "def half(n):\n    return 0x" + "f" * 4000  # Python writes no decimal number of this length
+    for text in ("", "I cannot.", "def half(n:", deep, huge, "def half(n):\n    return " + "(" * 500):
+        assert "half rounded" not in merged(item, text, text)
+        assert read_answer(text, "Stack").methods.keys() <= {"half"}
+    assert read_answer(deep, "Stack").methods == read_answer(huge, "Stack").methods == {}
+
+
+@pytest.mark.parametrize(("first", "second", "earned", "compat"), [
+    # earned: mean of the three test classes' shares; compat: 2 · written + 4 · tests - overlap
+    (PUSH + POP, HALF, 1.0, 6.0),
+    (PUSH, HALF, 2 / 3, 2 * 2 / 3 + 4 * 4 / 7),  # lost: both of pop, and the one of all methods
+    (PUSH + "def pop(self):\n    return self.items[-1] if self.items else 0", HALF, 2.5 / 3, 2 + 4 * 6 / 7),
+    (PUSH + POP, HALF + PUSH, 1.0, 6 - 1 / 3),
+    ("", "", 0.0, 4 * 1 / 7),
+    (constant(ROW | {"methods": ["push", "pop"]}, "True"), constant(ROW | {"methods": ["half"]}, "True"), 0,
+     2 + 8 / 7),
+    (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 0.0, 0.0),
+])  # fmt: skip
+def test_rewards(item, sandbox, first, second, earned, compat):
+    action = {"agent_0": first, "agent_1": second}
+    for kind, reward in (("earned", earned), ("compat", compat)):
+        environment = ClassCompletionEnvironment(kind=kind, sandbox=sandbox)
+        environment.methods_of = lambda item: [["push", "pop"], ["half"]]
+        (outcome,) = environment.score([item], [action], [()])
+        assert outcome.reward == pytest.approx(reward) == outcome.metrics["total_reward"]
+        assert outcome.metrics["passed"] == (earned == 1)
+        for name, (low, high) in environment.metric_ranges.items():
+            assert name == "reward" or low <= outcome.metrics[name] <= high
+
+
+def test_feedback_reaches_the_agents_and_comes_from_other_tests(item, sandbox):
+    environment = ClassCompletionEnvironment(sandbox=sandbox)
+    first = environment.prompts(item, ())
+    assert environment.methods_of(item) == [["push", "half"], ["pop"]]
+    assert "Your methods: push, half" in first["agent_0"] and "Your methods: pop" in first["agent_1"]
+    assert all(item["skeleton"].strip() in prompt and "self.items.pop()" not in prompt for prompt in first.values())
+    action = {"agent_0": "def push(self, x):\n    self.items = []", "agent_1": POP}
+    (outcome,) = environment.score([item], [action], [()])
+    later = environment.prompts(item, [Turn(first, action, outcome)])
+    for prompt in later.values():
+        assert "missing: half." in prompt and "passes 0 of 1 tests" in prompt
+        assert "TestStack.test_both: IndexError: pop from empty list" in prompt
+        assert "TestPush" not in prompt and "TestHalf" not in prompt
+    plain = ClassCompletionEnvironment(mode="plain", sandbox=sandbox).prompts(item, [Turn(first, action, outcome)])
+    assert "IndexError" not in plain["agent_0"] and "Your methods: push, half" in plain["agent_0"]
+
+
+def test_one_agent_or_three(item, sandbox):
+    alone = ClassCompletionEnvironment(num_agents=1, sandbox=sandbox)
+    assert "partner" not in alone.prompts(item, ())["agent_0"]
+    assert alone.score([item], [{"agent_0": SOLUTION}], [()])[0].reward == 1.0
+    three = ClassCompletionEnvironment(num_agents=3, sandbox=sandbox)
+    answers = dict(zip(three.roles, (PUSH, POP, HALF), strict=True))
+    assert three.score([item], [answers], [()])[0].reward == 1.0
+    idle = ClassCompletionEnvironment(num_agents=3, division="parameter_count", sandbox=sandbox).prompts(item, ())
+    assert "All methods belong to your partners" in idle["agent_2"]
+
+
+def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
+    assert [*write_class_demo.demo_items()] == demo_items(
+        "test+train"
+    )  # if not, run `tests/helpers/write_class_demo.py`
+    items = demo_items("test[:12]")
+    assert not {item["task_id"] for item in items} & {item["task_id"] for item in demo_items(None)}
+    environment = ClassCompletionEnvironment(sandbox=sandbox, make_prompt=demo_prompt)
+    for ways in ((a, b) for a in WAYS for b in WAYS):
+        actions = []
+        for item in items:
+            methods = zip(environment.roles, environment.methods_of(item), ways, strict=True)
+            write = {role: [write_method(item["class_name"], name, way) for name in own] for role, own, way in methods}
+            actions.append({role: "\n".join(texts) for role, texts in write.items()})
+        rewards = [outcome.reward for outcome in environment.score(items, actions, [()] * len(items))]
+        assert set(rewards) == {1.0 if ways[0] == ways[1] else 0.0}
+    trivial = sandbox.run([single_program(item, constant(item, value)) for item in items for value in CONSTANTS])
+    assert not any(map(passed_by, trivial))
+    prompt, answer = demonstrate(1, random.Random(3))[0]
+    assert prompt.rstrip(":\n").rpartition(" ")[2] and answer.startswith("def ")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_trains_offline(config, tiny_model, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert yaml.safe_load(config.read_text())["reward"]["kind"] == "earned"
+    algorithm = algorithm_of(config)
+    small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
+    small += [
+        f"{algorithm}.items_per_device=1",
+        f"{algorithm}.per_device_train_batch_size=1",
+        "dataset.eval_split=null",
+    ]
+    small += [f"{algorithm}.eval_interval=0", f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}"]
+    if "demo" not in config.stem:
+        small += [f"dataset.name={data}", "dataset.train_split=null"]
+    run_script("class_completion", algorithm, "--config", config, "--override", *small)
+    out = capsys.readouterr().out
+    assert "'turn_1/earned_reward'" in out and ("'turn_2/earned_reward'" in out) == ("demo" not in config.stem)
+    assert (tmp_path / "run" / "team.json").is_file()
+
+
+def test_a_file_of_comlrl_is_planned_as_it_is(monkeypatch, tmp_path, capsys, item):
+    import datasets
+
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def few(name, split, sandbox):
+        asked.append((name, split))
+        return datasets.Dataset.from_list([item])
+
+    monkeypatch.setattr("trl_multiagent.tasks.class_completion.task.load_class_dataset", few)
+    config = Path(__file__).with_name("peer_config.yaml")
+    cli.main(["run", "magrpo", "--task", "class_completion", "--config", str(config), "--dry_run"])
+    assert asked == [("FudanSELab/ClassEval", "test[:66]"), ("FudanSELab/ClassEval", "test[66:82]")]
+    out = capsys.readouterr().out
+    assert "2 turns" in out and "6 joint actions" in out

@@ -1,0 +1,333 @@
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from trl_multiagent.tasks.code_generation import load_code_dataset
+from trl_multiagent.tasks.problems import read_problem
+
+
+def row(number, **changes):
+    return {
+        "task_id": f"Toy/{number}",
+        "prompt": f'def add_{number}(x):\n    """Adds {number}."""\n',
+        "entry_point": f"add_{number}",
+        "test": f"def check(candidate):\n    assert candidate(1) == {number + 1}\n",
+        **changes,
+    }
+
+
+def mbpp_row(number, **changes):
+    row = {"source_file": "x", "task_id": number, "prompt": "Write a function to add."}
+    row |= {"code": "def add(x, y=1):\n  return x + y", "test_imports": []}
+    return {**row, "test_list": ["assert add(1) == 2", "assert add(1, 3) == 4"], **changes}
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def solves(item):
+    """Runs the item's reference solution, which this file wrote itself or which comes with the benchmark."""
+    namespace = {}
+    exec(item["prompt"] + item["canonical_solution"], namespace)
+    checks = {}
+    exec(f"{read_problem(item['prompt'], item['entry_point']).prefix}\n{item['test']}", checks)
+    checks["check"](namespace[item["entry_point"]])
+    return True
+
+
+# Reading and slicing
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, suffix):
+    path = write(tmp_path / f"humaneval{suffix}", [row(n, extra=n) for n in range(3)])
+    dataset = load_code_dataset(path)
+    assert dataset.column_names == ["task_id", "prompt", "entry_point", "test"]
+    assert dataset.to_list() == [row(n) for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        (None, range(20)),
+        ("test", range(20)),
+        ("test[3:7]", range(3, 7)),
+        ("[16:]", range(16, 20)),
+        ("test[-2:]", range(18, 20)),
+        ("test[:2]+test[5:6]", [0, 1, 5]),
+    ],
+)
+def test_splits_of_a_file(tmp_path, split, expected):
+    path = write(tmp_path / "humaneval.jsonl", [row(n) for n in range(20)])
+    assert load_code_dataset(path, split=split)["task_id"] == [f"Toy/{n}" for n in expected]
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"), [(None, range(3)), ("[1:]", range(1, 3)), ("test[:1]", [0]), ("train", [7])]
+)
+def test_splits_of_a_dataset_with_several(tmp_path, split, expected):
+    folder = tmp_path / "humaneval"
+    folder.mkdir()
+    write(folder / "test.jsonl", [row(n) for n in range(3)])
+    write(folder / "train.jsonl", [row(7)])
+    assert load_code_dataset(str(folder), split=split)["task_id"] == [f"Toy/{n}" for n in expected]
+
+
+def test_the_only_split_of_a_dataset_needs_no_name(tmp_path):
+    folder = tmp_path / "humaneval"
+    folder.mkdir()
+    write(folder / "train.jsonl", [row(n) for n in range(3)])
+    assert load_code_dataset(str(folder), split="[2:]")["task_id"] == ["Toy/2"]
+    write(folder / "validation.jsonl", [row(5)])
+    with pytest.raises(ValueError, match=r"has the splits .*train.*: name one, e.g. \w+\[2:\]"):
+        load_code_dataset(str(folder), split="[2:]")
+
+
+@pytest.mark.parametrize("split", ["test[", "test[a:b]", "test[:1]+train[:1]", "two words"])
+def test_a_split_that_cannot_be_read_is_an_error(tmp_path, split):
+    path = write(tmp_path / "humaneval.jsonl", [row(1)])
+    with pytest.raises(ValueError, match=r"does not select rows of .*humaneval.jsonl"):
+        load_code_dataset(path, split=split)
+
+
+def test_the_type_is_inferred_or_checked(tmp_path):
+    path = write(tmp_path / "problems.jsonl", [row(1)])
+    with pytest.raises(ValueError, match="cannot be inferred from its name: give it"):
+        load_code_dataset(path)
+    with pytest.raises(ValueError, match="Unknown dataset type 'apps': expected one of humaneval, coophumaneval"):
+        load_code_dataset(path, type="apps")
+    for type in ("humaneval", "coophumaneval", "mbpp"):
+        assert len(load_code_dataset(path, type=type)) == 1
+    mbpp = write(tmp_path / "problems_2.jsonl", [mbpp_row(1)])
+    assert load_code_dataset(mbpp, type="mbpp")["task_id"] == ["MBPP/1"]
+
+
+# Malformed input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": None}, "field `prompt` is missing"),
+        ({"task_id": 7}, "field `task_id` must be text, not an integer"),
+        ({"entry_point": "  "}, "field `entry_point` is empty"),
+        ({"task_id": "Toy/0"}, "field `task_id` is 'Toy/0', as in row 1"),
+        ({"prompt": "def add_1(x:\n"}, "field `prompt` is malformed: it is not Python source"),
+        ({"prompt": "def other(x):\n    pass\n"}, "field `prompt` .* does not define the entry point `add_1`"),
+        ({"test": "def check(candidate)\n"}, "field `test` is not Python source"),
+        ({"test": "def check(candidate):\n    assert '\ud800'\n"}, "field 'test' has half of a surrogate pair"),
+        ({"test": "def check(candidate):\n    candidate(1)\n    assert True"}, "has no assert that can fail"),
+        ({"canonical_solution": None}, "field `canonical_solution` is missing"),
+    ],
+)
+def test_a_malformed_row_names_file_row_and_field(tmp_path, changes, message):
+    bad = {key: value for key, value in row(1, **changes).items() if value is not ...}
+    good = [row(0), row(2)]
+    if "canonical_solution" in changes:
+        good = [row(n, canonical_solution="    return 0\n") for n in (0, 2)]
+    path = write(tmp_path / "humaneval.jsonl", [good[0], bad, good[1]])
+    with pytest.raises(ValueError, match=rf"humaneval\.jsonl, row 2: .*{message}"):
+        load_code_dataset(path, split="test[:1]")  # a bad row is reported wherever it is
+
+
+def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path):
+    for changes, message in (
+        ({"code": ...}, "field `code` is missing"),
+        ({"task_id": "2"}, "field `task_id` must be an integer, not text"),
+        ({"test_list": "assert add(1) == 2"}, "field `test_list` must be a list, not text"),
+        ({"test_list": ["add(1) == 2"]}, "field `test_list`, .* is not one assert"),
+        ({"test_list": ["assert sub(1) == 2"]}, "field `code` defines no function that every entry"),
+    ):
+        bad = {key: value for key, value in mbpp_row(2, **changes).items() if value is not ...}
+        path = write(tmp_path / "mbpp.jsonl", [mbpp_row(1), bad])
+        with pytest.raises(ValueError, match=rf"mbpp\.jsonl, row 2: .*{message}"):
+            load_code_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("humaneval.jsonl", json.dumps(row(1)) + "\n{'task_id'", "humaneval.jsonl, row 2 is not a line of JSON"),
+        ("humaneval.jsonl", "[1]\n", "humaneval.jsonl, row 1 must be an object .*, not a list"),
+        ("humaneval.json", "{}", "humaneval.json must hold a list of rows, not an object"),
+    ],
+)
+def test_a_malformed_file_is_an_error(tmp_path, name, text, message):
+    with pytest.raises(FileNotFoundError, match=rf"There is no file {tmp_path}/{name}"):
+        load_code_dataset(str(tmp_path / name))
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_code_dataset(str(tmp_path / name))
+
+
+CHECK = "def check(candidate):\n    "
+IMPOSSIBLE_TESTS = {
+    "asynchronous": ("async def check(candidate):\n    assert candidate(1) == 2", "as a coroutine"),
+    "in a branch": ("if True:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
+    "imported over": (CHECK + "assert candidate(1) == 2\nfrom math import pi as check", "assigns something else to"),
+    "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "must take one argument"),
+    "compiler's error": (CHECK + "assert candidate(1) == 2\nreturn 1", "is not Python source: 'return' outside"),
+    "undefined function": (CHECK + "assert candidate(1) == expected(1)", "the name `expected`, which is neither"),
+    "missing module": ("import no_such_module_here\n" + CHECK + "assert candidate(1) == 2", "is not installed"),
+    "candidate unused": (CHECK + "assert 1 + 1 == 2", "no assert that depends on the candidate"),
+    "answer dropped": (CHECK + "y = candidate(1)\n    x = 2\n    assert x == 2", "depends on the candidate"),
+}
+
+
+@pytest.mark.parametrize(("test", "message"), IMPOSSIBLE_TESTS.values(), ids=IMPOSSIBLE_TESTS)
+def test_a_test_that_can_judge_no_answer_is_refused(tmp_path, test, message):
+    path = write(tmp_path / "humaneval.jsonl", [row(0), row(1, test=test)])
+    with pytest.raises(ValueError, match=rf"humaneval\.jsonl, row 2: field `test` .*{message}"):
+        load_code_dataset(path)
+
+
+USABLE_TESTS = {
+    "prompt's names": CHECK + "assert candidate(1) == half(4) == math.floor(2.5)",
+    "own name": CHECK + "assert add_1(1) == 2",
+    "at module level": "assert candidate(1) == 2\ndef check(candidate):\n    pass",
+    "changed argument": CHECK + "xs = [1]\n    candidate(xs)\n    assert xs == [1, 2]",
+    "guard": CHECK + "try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass",
+    "global": "SEEN = []\ndef note(x):\n    SEEN.append(x)\n" + CHECK + "note(candidate(1))\n    assert SEEN == [2]",
+    "optional module": "try:\n    import no_such_module_here\nexcept ImportError:\n    pass\n" + CHECK + "assert candidate(1) == 2",
+    "endless loop with an exit": CHECK + "while True:\n        if candidate(1):\n            break\n    assert candidate(1) == 2",
+    "two checks": CHECK + "pass\n" + CHECK + "assert candidate(1) == 2",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("test", USABLE_TESTS.values(), ids=USABLE_TESTS)
+def test_an_unusual_test_that_can_judge_answers_is_accepted(tmp_path, test):
+    prompt = "import math\n\ndef half(x):\n    return x / 2\n\n" + row(1)["prompt"]
+    path = write(tmp_path / "humaneval.jsonl", [row(1, prompt=prompt, test=test)])
+    assert load_code_dataset(path)[0]["test"] == test
+
+
+def test_names_and_modules_that_are_missing_are_found_in_every_field(tmp_path):
+    for code, problem in (("X = no()\n", "the name `no`"), ("import no_such_module_here\n", "is not installed")):
+        path = write(tmp_path / "humaneval.jsonl", [row(1, prompt=code + row(1)["prompt"])])
+        with pytest.raises(ValueError, match=f"row 1: field `prompt` .*{problem}"):
+            load_code_dataset(path)
+    path = write(tmp_path / "mbpp.jsonl", [mbpp_row(1, test_list=["assert math.isclose(add(1), 2)"])])
+    with pytest.raises(ValueError, match="row 1: field `test_list` uses the name `math`"):
+        load_code_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"entry_point": "aux", "prompt": "def aux(x):\n    pass\n"}, "entry_point"),
+        ({"prompt": "def aux(x):\n    return x\n\ndef add_1(x):\n    pass\n"}, "prompt"),
+        ({"prompt": "from math import floor as aux\n\ndef add_1(x):\n    pass\n"}, "prompt"),
+    ],
+)
+def test_the_name_of_the_helper_is_taken_in_a_team(tmp_path, changes, field):
+    path = write(tmp_path / "humaneval.jsonl", [row(1, **changes)])
+    with pytest.raises(ValueError, match=f"row 1: field `{field}` .*`aux`, which is the name of the helper"):
+        load_code_dataset(path)
+    assert len(load_code_dataset(path, num_agents=1)) == 1
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet"])
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path, suffix):
+    marked = {key: "\ufeff" + value for key, value in row(1).items()}
+    path = tmp_path / f"humaneval{suffix}"
+    write(path, [marked])
+    if suffix != ".parquet":
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    if suffix == ".jsonl":
+        path.write_bytes(path.read_bytes() + b"\xef\xbb\xbf" + json.dumps(row(2)).encode())
+    assert load_code_dataset(str(path))[0] == row(1)
+    assert read_problem(marked["prompt"], "add_1") == read_problem(row(1)["prompt"], "add_1")
+
+
+def test_text_that_is_not_utf_8_is_an_error(tmp_path):
+    (tmp_path / "humaneval.jsonl").write_bytes(b'{"task_id": "\xff"}')
+    with pytest.raises(ValueError, match=r"humaneval\.jsonl is not UTF-8"):
+        load_code_dataset(str(tmp_path / "humaneval.jsonl"))
+
+
+# Prompts and MBPP's schema
+
+
+def test_what_a_prompt_gives():
+    problem = read_problem(
+        'import math\r\nFIX = ")"\r\n\r\ndef helper(a):\r\n    return a\r\n\r\n'
+        '@staticmethod\r\ndef f(a, *b: int, c=(1, [2]), d="x):") -> dict[str, int]:\r\n    """def f(z): ..."""\r\n',
+        "f",
+    )
+    assert problem.prefix == 'import math\nFIX = ")"\n\ndef helper(a):\n    return a'
+    assert problem.signature == "def f(a, *b: int, c=(1, [2]), d='x):') -> dict[str, int]:"
+    assert read_problem("def f():\n", "f").signature == "def f():"
+    assert read_problem("def f():\n", "f").prefix == ""
+
+
+def test_an_mbpp_row_in_humaneval_form(tmp_path):
+    changes = {
+        "code": "import math as m\nSCALE = 2\ndef half(v):\n  return v / SCALE\nclass Box:\n  value = 1\n"
+        'def add(x, y=1, *rest):\n  """Old text."""\n  text = """a\nb"""\n  return half(2 * x) + y + m.floor(0) + len(text) - 3',
+        "test_imports": ["import math"],
+        "test_list": ["assert math.isclose(add(1), 2)", "assert add(add(1), 3) == 5, 'add'"],
+        "prompt": 'Write a function to "add".',
+    }
+    (item,) = load_code_dataset(write(tmp_path / "mbpp.jsonl", [mbpp_row(5, **changes)])).to_list()
+    assert item["task_id"] == "MBPP/5" and item["entry_point"] == "add"
+    prompt = 'import math as m\n\n\ndef add(x, y=1, *rest):\n    """ Write a function to "add".\n    """\n'
+    assert item["prompt"] == prompt
+    assert item["test"] == (
+        "import math\n\n\ndef check(candidate):\n    assert math.isclose(candidate(1), 2)\n"
+        "    assert candidate(candidate(1), 3) == 5, 'add'\n"
+    )
+    assert "Old text" not in item["canonical_solution"]
+    assert solves(item)
+
+
+def test_helpers_that_the_signature_needs_are_part_of_the_prompt(tmp_path):
+    code = "class Box:\n  value = 4\nSTEP = Box.value\ndef add(x: int, y=STEP):\n  return x + y"
+    row = mbpp_row(5, code=code, test_list=["assert add(1) == 5"])
+    (item,) = load_code_dataset(write(tmp_path / "mbpp.jsonl", [row])).to_list()
+    assert item["prompt"].startswith("class Box:") and "Box" not in item["canonical_solution"]
+    assert solves(item)
+
+
+# The benchmarks themselves
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "has_solution"),
+    [("humaneval.jsonl", 164, True), ("coophumaneval.jsonl", 82, False), ("mbpp_sanitized.jsonl", 427, True)],
+)
+def test_the_benchmarks_load(shared_data, name, rows, has_solution):
+    dataset = load_code_dataset(str(shared_data / name))
+    assert len(dataset) == rows
+    assert ("canonical_solution" in dataset.column_names) == has_solution
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "ids"),
+    [
+        ("humaneval", "test[33:163]", ["HumanEval/33", "HumanEval/162", 130]),
+        ("openai/openai_humaneval", "test[:32]", ["HumanEval/0", "HumanEval/31", 32]),
+        ("OpenMLRL/CoopHumanEval", "[16:]", ["CoopHumanEval/16", "CoopHumanEval/81", 66]),
+        ("google-research-datasets/mbpp", "train", ["MBPP/602", "MBPP/809", 120]),
+        ("mbpp", None, ["MBPP/11", "MBPP/479", 257]),
+        ("OpenMLRL/MBPP", "test[15:65]", ["MBPP/56", "MBPP/113", 50]),
+    ],
+)
+def test_published_slices_are_read_from_the_package_without_a_network(name, split, ids, caplog):
+    rows = load_code_dataset(name, split)["task_id"]
+    assert [rows[0], rows[-1], len(rows)] == ids
+    assert ("cannot be reached" in caplog.text) == ("/" in name)
+
+
+@pytest.mark.parametrize("split", ["nothing", "test[1000:]"])
+def test_splits_that_an_embedded_benchmark_does_not_have(split):
+    with pytest.raises(ValueError, match="mbpp"):
+        load_code_dataset("mbpp", split)

@@ -1,0 +1,533 @@
+import ast
+import cProfile
+import textwrap
+import time
+import warnings
+
+import pytest
+
+from trl_multiagent.code.extraction import MAX_CHARS, extract_code
+from trl_multiagent.tasks.code_generation.analysis import analyze
+
+
+PROMPT = 'def f(xs):\n    """Do something with the list."""\n'
+AUX = "def aux(x):\n    return x\n"
+
+
+def code(text):
+    return textwrap.dedent(text).strip("\n") + "\n"
+
+
+def facts(main, aux=AUX, prompt=PROMPT):
+    return analyze(prompt, "f", code(aux), code(main))
+
+
+def run(source):
+    """Runs a program that this file wrote itself."""
+    namespace = {}
+    exec(compile(source, "<test>", "exec"), namespace)
+    return namespace
+
+
+# From completions to code
+
+
+WRAPPINGS = {
+    "bare": "{code}",
+    "fence": "```python\n{code}```\n",
+    "prose around a fence": "Sure! Here is `f`:\n\n```py\n{code}```\n\nIt's def f(x): return 0 with care.\n",
+    "unclosed fence": "Here it is:\n```python\n{code}",
+    "only the closing fence": "{code}```\nThis function (f) isn't slow.\n",
+    "prose": "Here is the answer:\n\n{code}\nI hope that it's useful (really.\n",
+    "windows line ends": "```python\r\n{crlf}```\r\n",
+    "indented block": "Here it is:\n\n    {indented}\nDone (really.\n",
+    "answer as code, prompt as prose": "Let's see: x = y?\n{code}\nDone: 1) yes",
+}
+
+
+@pytest.mark.parametrize("wrapping", WRAPPINGS.values(), ids=WRAPPINGS)
+def test_code_survives_what_surrounds_it(wrapping):
+    answer = code('''
+        import math
+        from collections import (
+            Counter,
+        )
+        LIMIT = 10
+        TABLE = {}
+        for n in range(3):
+            TABLE[n] = n * n
+        if LIMIT > 100:
+            NOTHING = 1
+        else:
+            NOTHING = 0
+
+        class Box:
+            """def f(xs): return "fooled"
+
+        text at the margin
+            """
+            def __init__(self, value):
+                self.value = value
+
+        def twice(function):
+            def wrapped(*args):
+                return 2 * function(*args)
+            return wrapped
+
+        @twice
+        def helper(x):
+            return Box(x).value
+
+        def f(xs):
+            """A docstring with
+
+        a line at the margin
+            """
+            def inner(x):
+                return helper(x) + TABLE[2]
+            total = sum(map(inner, xs))
+            return min(total, LIMIT) + math.floor(0.5) + NOTHING + Counter("a")["a"]
+    ''')
+    text = wrapping.format(code=answer, indented=answer.replace("\n", "\n   "), crlf=answer.replace("\n", "\r\n"))
+    assert run(extract_code(text, "f"))["f"]([1]) == 7  # 2 * 1 + 4 + 0 + 1
+
+
+def test_two_fenced_blocks_are_one_program_whose_future_imports_come_first():
+    text = "```python\ndef h(x):\n    return x + 1\n```\nthen\n```\nfrom __future__ import annotations\ndef f(x: Unknown):\n    return h(x)\n```"
+    assert run(facts(text, aux="").source)["f"](1) == 2
+
+
+def test_the_last_definition_counts():
+    text = "```python\ndef f(x):\n    return 1\n```\nBetter:\n```python\ndef f(x):\n    return 2\n```"
+    assert run(extract_code(text, "f"))["f"](0) == 2
+
+
+def test_a_scripts_own_part_is_left_out():
+    source = extract_code(
+        code("""
+            import sys
+            sys.setrecursionlimit(5000)
+            STEP: int = 1
+            STEP += 1
+            example = undefined_name
+            f: whatever
+            def f(x):
+                return x + STEP
+            f = staticmethod(f)
+            assert f(1) == 100
+            print(f(undefined_name))
+            for case in [1, 2]:
+                print(case)
+            main()
+            if __name__ == "__main__":
+                raise SystemExit
+            raise SystemExit
+        """),
+        "f",
+    )
+    kept = [ast.unparse(node).split("\n")[0] for node in ast.parse(source).body]
+    assert kept[:4] == ["import sys", "sys.setrecursionlimit(5000)", "STEP: int = 1", "STEP += 1"]
+    assert kept[4:] == ["def f(x):", "f = staticmethod(f)"]
+
+
+READS = "def f(x):\n    return TABLE[x]\n"
+TABLE = "TABLE = []\n"
+BUILD = TABLE + "def build():\n    for n in range(9):\n        TABLE.append(n)\n"
+ALL_NEEDED = {
+    "call": BUILD + "build()\n" + READS,
+    "lambda": TABLE + "add = lambda n: TABLE.append(n)\nadd(1)\n" + READS,
+    "declared global": "n = 0\ndef f(x):\n    global n\n    n += 1\n    return n\n",
+    "argument": TABLE + "def fill(t):\n    t.append(1)\nfill(TABLE)\n" + READS,
+    "imported function": "from heapq import heapify\nTABLE = [3, 1]\nheapify(TABLE)\n" + READS,
+    "method": TABLE + "class S:\n    def load(self):\n        TABLE.append(1)\ns = S()\ns.load()\n" + READS,
+    "decorator": TABLE + "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return 1\n" + READS,
+    "dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef _(x):\n    return 1\n",
+    "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
+    "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
+    "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ALL_NEEDED.values(), ids=ALL_NEEDED)
+def test_calls_that_a_function_needs_are_kept_and_are_its_own(text):
+    assert ast.dump(ast.parse(extract_code(text, "f"))) == ast.dump(ast.parse(text))
+    assert analyze(PROMPT, "f", None, text).main_function_share == 1.0
+
+
+SCRIPTS = {
+    "example": "f(3)",
+    "input loop": "while True:\n    s = input()\n    print(f(s))",
+    "argument": "data = [3, 1]\nf(data)\nprint(data)",
+    "file": "with open('in.txt') as g:\n    print(f(g.read()))",
+    "definition for the script": "if '__main__' == __name__:\n    def f(x):\n        return 2",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_script_changes_nothing_that_the_function_needs(script):
+    code = (
+        "import sys\nMEMORY = {}\ndef helper(x):\n    return x\ndef f(x):\n    MEMORY[x] = helper(x)\n    return x\n"
+    )
+    assert ast.dump(ast.parse(extract_code(code + script, "f"))) == ast.dump(ast.parse(code))
+    assert analyze(PROMPT, "f", None, code + script).main_function_share < 0.95
+
+
+def test_a_function_for_the_script_is_not_called():
+    code = "N = 0\ndef f(x):\n    return x\ndef main():\n    global N\n    N = int(input())\n    print(f(N))\nmain()\n"
+    assert "\nmain()" not in extract_code(code, "f")
+
+
+INVISIBLE = {
+    "byte-order mark": "\ufeff{code}",
+    "null": "{code}\0",
+    "non-breaking indentation": "{nbsp}",
+    "non-breaking spaces with prose": "Sure:\n```python\n{nbsp}```\nDone (really.",
+    "line separators": "{lines}",
+}
+
+
+@pytest.mark.parametrize("wrapping", INVISIBLE.values(), ids=INVISIBLE)
+def test_invisible_characters_do_not_cost_the_function(wrapping):
+    answer = "def f(x):\n    y = x + 1\n    return y\n"
+    nbsp = answer.replace(" ", "\u00a0")
+    text = wrapping.format(code=answer, nbsp=nbsp, lines=answer.replace("\n", "\u2028"))
+    own = text.replace("f(x)", "aux(x)")
+    result = analyze(PROMPT, "f", own, text)
+    assert not result.aux_problem and not result.main_problem and not result.syntax_problem
+    assert run(result.source)["f"](1) == run(result.source)["aux"](1) == 2
+    if "```" not in text and "Here" not in text:
+        assert result.aux_function_share == result.main_function_share == 1.0
+
+
+def test_characters_in_strings_stay_as_they_are():
+    text = "def f(x):\n    return '\u00a0\u200b\ufeff' + x\n"
+    for answer in (text, f"Sure (yes:\n```\n{text}```\n"):
+        assert run(extract_code(answer, "f"))["f"]("!") == "\u00a0\u200b\ufeff!"
+
+
+def test_a_cut_off_tail_is_dropped_but_not_the_function_itself():
+    good = extract_code("def f(x):\n    return x\n\ndef test_f():\n    assert f(1", "f")
+    assert good.strip() == "def f(x):\n    return x"
+    cut = extract_code("import math\ndef f(x):\n    return math.floor(x", "f")
+    assert "def f(x)" in cut and "import math" in cut
+    again = extract_code("def f(x):\n    return x\n\ndef f(x):\n    return (x", "f")
+    assert run(again)["f"](3) == 3
+
+
+def test_a_function_that_is_an_assignment_is_found_in_a_fence():
+    text = "We set f = g(x) (see below:\nx = 1\n```\nf = lambda x: x + 1\n```\nf = 3 (no.\n"
+    assert extract_code(text, "f") == "f = lambda x: x + 1"
+    assert facts("def f(xs):\n    return 1", aux="aux = (a helper\n").syntax_problem == ""
+
+
+def test_statements_on_one_line_and_bytes_columns():
+    source = extract_code("É = 'é'; y = 2; print(y); z = y + 1\ndef f(x): return x + z + len(É)", "f")
+    assert run(source)["f"](0) == 4 and "print" not in source
+
+
+def test_future_imports_come_first_in_the_program():
+    answer = "from __future__ import annotations\n\ndef {}(x: Unknown):\n    return x\n"
+    result = analyze("import math\n" + PROMPT, "f", answer.format("aux"), answer.format("f"))
+    assert run(result.source)["f"](5) == 5
+    assert "import math" in result.source and result.setup == "import math"
+
+
+def test_the_program_is_prefix_aux_main_and_the_setup_is_the_prefix_alone():
+    prompt = "import math\n\ndef poly(x):\n    return x * 2\n\n" + PROMPT
+    result = facts("def f(xs):\n    return poly(aux(xs))", prompt=prompt)
+    assert run(result.source)["f"](4) == 8
+    assert run(result.setup)["poly"](4) == 8
+    hijack = facts("def poly(x):\n    return 0\ndef f(xs):\n    return 0", prompt=prompt)
+    assert run(hijack.setup)["poly"](4) == 8
+
+
+# How much of a completion is the function
+
+
+FUNCTION = "def f(x):\n    return x + 1\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FUNCTION.replace("\n", "\r\n"),
+        " def f(x):\n    return x\n",
+        "def f(x):  # why\n    # how\n    return x  # so\n    # end\n",
+        'def f(x):\n    """Doc\n\nstring."""\n    return x\n',
+        "@staticmethod\n# why\ndef f(x):\n    return 'é'\n",
+        "f = lambda x: x\n",
+        "import math\nN = 3\ndef h(x):\n    return math.floor(x)\ndef f(x):\n    return h(x) + N\n",
+        "def f(x):\n    y y = 1\n    return x\n",
+    ],
+)
+def test_a_completion_that_is_the_function_and_what_it_needs(text):
+    result = analyze(PROMPT, "f", text.replace("def f", "def aux").replace("f =", "aux ="), text)
+    assert result.aux_function_share == result.main_function_share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        (f"```python\n{FUNCTION}```\n", 0.7),
+        (FUNCTION * 10, 0.1),
+        (FUNCTION + "".join(f"def g{n}(x):\n    return g{n - 1}(x)\n" for n in range(10)), 0.15),
+        (FUNCTION + "def g(x):\n    return (x\n", 0.6),
+        ("try:\n    def f(x):\n        return 2\nexcept E:\n    pass\n" * 10, 0.1),
+        (FUNCTION + "f.a = 1\n" * 10, 0.4),
+        (FUNCTION + "f = f\n" * 10, 0.5),
+        (FUNCTION + "# junk\n" * 10, 0.3),
+        (FUNCTION + "f(1)\nprint(f(2))\nassert f(3)\ny = f(4)\n" * 5, 0.2),
+        ("import math\n" * 10 + FUNCTION.replace("x + 1", "math.floor(x)"), 0.3),
+        ("def f(x):\n    y y = 1\n    return x\n" + "def g(x):\n    return x\n" * 9, 0.2),
+        ("def f(x):\n    pass\n", 0.0),
+        ("def f(x):\n    return 1\n" + "#" * MAX_CHARS, 0.0),
+    ],
+)
+def test_what_is_not_the_function_lowers_its_share(text, most):
+    result = analyze(PROMPT, "f", None, text)
+    assert result.main_function_share <= most and (result.main_function_share > 0) == (most > 0)
+    assert result.aux_function_share == 1.0
+
+
+# Definitions and syntax
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def aux(x):\n    if x:\n        return 1",
+        "def aux(x):\n    pass\ndef aux(x):\n    return 1",
+        "aux = lambda x: x",
+        "if (aux := lambda x: x):\n    pass",
+        "from functools import partial\naux = partial(pow, 2)",
+        "def make():\n    return lambda x: x\naux = make()",
+        "class A:\n    def __call__(self, x):\n        return 1\naux = A()",
+        "def deco(g):\n    return g\n@deco\ndef aux(x):\n    return 1",
+        "try:\n    import numpy\n    def aux(x):\n        return 2\nexcept ImportError:\n    aux = None",
+        "def aux(x):\n    yield from x",
+        # without a value, but with an effect
+        "def aux(xs):\n    xs.sort()",
+        "def aux(xs):\n    ys = xs\n    ys.append(1)\n    return None",
+        "def aux(xs):\n    def go(i):\n        xs[i] = 0\n    go(0)",
+        "def swap(a, i):\n    a[i] = 1\ndef sort(a):\n    swap(a, 0)\ndef aux(a):\n    sort(a)",
+        "import random\ndef aux(a):\n    random.shuffle(a)",
+        "N = 0\ndef aux(x):\n    global N\n    N += 1",
+    ],
+)
+def test_a_function_with_a_result_is_a_definition_of_aux_and_of_the_entry_point(text):
+    assert not analyze(PROMPT, "f", text, "def f(xs):\n    return 1").aux_problem
+    assert not analyze(PROMPT, "f", None, text.replace("aux", "f")).main_problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("def aux(x):\n    # return x\n    '''return x'''\n    y = 'return x'", "does not return a value"),
+        ("def aux(x):\n    if x:\n        return None\n    return", "does not return a value"),
+        ("def aux(x):\n    def g():\n        return 1\n    g()", "does not return a value"),
+        ("def aux(x):\n    return 1\ndef aux(x):\n    pass", "does not return a value"),
+        ("def g(x):\n    pass\naux = g", ""),
+        ("def g():\n    def aux(x):\n        return x\n    return 1", "no function `aux`"),
+        ("'''\ndef aux(x):\n    return x\n'''", "no function `aux`"),
+        ("I cannot help with that.", "no function `aux`"),
+        ("aux = 5", ""),
+        ("a = b\nb = a\naux = a", ""),
+        ("from math import gcd as aux", ""),
+        ("def aux(x):\n    return 1\ndel aux", ""),
+        # neither a value nor an effect
+        ("def aux(x):\n    x = list(x)\n    x.sort()", ""),
+        ("import math\ndef aux(x):\n    math.floor(x)", ""),
+        ("def aux(x):\n    raise ValueError", ""),
+        ("def g(x):\n    return 1\ndef aux(x):\n    g(x)", ""),
+    ],
+)
+def test_what_has_no_result_is_no_definition(text, problem):
+    found = analyze(PROMPT, "f", text, "def f(xs):\n    return 1").aux_problem
+    assert found and problem in found
+    result = analyze(PROMPT, "f", None, text.replace("aux", "f"))
+    assert result.main_problem and result.main_function_share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("main", "defined"),
+    [
+        ("def f(xs):\n    return [x for x xs]", True),
+        ("def f(xs):\n    if xs\n        return 1\n    return 2", True),
+        ("def f(xs):\n    ys ys = 1\n    # return ys", False),
+        ("def f(xs):\n    def g():\n        return 1\n    ys ys = 1", False),
+        ("def f(xs:\n    return 1", False),
+    ],
+)
+def test_a_slip_inside_a_function_costs_the_syntax_but_not_the_definition(main, defined):
+    result = analyze(PROMPT, "f", AUX, main)
+    assert (not result.main_problem) == defined
+    assert "code for `f`, line" in result.syntax_problem
+    assert not result.aux_problem and not result.names_aux
+
+
+def test_the_syntax_problem_names_part_line_and_column():
+    result = analyze(PROMPT, "f", "def aux(x):\n    y = 1\n    return x x\n", "def f(xs):\n    return 1\n")
+    assert result.syntax_problem.startswith("code for `aux`, line 3, column ")
+    assert not analyze(PROMPT, "f", None, "def f(xs):\n    return 1\n").syntax_problem
+
+
+# Collaboration
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "def f(xs):\n    return [aux(x) for x in xs]",
+        "def f(xs):\n    def g(x):\n        return aux(x)\n    return g(xs) + 1",
+        "def h(x):\n    return aux(x)\ndef f(xs):\n    return list(map(h, xs))",
+        "def f(xs):\n    return 0\ndef f(xs):\n    return aux(xs) + 1",
+        "def f(xs):\n    xs.sort(key=aux)\n    return xs",
+        "def f(xs):\n    if (g := aux):\n        return g(xs) + 1",
+        "def f(xs):\n    global aux\n    return aux(xs) + 1",
+        "OPS = []\nOPS.append(aux)\ndef f(xs):\n    return OPS[0](xs) + 1",
+        "def d(g):\n    def w(x):\n        return aux(g(x))\n    return w\n@d\ndef f(xs):\n    return 1",
+        "import functools\nf = functools.partial(sorted, key=aux)",
+    ],
+)
+def test_what_calls_aux_or_hands_it_on_names_it(main):
+    result = facts(main)
+    assert result.names_aux and not result.thin_wrapper
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "def f(xs):\n    '''aux(xs)'''\n    y = 'aux(xs)'  # aux(xs)\n    return y",
+        "def f(xs, aux=len):\n    return aux(xs) + 1",
+        "def f(xs):\n    def aux(y):\n        return y\n    return aux(xs) + 1",
+        "def f(xs):\n    return [aux(1) for aux in xs]",
+        "def aux(x):\n    return 5\ndef f(xs):\n    return aux(xs) + 1",
+        "def unused(x):\n    return aux(x)\ndef f(xs):\n    return 1",
+        "def f(xs):\n    global aux\n    aux = len\n    return aux(xs) + 1",
+        "def f(xs):\n    return 1\ny = aux(1)",
+    ],
+)
+def test_what_only_looks_like_the_name_of_aux_is_none(main):
+    result = facts(main)
+    assert not result.names_aux and not result.thin_wrapper
+    assert not result.syntax_problem
+
+
+@pytest.mark.parametrize("aux", ["", "def helper(x):\n    return x", "def aux(x):\n    return x\naux = len"])
+def test_there_is_no_call_of_an_aux_that_its_agent_did_not_define(aux):
+    assert not facts("def f(xs):\n    return aux(xs) + 1", aux=aux).names_aux
+
+
+def test_an_entry_point_from_aux_does_not_count_and_does_not_harm():
+    aux = AUX + "def f(xs):\n    return 'from aux'\n"
+    assert "no function `f`" in facts("x = 1", aux=aux).main_problem
+    result = facts("def f(xs):\n    return aux(xs) + 1", aux=aux)
+    assert result.names_aux and run(result.source)["f"](1) == 2
+
+
+@pytest.mark.parametrize(
+    ("main", "thin"),
+    [
+        ("def f(xs):\n    '''Docstring.'''\n    # comment\n    return aux(sorted(xs))", True),
+        ("def f(xs):\n    y: list = aux(xs)\n    z = y\n    return z", True),
+        ("def f(xs):\n    (g := aux)\n    y = g(xs)\n    return y", True),
+        ("def f(xs):\n    def g(x):\n        return aux(x)\n    return g(xs)", True),
+        ("def f(xs):\n    from functools import partial\n    return partial(aux, xs)()", True),
+        ("def f(xs):\n    return list(map(aux, [xs]))[0]", True),
+        ("def f(xs):\n    yield from aux(xs)", True),
+        ("f = lambda xs: aux(xs)", True),
+        ("def h(x):\n    return aux(x)\ndef f(xs):\n    return h(xs)", True),
+        ("def f(xs):\n    [xs.y] = [aux(xs)]\n    return xs.y", False),
+        ("def f(xs):\n    return list(map(aux, xs))", False),
+        ("def f(xs):\n    g = lambda x: aux(x) + 1\n    return g(xs)", False),
+        ("def f(xs):\n    g = aux\n    g = len\n    return g(aux(xs))", False),
+        ("def f(xs):\n    return [aux(xs)]", False),
+        ("def f(xs):\n    y = aux(xs)\n    return y[0]", False),
+        ("def f(xs):\n    if not xs:\n        return 0\n    return aux(xs)", False),
+    ],
+)
+def test_a_thin_wrapper_only_returns_what_aux_returns(main, thin):
+    result = facts(main)
+    assert result.names_aux and result.thin_wrapper == thin
+
+
+@pytest.mark.parametrize(
+    ("body", "dropped"),
+    [
+        ("if xs:\n        aux(xs)\n    return 1", True),
+        ("y: int = aux(xs)\n    return 1", True),
+        ("(y := aux(xs))\n    return 1", True),
+        ("y, z = aux(xs)\n    return z", False),
+        ("print(aux(xs))\n    return 1", False),
+        ("xs[0] = aux(xs)\n    return xs", False),
+        ("y = aux(xs)\n    def g():\n        return y\n    return g()", False),
+    ],
+)
+def test_a_value_that_nothing_reads_is_dropped(body, dropped):
+    result = facts(f"def f(xs):\n    {body}")
+    assert result.names_aux and result.drops_value == dropped
+
+
+# Hostile text
+
+HOSTILE = {
+    "null byte": "def f(x):\n    return 1\0",
+    "lone surrogate": "def f(x):\n    return '\ud800'",
+    "unary minus": "def f(x):\n    return " + "-" * 30_000 + "1",
+    "sum": "def f(x):\n    return 1" + "+1" * 15_000,
+    "brackets": "x[" * 15_000,
+    "closed brackets": "(" * 15_000 + ")" * 15_000,
+    "elif": "if x:\n pass\n" + "elif x:\n pass\n" * 2_000,
+    "digits": "x = " + "9" * 30_000,
+    "fences": "```\na\n" * 5_000,
+    "long strings": "'''\n" * 8_000,
+    "calls": "def f(x):\n" + "  aux(1)\n" * 3_000 + "  return 1",
+    "assignments": "def f(x):\n" + "".join(f" a{n}=aux(1)\n" for n in range(2_000)) + " return a0",
+    "indentation": "".join(" " * n + "if 1:\n" for n in range(240)),
+    "bad escape": "def f(x):\n    return '\\d'",
+    "too long": "def f(x):\n    return 1\n" + "# long\n" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_no_text_stops_the_analysis(text):
+    start = time.process_time()
+    for aux, main in ((text, "def f(x):\n    return aux(x)"), (AUX, text)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = analyze(PROMPT, "f", aux, main)
+        if not result.syntax_problem:
+            ast.parse(result.source)
+    assert time.process_time() - start < 10
+
+
+REPEATED = {
+    "calls": ("def f(x):\n", "  aux({n})\n", "  return 1"),
+    "assignments": ("def f(x):\n", "  a{n} = aux(1)\n", "  return a0"),
+    "local chain": ("def f(x):\n  a0 = aux(x)\n", "  a{m} = a{n}\n", "  return a1"),
+    "chain": ("a0 = 1\n", "a{m} = a{n}\n", "def f(x):\n  return aux(a1)"),
+    "entries": ("T = {{}}\n", "T[{n}] = aux\n", "def f(x):\n  return T[x](1)"),
+    "functions": ("def f(x):\n  return g0(x)\n", "def g{n}(x):\n  return g{m}(aux(x))\n", ""),
+    "copies": ("", "def f(x):\n  return aux(x)\n", ""),
+    "globals": ("", "def g{n}():\n  global N{n}\n  N{n} = 1\ng{n}()\n", "def f(x):\n  return aux(N0)"),
+}
+
+
+@pytest.mark.parametrize(("head", "line", "tail"), REPEATED.values(), ids=REPEATED)
+def test_the_work_grows_with_the_length_and_not_faster(head, line, tail):
+    def work(count):
+        lines = "".join(line.format(n=n, m=n + 1) for n in range(count))
+        profile = cProfile.Profile()
+        result = profile.runcall(analyze, PROMPT, "f", AUX, head.format() + lines + tail)
+        assert not result.main_problem and result.names_aux
+        return sum(entry.callcount for entry in profile.getstats())
+
+    work(1)  # fills caches
+    assert work(400) < 2.2 * work(200)
+
+
+def test_nothing_of_a_completion_runs_here(tmp_path):
+    trap = tmp_path / "ran"
+    text = f"open({str(trap)!r}, 'w')\nclass A:\n    open({str(trap)!r}, 'w')\ndef f(x=open({str(trap)!r}, 'w')):\n    return aux(x)"
+    assert analyze(PROMPT, "f", text, text).names_aux is False
+    assert not trap.exists()

@@ -1,0 +1,581 @@
+"""What pairs earn, with the kind `earned`, that were written to earn more than their work; and honest pairs that look like them."""
+
+import ast
+
+import pytest
+
+from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
+from trl_multiagent.tasks.code_generation import reward as reward_module
+from trl_multiagent.tasks.code_generation.analysis import analyze
+from trl_multiagent.tasks.code_generation.chance import is_repeatable
+
+from typical_pairs import ALL_AUX, EVEN, ITEM, SUM_OF_SQUARES
+
+
+SOLO = 2.1  # what one agent earns that solves the task alone
+ANSWER = "return sum(x * x for x in xs if x % 2 == 0)"  # main's last line if it does everything
+LONG = ITEM | {"test": ITEM["test"] + ITEM["test"].partition("\n")[2]}  # all tests twice
+ONE = "def aux(*xs):\n    return 1\n"
+
+
+def alone(*lines, before=""):
+    """A main that does everything, after some lines."""
+    return before + "def f(xs):\n" + "".join(f"    {line}\n" for line in (*lines, ANSWER))
+
+
+# Experiments take longer than the first run, copy and compare values, and read iterators
+MACHINERY = {
+    "sleeps longer than the deadline of an experiment":
+        (ONE, alone("aux(xs)", "time.sleep(0.5)", before="import time\n")),
+    "asks for the class of an iterator":
+        ("def aux(xs):\n    return map(str, xs)\n", alone("if type(aux([1])) is not map:", "    return None")),
+    "asks whether an iterator is lazy": (
+        "READ = []\ndef aux(xs):\n    return (READ.append(x) for x in xs)\n",
+        alone("value = aux([1])", "if READ or not hasattr(value, '__next__'):", "    return None")),
+    "notices copies": (
+        "HEARD = []\nclass A:\n    def __deepcopy__(self, memo):\n        HEARD.append(1)\n        return self\n"
+        "def aux(xs):\n    return [A()]\n",
+        alone("value = aux(xs)", "if HEARD or not value or type(value[0]) is not A:", "    return None")),
+    "notices comparisons": (
+        "HEARD = []\nclass A:\n    def __ne__(self, other):\n        HEARD.append(1)\n        return True\n"
+        "def aux(xs):\n    return A()\n",
+        alone("value = aux(xs)", "if HEARD or type(value) is not A:", "    return None")),
+    "asks for the same list": (
+        "KEPT = [1]\ndef aux(xs):\n    return KEPT\n",
+        alone("if aux(xs) is not aux(xs) or aux(xs) != [1]:", "    return None")),
+}  # fmt: skip
+# What a process remembers must not make later experiments look effective
+MEMORY = {
+    "fails at the first call of a process":
+        (ONE, alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None", before="SEEN = []\n")),
+    "fails at the argument of the first test":
+        (ONE, alone("aux(xs)", "SEEN.append(xs[:])", "if xs == SEEN[0]:", "    return None", before="SEEN = []\n")),
+    "remembers a wrong value in the name of a type's argument": (
+        ONE, alone("if aux(xs) != 1:", "    A.__qualname__ = 'bad'", "if 'bad' in '{0.__args__}'.format(K):", "    return None",
+                   before="from typing import List\nA = type('A', (), {})\nK = List[A]\n")),
+    "remembers a wrong value in a variable":
+        (ONE, alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n")),
+    "remembers a wrong value in the cache of re":
+        (ONE, alone("text = ''.join(['b', 'a', 'd'])", "if aux(xs) != 1 or re.compile(text).pattern is not text:",
+                    "    return None", "re.purge()", before="import re\n")),
+}  # fmt: skip
+# Values that consist of the arguments, arranged in the same way at every call
+ARRANGED = {
+    "returns the second argument": ("def aux(n, xs):\n    return xs\n", alone("xs = aux(0, xs)")),
+    "returns a named argument": ("def aux(n=0, *, xs=0):\n    return xs\n", alone("xs = aux(xs=xs)")),
+    "returns all arguments": ("def aux(*xs):\n    return xs\n", alone("xs = aux(*xs)")),
+    "returns the argument in a list": ("def aux(xs):\n    return [xs]\n", alone("(xs,) = aux(xs)")),
+    "returns the argument in a function": ("def aux(xs):\n    return lambda: xs\n", alone("xs = aux(xs)()")),
+    "exchanges the arguments": ("def aux(n, xs):\n    return xs, n\n", alone("xs, n = aux(1, xs)")),
+    "returns the second argument after a call in vain": (
+        "def aux(n, xs=0):\n    return xs\n",
+        alone("aux(3)", "xs = aux(0, xs)"),
+    ),
+}
+SQUARES = "sum(x * x for x in xs if x % 2 == 0)"
+BOX = "class B:\n    pass\ndef aux(x):\n    b = B()\n    b.v = x\n    return b\n"
+ARRANGED |= {
+    "returns the argument in an object": (BOX, alone("xs = aux(xs).v")),
+    "returns the argument in a function with a parameter":
+        ("def aux(x):\n    return lambda _: x\n", alone("xs = aux(xs)(0)")),
+    "returns the argument in a method": (
+        "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n"
+        "def aux(x):\n    return B(x).get\n", alone("xs = aux(xs)()")),
+    "returns the argument and a constant": ("def aux(x):\n    return [x, 0]\n", alone("xs = aux(xs)[0]")),
+    "returns the argument in a set":
+        ("def aux(x):\n    return {x}\n", alone("(n,) = aux(len(xs))", "if n != len(xs):", "    return None")),
+    "returns the argument and a flag, where True equals the first argument": (
+        "def aux(n):\n    return {'n': n, 'ok': n is not None}\n",
+        alone("d = aux(len(xs) - 2)", "if not d['ok'] or d['n'] != len(xs) - 2:", "    return None")),
+    "returns the argument and a flag, where the argument before equals the flag": (
+        "def aux(x):\n    return x, True\n",
+        alone("x, ok = aux(len(xs) > 2)", "if not ok or x != (len(xs) > 2):", "    return None")),
+    "returns one of two arguments that are equal at first": (
+        "def aux(n, x):\n    return [x, 'x']\n",
+        alone("n = aux(3, len(xs))[0]", "if n != len(xs):", "    return None")),
+    "yields the argument": ("def aux(x):\n    yield x\n", alone("xs = next(aux(xs))")),
+    "yields the items of the argument, and calls itself": (
+        "def aux(x, i=0):\n    if i < len(x):\n        yield x[i]\n        yield from aux(x, i + 1)\n",
+        alone("xs = list(aux(xs))")),
+    "yields the argument of a context": (
+        "from contextlib import contextmanager\n@contextmanager\ndef aux(x):\n    yield x\n",
+        alone("with aux(xs) as ys:", "    xs = ys")),
+    "converts the argument, which is a list of one number at times":
+        ("from collections import deque\ndef aux(xs):\n    return deque(xs)\n", alone("xs = list(aux(xs))")),
+    "converts the first one of any number of arguments":
+        ("def aux(*args):\n    return [str(x) for x in args[0]]\n", alone("xs = [int(x) for x in aux(xs)]")),
+    "converts the argument by a function of another name":
+        ("def g(xs):\n    return [str(x) for x in xs]\naux = g\n", alone("xs = [int(x) for x in aux(xs)]")),
+    "takes the argument out of a list": ("def aux(x):\n    return x[0]\n", alone("xs = aux([xs])")),
+}  # fmt: skip
+BOXED = {
+    name: (
+        before + f"def aux(xs):\n    return {aux}\n".replace("SQUARES", SQUARES),
+        f"def f(xs):\n    return {main}\n",
+    )
+    for name, before, aux, main in (
+        ("a named tuple", "from collections import namedtuple\nB = namedtuple('B', 'v')\n", "B(SQUARES)", "aux(xs).v"),
+        ("a slot", BOX.replace("pass", "__slots__ = ('v',)") + "box = aux\n", "box(SQUARES)", "aux(xs).v"),
+        ("a deque", "from collections import deque\n", "deque([SQUARES])", "aux(xs)[0]"),
+        ("a partial", "from functools import partial\n", "partial(int, SQUARES)", "aux(xs)()"),
+        ("five lists", "", "[[[[[SQUARES]]]]]", "aux(xs)[0][0][0][0][0]"),
+        ("a text of a float", "", "str(float(SQUARES))", "int(float(aux(xs)))"),
+        ("a text of a fraction", "from fractions import Fraction\n", "str(SQUARES)", "Fraction(aux(xs))"),
+        (
+            "a method",
+            "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n",
+            "B(SQUARES).get",
+            "aux(xs)()",
+        ),
+    )
+}
+BOXED["a generator that calls itself"] = (
+    f"def aux(xs, depth):\n    if depth:\n        yield from aux(xs, depth - 1)\n    else:\n        yield {SQUARES}\n",
+    "def f(xs):\n    return next(aux(xs, 2))\n",
+)
+# What aux does besides returning a constant, and what changes none of its arguments
+EFFECTS = {
+    "yields": ("def aux(*xs):\n    yield 1\n", alone("if len(list(aux(xs))) != 1:", "    return None")),
+    "yields asynchronously": (
+        "async def aux(*xs):\n    yield 1\n",
+        alone("async def read():", "    return [1 async for one in aux(xs)]", "if not asyncio.run(read()):",
+              "    return None", before="import asyncio\n")),
+    "is a context": (
+        "from contextlib import contextmanager\n@contextmanager\ndef aux(*xs):\n    yield 1\n",
+        alone("with aux(xs):", "    pass")),
+    "raises": (
+        "def aux(*xs):\n    if xs:\n        raise KeyError\n    return 1\n",
+        alone("aux()", "try:", "    aux(xs)", "    return None", "except KeyError:", "    pass")),
+    "ends an iterator": (
+        "def aux(x=None):\n    if x is None:\n        return 5\n    raise StopIteration\n",
+        alone("aux()", "if next(iter(lambda: aux(0), 1), 'end') != 'end':", "    return None")),
+    "draws a random number": (
+        "import random\ndef aux(*xs):\n    random.random()\n    return 1\n",
+        alone("state = random.getstate()", "aux()", "if state == random.getstate():", "    return None")),
+    "calls back": (
+        "def aux(call):\n    call()\n    return 1\n",
+        alone("called = []", "aux(lambda: called.append(1))", "if not called:", "    return None")),
+    "prints": (
+        "def aux(*xs):\n    print(1)\n    return 1\n",
+        alone("with contextlib.redirect_stdout(io.StringIO()) as text:", "    aux(xs)", "if not text.getvalue():",
+              "    return None", before="import contextlib, io\n")),
+}  # fmt: skip
+GATES = {
+    "a gate after two calls in vain":
+        ("def aux(*xs):\n    return len(xs)\n", alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None")),
+    "a gate on four values": (
+        "def aux(n):\n    return n + 1\n",
+        alone("if [aux(k) for k in range(4)] != [1, 2, 3, 4]:", "    return None")),
+    "a gate on new objects":
+        ("class A:\n    pass\ndef aux(xs):\n    return A()\n", alone("if aux(xs) == aux(xs):", "    return None")),
+}  # fmt: skip
+G = "def g(xs):\n    return [x for x in xs if x % 2 == 0]\n"
+HELP = "def aux(xs):\n    return help(xs)\n"
+REPLACED = {
+    "main's entry point does aux's work": (
+        "def aux(*a):\n    return f(*a, 1)\n",
+        "def f(xs, k=0):\n    if k:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+    ),
+    "main's function makes a global one":
+        (HELP, G + "def f(xs):\n    global help\n    help = g\n    return sum(x * x for x in aux(xs))\n"),
+    "main hides its function behind an import":
+        (HELP, "import math as help\n" + G.replace("g(", "help(") + SUM_OF_SQUARES),
+    "main changes aux's defaults":
+        ("def aux(xs, h=None):\n    return h(xs)\n", G + "aux.__defaults__ = (g,)\n" + SUM_OF_SQUARES),
+    "main writes an attribute of aux": ("def aux(xs):\n    return aux.h(xs)\n", G + "aux.h = g\n" + SUM_OF_SQUARES),
+    "main writes an attribute of a module":
+        ("import math\ndef aux(xs):\n    return math.h(xs)\n", "import math\n" + G + "math.h = g\n" + SUM_OF_SQUARES),
+    "main changes the built-in names": (HELP, "import builtins\n" + G + "builtins.help = g\n" + SUM_OF_SQUARES),
+    "aux looks a global name up": ("def aux(xs):\n    return globals()['g'](xs)\n", G + SUM_OF_SQUARES),
+    "aux reads the entry point's global names":
+        ("def aux(xs):\n    return f.__globals__['g'](xs)\n", G + SUM_OF_SQUARES),
+    "aux imports the program": ("import solution\ndef aux(xs):\n    return solution.g(xs)\n", G + SUM_OF_SQUARES),
+    "main writes the function that aux calls": (
+        "def aux(*xs):\n    return help(*xs)\n",
+        "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES),
+    "main puts a function into aux's code": (
+        "def aux(*xs):\n    def g(*xs):\n        return 1\n    return g(*xs)\n",
+        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = aux.__code__.replace(co_consts=tuple(\n"
+        "    g.__code__ if getattr(one, 'co_name', '') == 'g' else one for one in aux.__code__.co_consts))\n"
+        + SUM_OF_SQUARES,
+    ),
+    "main gives aux other code": (
+        ONE,
+        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES),
+}  # fmt: skip
+# What passes between the agents is data: objects and functions of the program could do the other agent's work
+CODE = {
+    "works in place on an object": (
+        "def aux(bag, x):\n    if x % 2 == 0:\n        bag.total += x * x\n",
+        "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    return bag.total\n",
+    ),
+    "makes an empty object": (
+        "class S:\n    def __init__(self, n):\n        self.t = [0] * n\ndef aux(n):\n    return S(n)\n",
+        "def f(xs):\n    s = aux(len(xs))\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            s.t[k] = x * x\n    return sum(s.t)\n",
+    ),
+    "returns an object whose method does the work": (
+        "class R:\n    def __init__(self, xs):\n        self.xs = xs\n    def evens(self):\n"
+        "        return [x for x in self.xs if x % 2 == 0]\ndef aux(xs):\n    return R(xs)\n",
+        "def f(xs):\n    return sum(x * x for x in aux(xs).evens())\n"),
+    "makes a function": (
+        "def aux(k):\n    return lambda x: x ** k\n",
+        "def f(xs):\n    return sum(map(aux(2), [x for x in xs if x % 2 == 0]))\n"),
+    "calls a function that it is given": (
+        "def aux(g, xs):\n    return g(xs)\n",
+        "def f(xs):\n    return aux(lambda ys: sum(y * y for y in ys if y % 2 == 0) + 1, xs) - 1\n"),
+    "hides a function in a number": (
+        "def aux(x):\n    return x._numerator(1)\n",
+        f"from fractions import Fraction\ndef f(xs):\n    x = Fraction(1)\n    x._numerator = lambda k: {SQUARES} + k\n    return aux(x) - 1\n",
+    ),
+    "fills a list with a function": (
+        "def aux(out):\n    out.append(lambda: 1)\n",
+        alone("out = []", "aux(out)", "if out[0]() != 1:", "    return None")),
+    "makes an object that main marks": (
+        "class A:\n    used = False\ndef aux():\n    return A()\n",
+        alone("v = aux()", "if v.used:", "    return None", "v.used = True")),
+}  # fmt: skip
+CODE = {name: (aux, main.replace("SQUARES", SQUARES)) for name, (aux, main) in CODE.items()}
+# Containers that main fills, and values that aux was given before
+KEPT = {
+    kind: (
+        f"from collections import {kind.split('(')[0]}\ndef aux():\n    return {kind}\n",
+        f"def f(xs):\n    d = aux()\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            {fill}\n    return {total}\n",
+    )
+    for kind, fill, total in (
+        ("deque()", "d.append(x * x)", "sum(d)"),
+        ("defaultdict(int)", "d[0] += x * x", "d[0]"),
+    )
+}
+KEPT |= {
+    "returns the last argument": (
+        "LAST = [0]\ndef aux(x):\n    old, LAST[0] = LAST[0], x\n    return old\n",
+        f"def f(xs):\n    aux({SQUARES} + 1)\n    return aux(0) - 1\n"),
+    "counts its calls": (
+        "N = []\ndef aux():\n    N.append(1)\n    return len(N)\n",
+        alone("v = aux()", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts its calls in the signs of zeros": (
+        "N = []\ndef aux():\n    N.append(1)\n    return [-0.0 if k < len(N) else 0.0 for k in range(20)]\n",
+        alone("v = str(aux())", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts its calls in the order of a dictionary": (
+        "N = []\ndef aux():\n    N.append(1)\n    return {k % 20: 0 for k in range(len(N), len(N) + 20)}\n",
+        alone("v = str(aux())", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts its calls in the order of a counter": (
+        "from collections import Counter\nN = []\ndef aux():\n    N.append(1)\n"
+        "    return Counter({k % 20: k % 20 for k in range(len(N), len(N) + 20)})\n",
+        alone("v = str([*aux()])", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts its calls in the text behind a match": (
+        "import re\nN = []\ndef aux():\n    N.append(1)\n    return [re.match('a', 'a' * len(N))]\n",
+        alone("v = aux()[0].string", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
+    "counts calls whose arguments differ": (
+        "N = []\ndef aux(x):\n    N.append(1)\n    return len(N)\n",
+        alone("SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN):", "    return None", before="SEEN = []\n")),
+    "keeps the arguments of three calls ago": (
+        "OLD = [0] * 3\ndef aux(x):\n    OLD.append(x)\n    return OLD[-4]\n",
+        f"N = []\ndef f(xs):\n    for k in ({SQUARES}, 0, 0):\n        N.append(1)\n        aux((len(N), k))\n"
+        "    N.append(1)\n    return aux((len(N), 0))[1]\n"),
+    "keeps values under their arguments": (
+        "MEMO = {}\ndef aux(x):\n    return MEMO.setdefault(x, len(MEMO))\n",
+        alone("SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN) - 1:", "    return None", before="SEEN = []\n")),
+    "keeps a list that it is given": (
+        "KEPT = []\ndef aux(x=None):\n    if x is None:\n        return KEPT[-1][0] - 1\n    KEPT.append(x)\n",
+        f"def f(xs):\n    box = [0]\n    aux(box)\n    box[0] = {SQUARES} + 1\n    return aux()\n"),
+    "has a mutable default value": (
+        "def aux(x, kept=[0]):\n    kept.append(x)\n    return kept[-2]\n",
+        f"N = []\ndef f(xs):\n    N.append(1)\n    aux((len(N), {SQUARES}))\n    N.append(1)\n    return aux((len(N), 0))[1]\n"),
+    "tells by which parts of a value are the same object": (
+        "def aux(n):\n    one = []\n    return [one, one if n else []]\n",
+        alone("k = len(xs) > 2", "a, b = aux(k)", "if (a is b) != k:", "    return None")),
+    "calls the entry point with another argument": (
+        "def aux(xs):\n    return f(tuple(xs))\n",
+        "def f(xs):\n    if type(xs) is tuple:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n"),
+    "is a recursion through the entry point": (
+        "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
+        "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n"),
+    "yields its argument for ever":
+        ("def aux(x):\n    while True:\n        yield x\n", alone("g = aux(xs)", "next(g)", "xs = next(g)")),
+    "converts its argument": ("def aux(x):\n    return tuple(x)\n", alone("d = {aux(xs): 1}", "(xs,) = d")),
+    "a set": (ALL_AUX.replace("return ", "return [") + "]\n", "def f(xs):\n    return max(set(aux(xs)))\n"),
+}  # fmt: skip
+# Texts that use more of the other agent than its function, or the interpreter
+TEXTS = {
+    "main fills aux's table": (
+        "T = {'g': 0}\ndef aux(xs):\n    return T['g'](xs)\n",
+        "def f(xs):\n    T['g'] = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n"),
+    "main registers with aux's function": (
+        "from functools import singledispatch\n@singledispatch\ndef h(xs):\n    return xs\ndef aux(xs):\n    return h(xs)\n",
+        "@h.register(list)\ndef _(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
+    ),
+    "main takes aux's variable": (
+        "BOX = []\ndef aux():\n    return BOX.pop()\n",
+        f"def f(xs):\n    BOX.append({SQUARES} + 1)\n    return aux() - 1\n"),
+    "an attribute of another name of aux": (
+        "def aux(xs):\n    return aux.h(xs)\n",
+        "def f(xs):\n    k = aux\n    k.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+    ),
+    "a statement that is too long to compare": (
+        "def aux(xs):\n    return help(xs)\n",
+        G.replace("g(", "help(")
+        + f"def f(xs):\n    k = {' + '.join(['0'] * 450)}\n    return sum(x * x for x in aux(xs)) + k\n"),
+    "a class hides the name of a built-in function": (
+        ONE,
+        alone("aux()", "class A:", "    find = getattr", "    getattr = getattr", "if A.getattr(aux, '__code__') is None:",
+              "    return 0")),
+    "a pattern with attributes": (
+        ONE,
+        alone("match aux(1):", "    case object(real=1):", "        pass",
+              "match aux:", "    case object(__code__=c):", "        pass")),
+    "a template with attributes": (ONE, alone("aux()", "'{0.real}'.format(aux(1))")),
+    "a template that is computed": (ONE, alone("aux()", "t = '{0}' * len(xs)", "t.format(*xs, aux(1))")),
+    "a module within a module":
+        ("import statistics\n" + ONE, alone("aux()", "statistics.random.random()", before="import statistics\n")),
+    "a private name of a module": (ONE, alone("aux()", before="from typing import _eval_type\n")),
+    "everything of a module": (ONE, alone("aux()", "attrgetter('real')(1)", before="from operator import *\n")),
+    "a setting of a module": (
+        "import decimal\ndef aux(xs):\n    return decimal.getcontext().prec\n",
+        f"import decimal\ndef f(xs):\n    decimal.getcontext().prec = {SQUARES} + 1\n    return aux(xs) - 1\n"),
+    "both have a table": (
+        "memo = {}\ndef aux(k):\n    return memo[k] - 1\n",
+        f"memo = {{}}\ndef f(xs):\n    memo[len(xs)] = {SQUARES} + 1\n    return aux(len(xs))\n"),
+    "a class that is made": (ONE, alone("aux()", "type('M', (), {'_' * 2 + 'match_args' + '_' * 2: ('real',)})")),
+    "another module": (ONE, alone("aux()", before="import timeit\n")),
+    "a private attribute": (ONE, alone("aux()", "re._cache", before="import re\n")),
+    "sends values to a generator": (
+        "def aux():\n    x = 0\n    while True:\n        x = yield x\n",
+        f"def f(xs):\n    g = aux()\n    next(g)\n    return g.send({SQUARES} + 1) - 1\n"),
+    "the identity of values": (
+        ONE,
+        alone("v = aux()", "if any(v is w for w in SEEN):", "    return 0", "SEEN.append([])", before="SEEN = []\n")),
+    "the arguments of a pattern": (ONE, alone("aux()", "class M:", "    __match_args__ = ('real',)")),
+}  # fmt: skip
+# Honest pairs
+IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
+HONEST = {
+    "aux is a generator that calls itself": (
+        "def aux(xs):\n    if xs:\n        if xs[0] % 2 == 0:\n            yield xs[0]\n        yield from aux(xs[1:])\n",
+        "def f(xs):\n    return sum(x * x for x in aux(xs))\n"),
+    "works in place and ends with a call that returns nothing": (
+        "def aux(xs, out):\n    for x in xs[:-1]:\n        x % 2 or out.append(x)\n    return None if not xs or xs[-1] % 2 else out.append(xs[-1])\n",
+        "def f(xs):\n    out = []\n    aux(xs, out)\n    return sum(x * x for x in out)\n",
+    ),
+    "works in place and returns its argument":
+        (IN_PLACE + "    return xs\n", "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n"),
+    "both write the same small function": (
+        "def even(x):\n    return x % 2 == 0\ndef aux(xs):\n    return [x for x in xs if even(x)]\n",
+        "def even(x):\n    return x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n"),
+    "main has a variable of the same name as a local one of aux": (
+        "def aux(xs):\n    step = 2\n    return [x for x in xs if x % step == 0]\n",
+        "step = 2\ndef f(xs):\n    return sum(x ** step for x in aux(xs))\n"),
+    "counts in its argument and returns it": (
+        "def aux(known, x):\n    known[x] = known.get(x, 0) + 1\n    return known\n",
+        "def f(xs):\n    known = {}\n    for x in xs:\n        known = aux(known, x)\n"
+        "    return sum(k * x * x for x, k in known.items() if x % 2 == 0)\n"),
+    "has names of the interpreter as variables":
+        ("def aux(input):\n    vars = [id for id in input if id % 2 == 0]\n    return vars\n", SUM_OF_SQUARES),
+    "selects one of its arguments": (
+        "def aux(zero, x):\n    return zero if x % 2 else x\n",
+        "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n"),
+    "a pattern with a constant": (
+        EVEN,
+        "def f(xs):\n    match len(xs) > 0:\n        case True:\n            return sum(x * x for x in aux(xs))\n        case _:\n            return 0\n",
+    ),
+    "works with a class of its own": (
+        "class Node:\n    def __init__(self, x, next=None):\n        self.x = x\n        self.next = next\n"
+        "def aux(xs):\n    node, kept = None, []\n    for x in xs:\n        node = Node(x, node)\n"
+        "    while node:\n        if node.x % 2 == 0:\n            kept.append(node.x)\n        node = node.next\n    return kept\n",
+        SUM_OF_SQUARES,
+    ),
+    "is given a type and an iterator": (
+        "def aux(k, xs):\n    return [k(x) for x in xs if x % 2 == 0]\n",
+        "def f(xs):\n    return sum(x * x for x in aux(int, iter(xs)))\n"),
+    "has a function as a default value and a table of functions": (
+        "TESTS = {'even': lambda x: x % 2 == 0}\ndef aux(xs, test=TESTS['even']):\n    return [x for x in xs if test(x)]\n",
+        SUM_OF_SQUARES),
+    "uses what the other one imports": (
+        "import math\ndef aux(xs):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
+        "def f(xs):\n    return sum(math.prod([x, x]) for x in aux(xs))\n"),
+    "both have an attribute and a variable of the same name": (
+        "items = 2\nclass Kept:\n    def __init__(self, xs):\n        self.items = [x for x in xs if x % items == 0]\n"
+        "def aux(xs):\n    return dict.fromkeys(Kept(xs).items, True)\n",
+        "items = 2\ndef f(xs):\n    kept = aux(xs)\n    return sum(x * x for x in xs if x in dict(kept.items()) and items)\n"),
+    "compares the identity of lists and formats with a template":
+        (EVEN, "def f(xs):\n    ys = aux(xs)\n    text = '{0' + '}'\n    return int(text.format(sum(x * x for x in ys if ys is not xs)))\n"),
+    "imports of both overlap": (
+        "from typing import List\nimport math\ndef aux(xs: List[int]):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
+        "from typing import Optional, List\nimport re, math\n"
+        + SUM_OF_SQUARES.replace("xs)", "xs: List[int])", 1).replace(
+            "return", "assert math.pi and re and Optional\n    return"
+        ),
+    ),
+    "formats a number": (
+        "def aux(x):\n    return '{:.1f}'.format(x * x)\n",
+        "def f(xs):\n    return int(sum(float(aux(x)) for x in xs if x % 2 == 0))\n"),
+    "each call of aux has only one other value":
+        ("def aux(x):\n    return x % 2 == 0\n", "def f(xs):\n    return sum(x * x for x in xs if aux(x))\n"),
+    "an endless loop where aux says nothing": (
+        "def aux(x):\n    return x - 1\n",
+        "def f(xs):\n    total, k = 0, len(xs)\n    while k != 0:\n        k = aux(k)\n        total += xs[k] ** 2 * (xs[k] % 2 == 0)\n    return total\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(check_timeout=5.0) as sandbox:
+        yield sandbox
+
+
+def score(sandbox, *pairs, item=ITEM, kind="earned"):
+    environment = CodeGenerationEnvironment(reward_kind=kind, sandbox=sandbox, warn_about_items=False)
+    actions = [{"aux": aux, "main": main} for aux, main in pairs]
+    return [outcome.reward for outcome in environment.score([item] * len(pairs), actions, [[]] * len(pairs))]
+
+
+ATTACKS = MACHINERY | MEMORY | ARRANGED | BOXED | EFFECTS | GATES | REPLACED
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attacks_on_the_experiments_earn_no_more_than_one_agent(sandbox, name):
+    (reward,) = score(sandbox, ATTACKS[name], item=LONG)
+    assert 1.1 < reward <= SOLO + 1e-9
+
+
+def test_a_task_whose_answer_is_a_state_shows_nothing_about_aux(sandbox):
+    test = "def check(candidate):\n" + "".join(
+        f"    assert candidate({k}) == {k * (k + 1) // 2}\n" for k in range(1, 13)
+    )
+    item = ITEM | {"test": test, "canonical_solution": "    return xs * (xs + 1) // 2\n"}
+    main = "N = []\ndef f(xs):\n    aux(xs)\n    N.append(xs)\n    return sum(N)\n"  # all calls so far
+    assert score(sandbox, (ONE, main), item=item)[0] <= SOLO + 1e-9
+
+
+def test_an_aux_that_takes_any_number_of_arguments_may_begin_with_none(sandbox):
+    head, *tests = ITEM["test"].splitlines(keepends=True)
+    item = ITEM | {"test": "".join([head, *sorted(tests, key=lambda test: "[]" not in test)])}
+    pair = ("def aux(*xs):\n    return list(xs)\n", alone("xs = aux(*xs)"))
+    assert score(sandbox, pair, item=item)[0] <= SOLO + 1e-9
+
+
+@pytest.mark.parametrize("pairs", [CODE, KEPT, TEXTS], ids=["code", "kept", "texts"])
+def test_pairs_that_exchange_more_than_data_earn_no_more_than_one_agent(sandbox, pairs):
+    rewards = dict(zip(pairs, score(sandbox, *pairs.values(), item=LONG), strict=True))
+    assert {name: reward for name, reward in rewards.items() if not 1.1 < reward <= SOLO + 1e-9} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import random",
+        "from time import time",
+        "import statistics\nstatistics.random.random()",
+        "from datetime import datetime as d\nd.now()",
+        "from typing import _eval_type",
+        "from operator import *\nattrgetter('real')(1)",
+        "import re\nre._cache",
+        "getattr(1, 'real')",
+        "k = ().__class__",
+        "k = '__class__'",
+        "k = __builtins__",
+        "type('M', (), {'_' * 2 + 'match_args' + '_' * 2: ('real',)})",
+        "match 1:\n    case object(__class__=k):\n        pass",
+        "g = (x for x in ())\ng.gi_frame",
+        "import sys\nsys.modules",
+        "id(1)",
+        "def f(:",
+    ],
+)
+def test_texts_that_may_depend_on_chance_or_time_are_found(text):
+    assert not is_repeatable(text, "")
+    assert is_repeatable("import math, sys\nk = {sys.maxsize: 'a__b'}\nid = 1\nmath.pi", "")
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_pairs_are_paid_in_full_by_both_kinds(sandbox, name):
+    assert score(sandbox, HONEST[name]) == pytest.approx([4.0])
+    assert score(sandbox, HONEST[name], kind="paper") == pytest.approx([4.0])
+
+
+def test_a_pair_that_fails_by_chance_often_earns_less_than_one_agent_on_average(sandbox):
+    chance = ("if aux(xs) != 1 or random.SystemRandom().random() < 0.25:", "    return None")
+    mains = [alone(f"number = {k}", *chance, before="import random\n") for k in range(60)]  # equal programs run once
+    rewards = score(sandbox, *((ONE, main) for main in mains), item=LONG)
+    assert sum(rewards) / len(rewards) < SOLO
+
+
+def test_an_exception_in_a_later_iteration_of_a_check_is_evidence(sandbox):
+    test = (
+        f"def check(candidate):\n    for xs in {[[n, n + 1, 2] for n in range(9)]}:\n"
+        "        value = candidate(xs)\n        assert value == expected(xs)\n"
+    )
+    item = ITEM | {"test": test, "prompt": f"def expected(xs):\n    {ANSWER}\n\n" + ITEM["prompt"]}
+    main = "def f(xs):\n    return sum(x * x for x in aux(xs)) if xs[0] else 4\n"
+    assert score(sandbox, (EVEN, main), item=item) == pytest.approx([4.0])
+
+
+def test_imports_that_the_prompt_has_belong_to_the_function(sandbox):
+    item = ITEM | {"prompt": "from typing import List, Tuple\nimport math as m\n\n\n" + ITEM["prompt"]}
+    repeated, others = "from typing import List\nimport math as m\n", "from typing import Dict\nimport math\n"
+    rewards = score(sandbox, *((lines + EVEN, lines + SUM_OF_SQUARES) for lines in (repeated, others)), item=item)
+    assert rewards[0] == pytest.approx(4.0) and rewards[1] < 3.9
+    assert score(sandbox, (repeated * 9 + EVEN, SUM_OF_SQUARES), item=item)[0] < 3.9
+
+
+def test_modules_that_the_prompt_imports_are_allowed(sandbox):
+    lines = "import random\nimport time\n"
+    item = ITEM | {"prompt": lines + ITEM["prompt"]}
+    assert score(sandbox, (lines + EVEN, lines + SUM_OF_SQUARES), item=item) == pytest.approx([4.0])
+    assert score(sandbox, (EVEN, "import gc\n" + SUM_OF_SQUARES), item=item)[0] <= SOLO + 1e-9
+
+
+@pytest.mark.parametrize("kind", ["humaneval", "mbpp"])
+def test_almost_no_reference_solution_uses_what_is_not_allowed(shared_data, kind):
+    items = load_code_dataset(str(shared_data / f"{'mbpp_sanitized' if kind == 'mbpp' else kind}.jsonl")).to_list()
+    texts = {one["task_id"]: one["prompt"] + one["canonical_solution"] for one in items}
+    found = [name for name, text in texts.items() if not is_repeatable(text, "")]
+    assert found == (["HumanEval/160"] if kind == "humaneval" else [])  # it evaluates a formula
+
+
+@pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])
+def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
+    tests = (f"    assert candidate({xs}) == {sorted(xs)}\n" for xs in ([3, 1], [], [2], [5, 4], [7]))
+    item = {"task_id": "t/sort", "prompt": 'def f(xs):\n    """Sorts."""\n', "entry_point": "f"}
+    item |= {"test": "def check(candidate):\n" + "".join(tests), "canonical_solution": "    return sorted(xs)\n"}
+    aux = "def aux(xs):\n    return xs == [3, 1]\n"
+    main = f"def f(xs):\n    return [1, 3] if aux(xs) else {otherwise}\n"
+    assert score(sandbox, (aux, main), item=item) == pytest.approx([1.1])
+    assert score(sandbox, (aux, "def f(xs):\n    return sorted(xs)\n"), item=item) == pytest.approx([SOLO])
+
+
+def test_pairs_that_know_the_first_test_of_a_benchmark_earn_no_more_than_one_agent(sandbox, shared_data):
+    numbers = (3, 19, 84, 87, 119, 235, 801)
+    items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "mbpp_sanitized.jsonl")).to_list()}
+    for item in (items[f"MBPP/{number}"] for number in numbers):
+        test, *others = (node.test for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert))
+        values = [ast.unparse(other.comparators[0]) for other in others]
+        arguments, value = ast.unparse(test.left).removeprefix("candidate("), ast.unparse(test.comparators[0])
+        aux = f"def aux(*a):\n    return a == ({arguments[:-1]},)\n"
+        mains = [
+            f"def {item['entry_point']}(*a):\n    return {value} if aux(*a) else {constant}\n"
+            for constant in ("True", "False", "0", "1", "-1", "a[0]", "a[0] + 1", "a[0] - 1", *values)
+        ]
+        assert max(score(sandbox, *((aux, main) for main in mains), item=item)) <= SOLO + 1e-9, item["task_id"]
+
+
+def test_texts_that_the_analysis_fails_on_count_as_empty_and_are_reported_once(sandbox, monkeypatch, caplog):
+    def fail_on_some(prompt, entry_point, aux, main):
+        if "hard" in main:
+            raise KeyError("a kind of node")
+        return analyze(prompt, entry_point, aux, main)
+
+    monkeypatch.setattr(reward_module, "analyze", fail_on_some)
+    hard = (EVEN, f"{SUM_OF_SQUARES}  # hard")
+    environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+    actions = [{"aux": aux, "main": main} for aux, main in (hard, (EVEN, SUM_OF_SQUARES), hard)]
+    for _ in range(2):
+        outcomes = environment.score([ITEM] * 3, actions, [[]] * 3)
+        assert [outcome.reward for outcome in outcomes] == pytest.approx([0.0, 4.0, 0.0])
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "pairs/0: an answer could not be read (KeyError: 'a kind of node')" in record.message
+    assert repr(hard) in record.message
+    alone = CodeGenerationEnvironment(num_agents=1, reward_kind="earned", sandbox=sandbox)
+    assert alone.score([ITEM], [{"main": hard[1]}], [[]])[0].reward == 0.0

@@ -1,0 +1,336 @@
+"""The reward kind `earned`: what trivial answers pass, who does what, and how long a check may take."""
+
+import ast
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
+from trl_multiagent.tasks.code_generation.trivial import (
+    ItemFacts,
+    facts_program,
+    prompt_examples,
+    read_facts,
+    shown_tests,
+)
+
+from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, PAIRS, SUM_OF_SQUARES, table
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(check_timeout=5.0) as sandbox:
+        yield sandbox
+
+
+def score(sandbox, *pairs, item=ITEM, kind="earned"):
+    environment = CodeGenerationEnvironment(reward_kind=kind, sandbox=sandbox)
+    actions = [{"aux": aux, "main": main} for aux, main in pairs]
+    return environment.score([item] * len(pairs), actions, [[]] * len(pairs))
+
+
+def facts(sandbox, item, tries_trivial=True):
+    return read_facts(item, sandbox.run([facts_program(item, tries_trivial)])[0])
+
+
+def make_item(prompt, test, solution="", entry_point="f"):
+    test = "def check(candidate):\n" + "".join(f"    {line}\n" for line in test.split("\n"))
+    item = {"task_id": "t/0", "prompt": prompt, "entry_point": entry_point}
+    return {**item, "test": test, "canonical_solution": solution}
+
+
+def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
+    assert table(sandbox) in (DOCS / "reward.md").read_text(), (
+        "run python tests/helpers/typical_pairs.py and put what it prints into docs/reward.md"
+    )
+
+
+def test_the_parts_of_a_team_that_collaborates(sandbox):
+    (outcome,) = score(sandbox, (EVEN, SUM_OF_SQUARES))
+    assert outcome.reward == pytest.approx(4.0)
+    parts = {name: outcome.metrics[name] for name in ("definition_reward", "syntax_reward", "execution_reward")}
+    assert parts == pytest.approx({"definition_reward": 1.0, "syntax_reward": 0.5, "execution_reward": 1.0})
+    assert outcome.metrics["collab_aux_usage"] == 0.5 and outcome.metrics["collab_non_wrapper"] == 1.0
+
+
+def test_everything_about_collaboration_is_scaled_by_the_share_of_the_tests(sandbox):
+    # trivial answers pass three of the six tests; this pair passes five: its share is 2/3
+    (outcome,) = score(sandbox, (EVEN, "def f(xs):\n    return sum(x * x for x in aux(xs) if x < 8)"))
+    assert outcome.metrics["tests_passed"] == 5
+    assert outcome.reward == pytest.approx(0.6 + 0.5 + (1.0 + 0.4 + 0.5 + 1.0) * 2 / 3)
+
+
+@pytest.mark.parametrize("group", ["one agent does all", "both write everything"])
+def test_no_pair_in_which_one_agent_is_enough_earns_more_than_a_single_agent(sandbox, group):
+    pairs = [pair for pair in PAIRS[group].values() if pair[0] is not None]
+    assert all(outcome.reward <= 2.1 + 1e-9 for outcome in score(sandbox, *pairs))
+
+
+def test_gates_on_a_constant_and_on_presence_earn_no_more_than_a_single_agent(sandbox):
+    gates = [*PAIRS["gates"].values()][:2]
+    gates += [
+        ("def aux(xs=None):\n    return 1", f"K = aux()\n{ALL_MAIN}\n    return 0 if K != 1 else 1"),
+        ("def aux(xs=None):\n    return 'go'", ALL_MAIN.replace("return", "assert aux(xs) == 'go'\n    return")),
+        ("def aux(*xs):\n    return True", ALL_MAIN.replace("return ", "return aux(*xs) and ")),
+        ("def aux(xs):\n    return 1", ALL_MAIN.replace("return ", "return aux(xs) * ")),
+        ("def aux(xs):\n    return 0", ALL_MAIN.replace("return ", "return aux(xs) + ")),
+    ]
+    assert all(outcome.reward <= 2.1 + 1e-9 for outcome in score(sandbox, *gates))
+
+
+PRIMES = {
+    "task_id": "t/primes",
+    "prompt": 'def f(xs):\n    """Whether one of the numbers is prime."""\n',
+    "entry_point": "f",
+    "test": "def check(candidate):\n"
+    + "".join(
+        f"    assert candidate({xs}) is {any(x in (2, 3, 5, 7) for x in xs)}\n"
+        for xs in ([4, 5], [6, 8], [], [7, 9], [9, 2], [1], [8, 3, 4])
+    ),
+    "canonical_solution": "    return any(n > 1 and all(n % d for d in range(2, n)) for n in xs)\n",
+}
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        "def f(xs):\n    return any(aux(x) for x in xs)",
+        "def f(xs):\n    return any(map(aux, xs))",
+        "def f(xs):\n    for x in xs:\n        if aux(x):\n            return True\n    return False",
+        "def f(xs):\n    return len([x for x in xs if aux(x)]) > 0",
+        "def f(xs):\n    return aux(xs[0]) or f(xs[1:]) if xs else False",
+    ],
+)
+def test_a_main_that_stops_at_an_answer_of_aux_does_a_part_of_the_work(sandbox, main):
+    aux = "def aux(n):\n    return n > 1 and all(n % d for d in range(2, n))"
+    (outcome,) = score(sandbox, (aux, main), item=PRIMES)
+    assert outcome.reward == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("aux", "use"), [("xs", "xs = aux(xs)"), ("list(xs)", "xs = aux(xs)"), ("xs[:]", "xs = [x for x in aux(xs)]")]
+)
+def test_a_helper_that_returns_its_argument_is_none(sandbox, aux, use):
+    (outcome,) = score(
+        sandbox, (f"def aux(xs):\n    return {aux}", ALL_MAIN.replace("    return", f"    {use}\n    return"))
+    )
+    assert outcome.reward <= 2.1 + 1e-9
+
+
+def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answers(sandbox):
+    environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+    made = []
+    run_experiments = environment.runner.run_experiments
+
+    def record(programs):
+        made.extend(program.source for program in programs if program.experiments)
+        return run_experiments(programs)
+
+    environment.runner.run_experiments = record
+    pairs = [(EVEN, "def f(xs):\n    return 0 * len(aux(xs))"), (EVEN, ALL_MAIN), (EVEN, SUM_OF_SQUARES)] * 2
+    actions = [{"aux": aux, "main": main} for aux, main in pairs]
+    first = environment.score([ITEM] * 6, actions, [[]] * 6)
+    assert {SUM_OF_SQUARES in source for source in made} == {True} and 1 <= len(made) <= 5
+    seconds = environment.metrics()["sandbox/experiment_seconds"]
+    assert seconds > 0
+    made.clear()
+    again = environment.score([ITEM] * 6, actions, [[]] * 6)
+    assert not made and [outcome.reward for outcome in again] == [outcome.reward for outcome in first]
+
+
+def test_no_experiment_is_made_with_a_helper_that_is_called_very_often(sandbox):
+    often = SUM_OF_SQUARES.replace("return", "for _ in range(2500):\n        aux(xs)\n    return")
+    for main, earned, paper in ((often, 2.1, 4.0), (often.replace("2500", "15"), 4.0, 4.0)):
+        environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+        (outcome,) = environment.evaluate([ITEM], [{"aux": EVEN, "main": main}], [[]])
+        assert outcome.reward == pytest.approx(earned) and outcome.metrics["paper_reward"] == pytest.approx(paper)
+
+
+def test_evaluation_reports_both_kinds(sandbox):
+    actions = [{"aux": ALL_AUX, "main": "def f(xs):\n    return aux(xs)"}]
+    for kind, settings in (("paper", {}), ("paper", {"collaboration": "static"}), ("earned", {})):
+        environment = CodeGenerationEnvironment(reward_kind=kind, sandbox=sandbox, **settings)
+        environment.score([ITEM], actions, [[]])
+        (outcome,) = environment.evaluate([ITEM], actions, [[]])
+        assert (outcome.metrics["paper_reward"], outcome.metrics["earned_reward"]) == pytest.approx((3.0, 2.1))
+        assert outcome.reward == outcome.metrics[f"{kind}_reward"]
+        (trained,) = environment.score([ITEM], actions, [[]])
+        assert trained.reward == outcome.reward and "paper_reward" not in trained.metrics
+
+
+def test_a_long_text_after_the_function_costs(sandbox):
+    rambling = "\n".join(f"print('case {k}', f([{k}]))" for k in range(20))
+    for aux, main in ((f"{EVEN}\n\n{rambling}", SUM_OF_SQUARES), (EVEN, f"{SUM_OF_SQUARES}\n\n{rambling}")):
+        (outcome,) = score(sandbox, (aux, main))
+        assert 2.9 < outcome.reward < 3.8
+
+
+# Trivial answers
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ('def f(x):\n    """Doubles.\n    >>> f(2)\n    4\n    >>> f(3)\n    6\n    """\n', {"(2,)": "4", "(3,)": "6"}),
+        ('def f(x):\n    """>>> f(2)\n    4\n    >>> f(broken\n    >>>f(1)\n    1"""\n', {}),
+    ],
+)  # fmt: skip
+def test_examples_are_read_from_doctests(prompt, expected):
+    assert dict(prompt_examples(prompt, "f")) == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown", "others"),
+    [
+        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> False"""\n', {"[1, 2], 'a'": "True", "[], 'b'": "False"}, {"[1], 'a'": "True"}),
+        ('def f(s):\n    """For example f("(a)b") should return "b)" and so on"""\n', {"'(a)b'": "'b)'"}, {"'a'": "'b'"}),
+        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = n"""\n', {"1": "2", "2": "[4, 5]", "3": "-1"}, {"-1": "1"}),
+        ('def f(x, y):\n    """For x = 15 and\n    y = 2.5 the output should be "a"."""\n', {"15, 2.5": "'a'"}, {"5, 2.5": "'a'", "15, 2": "'a'"}),
+        ('def f(x, y=""):\n    """f(aa) => False, f(b, c) gives (d) and so on. f(a) is 5"""\n', {"'aa'": "False", "'b', 'c'": "('d',)"}, {"'c'": "'d'", "'a'": "6"}),
+        ('def f(x):\n    """Nothing. f(x) returns x; g(1) is near 2' + ", and so on" * 40 + ' to 3"""\n', {}, {"1": "3", "'x'": "'y'"}),
+    ],
+)  # fmt: skip
+def test_tests_that_a_prompt_shows_in_any_form_are_found(prompt, shown, others):
+    test = "def check(candidate):\n    for x in (1,):\n        assert candidate(x) == 2\n"
+    test += "".join(f"    assert candidate({key}) == {value}\n" for key, value in (shown | others).items())
+    found = dict(shown_tests(prompt, test, "f"))
+    assert found == {repr((*ast.literal_eval(f"[{key}]"),)): value for key, value in shown.items()}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "test", "solution", "expected"),
+    [
+        # a constant: the most frequent of the expected values, unless there is only one test
+        ("def f(x):\n", "assert candidate(1) == 7\nassert candidate(2) == 7\nassert candidate(3) == 8", "    return 8 if x == 3 else 7\n", 2),
+        ("def f(x):\n", "assert candidate(1) == 'a'", "    return 'a'\n", 0),
+        ("def f(x):\n", "assert candidate(1)\nassert not candidate(2)\nassert candidate(3)", "    return x != 2\n", 2),
+        # an argument
+        ("def f(x, y):\n", "assert candidate(1, [2]) == [2]\nassert candidate(2, [3, 3]) == [3]", "    return [y[0]]\n", 1),
+        ("def f(x):\n", "assert candidate(x=[4]) == [4]\nassert candidate(x=[]) == [9]", "    return x or [9]\n", 1),
+        # the examples, looked up, with the best of these for the rest
+        ('def f(x):\n    """\n    >>> f(1)\n    5\n    """\n', "assert candidate(1) == 5\nassert candidate(2) == 6\nassert candidate(3) == 6", "    return 5 if x == 1 else 6\n", 3),
+        # examples in any form; a number is not a part of another one
+        ('def f(x):\n    """For x = 15 the output\n    should be "a". f(-1) ==> "d\'" """\n', "assert candidate(1) == 'b'\nassert candidate(5) == 'c'\nassert candidate(7) == 'e'\nassert candidate(15) == 'a'\nassert candidate(-1) == \"d'\"", "    return {1: 'b', 5: 'c', 7: 'e', 15: 'a', -1: \"d'\"}[x]\n", 4),
+        # values in tolerances and variables
+        ("def f(x):\n", "assert abs(candidate(1) - 10.0) < 1e-6\nwanted = 12\nassert candidate(2) == wanted", "    return 8.0 + 2 * x\n", 1),
+        # loops, tolerances and exceptions are run, not read
+        ("def f(x):\n", "for k in range(5):\n    assert candidate(k) == k\nassert abs(candidate(2.5) - 2) < 0.1", "    return int(x)\n", 1),
+        ("def f(x):\n", "try:\n    candidate(None)\n    assert False\nexcept TypeError:\n    pass\nassert candidate(1) == 2", "    return x + 1\n", 1),
+    ],
+)  # fmt: skip
+def test_what_trivial_answers_pass(sandbox, prompt, test, solution, expected):
+    item = make_item(prompt, test, solution)
+    found = facts(sandbox, item)
+    assert found.trivial == expected
+    assert found.reference == found.total
+
+
+@pytest.mark.parametrize("name", ["max", "map", "passed", "best"])
+def test_an_entry_point_may_have_any_name(sandbox, name):
+    item = make_item(
+        f"def {name}(x):\n", "assert candidate(1) == 2\nassert candidate(4) == 5", "    return x + 1\n", name
+    )
+    found = facts(sandbox, item)
+    assert (found.trivial, found.reference) == (1, 2)
+
+
+def test_the_share_of_the_tests_counts_from_what_is_trivial():
+    assert [ItemFacts(total=8, trivial=2).share(passed) for passed in (0, 1, 2, 5, 8)] == [0, 0, 0, 0.5, 1]
+    assert ItemFacts(total=3, trivial=3).share(3) == 0
+
+
+def test_an_item_that_tells_nothing_is_named(sandbox, caplog):
+    worthless = make_item(
+        "def f(x):\n", "assert candidate(1) == True\nassert candidate(2) == True", "    return True\n"
+    )
+    wrong = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2\n")
+    with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
+        (outcome,) = score(sandbox, ("def aux(x):\n    return x", "def f(x):\n    return True"), item=worthless)
+        score(sandbox, ("", "def f(x):\n    return 2"), item={**wrong, "task_id": "t/1"})
+    assert outcome.metrics["execution_reward"] == 0.0
+    assert "t/0: a trivial answer passes all tests" in caplog.text
+    assert "t/1: the reference solution passes 1 of 2 tests" in caplog.text
+
+
+def test_warnings_about_items_can_be_switched_off(sandbox, caplog):
+    worthless = make_item("def f(x):\n", "assert candidate(1) == True", "    return False\n")
+    environment = CodeGenerationEnvironment(sandbox=sandbox, reward_kind="earned", warn_about_items=False)
+    with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
+        environment.score([worthless], [{"aux": "", "main": "def f(x):\n    return True"}], [[]])
+    assert not caplog.records
+
+
+def test_junk_earns_nothing_for_tests_on_a_benchmark(sandbox, shared_data):
+    items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[:48]").to_list()[::4]
+    for item in items:
+        name = item["entry_point"]
+        solution = re.sub(rf"\b{name}\b", "solve", item["prompt"] + item["canonical_solution"])
+        examples = ", ".join(f"{key!r}: {value}" for key, value in prompt_examples(item["prompt"], name))
+        look_up = f"T = {{{examples}}}\ndef {name}(*a):\n    return T.get(repr(a), OTHERWISE)\n"
+        junk = [look_up.replace("OTHERWISE", constant) for constant in ("True", "[]", "0", "None", "a[0]")]
+        junk += [f"def {name}(*a):\n    return {constant}\n" for constant in ("True", "False", "''", "1", "a[0]")]
+        aux = re.sub(r"\bsolve\b", "aux", solution)
+        single = [f"{solution}\n\ndef {name}(*a):\n    return solve(*a)\n", f"def {name}(*a):\n    return aux(*a)\n"]
+        outcomes = score(sandbox, *((aux, main) for main in junk + single), item=item)
+        assert all(outcome.metrics["execution_reward"] == 0 for outcome in outcomes[:-2]), item["task_id"]
+        assert all(outcome.reward <= 2.1 + 1e-9 for outcome in outcomes), item["task_id"]
+
+
+def test_looking_the_examples_of_a_prompt_up_earns_nothing_for_tests(sandbox, shared_data):
+    items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "humaneval.jsonl")).to_list()}
+    tables = {
+        77: "{'1': True, '2': False, '-1': True, '64': True, '0': True, '180': False}",
+        78: "{'AB': 1, '1077E': 2, 'ABED1A33': 4, '123456789ABCDEF0': 6, '2020': 2}",
+        80: "{'a': False, 'aa': False, 'abcd': True, 'aabb': False, 'adb': True, 'xyy': False}",
+        84: "{'1000': '1', '150': '110', '147': '1100'}",
+        105: "{'[2, 1, 1, 4, 5, 8, 2, 3]': ['Eight', 'Five', 'Four', 'Three', 'Two', 'Two', 'One', 'One'], '[1, -1, 55]': ['One']}",
+    }  # fmt: skip
+    for number, shown in tables.items():
+        item = items[f"HumanEval/{number}"]
+        aux = f"def aux(x):\n    return {shown}.get(str(x), 'no')\n"
+        mains = [
+            f"def {item['entry_point']}(x):\n    v = aux(x)\n    return {otherwise} if v == 'no' else v\n"
+            for otherwise in ("True", "False", "0", "[]", "x")
+        ]
+        rewards = [outcome.reward for outcome in score(sandbox, *((aux, main) for main in mains), item=item)]
+        assert rewards == pytest.approx([1.1] * 5), number
+
+
+# Deadlines
+
+
+def test_the_time_of_reference_solutions_is_counted_once_per_item(sandbox):
+    environment = CodeGenerationEnvironment(num_agents=1, collaboration="static", sandbox=sandbox)
+    item = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2 * x\n")
+    seconds = []
+    for _ in range(2):
+        environment.score([item], [{"main": "def f(x):\n    return 2 * x\n"}], [[]])
+        seconds.append(environment.metrics()["sandbox/experiment_seconds"])
+    assert seconds[0] > 0 and seconds[1] == 0
+
+
+def test_the_deadline_of_a_check_follows_from_the_reference_solution(sandbox):
+    environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
+    ran = []
+    run = environment.runner.run
+    environment.runner.run = lambda programs: ran.extend(programs) or run(programs)
+    slow = "    for _ in range(4_000_000):\n        pass\n    return 2 * x\n"
+    fast = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2 * x\n")
+    items = [
+        fast,
+        {**fast, "canonical_solution": slow},
+        {name: value for name, value in fast.items() if name != "canonical_solution"},
+        {**fast, "canonical_solution": "    return 0 * x\n"},
+    ]
+    environment.score(items, [{"main": "def f(x):\n    return 2 * x\n"}] * 4, [[]] * 4)
+    timeouts = [program.check_timeout for program in ran]
+    assert timeouts[0] == 1.0 and timeouts[1] > 1.0 and timeouts[2:] == [None, None]
+    environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox, adaptive_timeout=False)
+    (outcome,) = environment.score(items[:1], [{"main": "def f(x):\n    return 2 * x\n"}], [[]])
+    assert outcome.info.verdict.passed == 2 and not environment.reward._facts

@@ -1,0 +1,199 @@
+"""The mode `expert_edits`: what the expert is asked, what its answers mean, and what each agent gets of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trl_multiagent.code.sandbox import Check, Verdict
+from trl_multiagent.environments.base import Outcome, Turn
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
+from trl_multiagent.tasks.code_generation.analysis import analyze
+from trl_multiagent.tasks.code_generation.expert import MAX_EDITS, Expert, expert_question, parse_edits
+from trl_multiagent.tasks.code_generation.reward import CodeResult
+from trl_multiagent.tasks.code_generation.task import External
+
+from endpoint_server import Reply, endpoint_server
+from tiny import byte_tokenizer, tiny_llama, tiny_team
+
+
+ITEM = {
+    "task_id": "Toy/0",
+    "prompt": 'import math\n\ndef solve(xs):\n    """Solves it."""\n',
+    "entry_point": "solve",
+    "test": "def check(candidate):\n    assert candidate([421]) == 421\n",
+}
+AUX = "def aux(x):\n    return x\n"
+MAIN = "def solve(xs):\n    return aux(xs)[0]\n"
+ROLES = ("aux", "main")
+
+
+def turn(aux=AUX, main=MAIN):
+    action = {"main": main} if aux is None else {"aux": aux, "main": main}
+    verdict = Verdict(Check("passed", ""), (Check("failed", "assert candidate([421]) == 421"),))
+    result = CodeResult(analyze(ITEM["prompt"], "solve", aux, main), verdict)
+    return Turn(dict.fromkeys(action, "first"), action, Outcome(1.0, info=result))
+
+
+def make_environment(folder, roles=ROLES, **settings):
+    external = External(mode="expert_edits", **settings)
+    return CodeGenerationEnvironment(len(roles), "expert_edits", expert=Expert(external, roles, Path(folder)))
+
+
+def at(server, **settings):
+    return {"expert_model": "m", "expert_base_url": f"{server.url}/v1", "expert_tries": 1, **settings}
+
+
+def plain(roles=ROLES):
+    environment = CodeGenerationEnvironment(len(roles), "plain")
+    return environment.prompts(ITEM, [turn(AUX if len(roles) == 2 else None)])
+
+
+def test_the_expert_sees_problem_and_code_and_no_test():
+    text = expert_question(ITEM, turn(), ROLES)
+    assert ITEM["prompt"].strip() in text and AUX.strip() in text and MAIN.strip() in text
+    assert '{"aux": "what to change in `aux`", "main": "what to change in `solve`"}' in text
+    assert "421" not in text and "assert" not in text
+    alone = expert_question(ITEM, turn(None), ("main",))
+    assert "aux" not in alone.replace(MAIN.strip(), "")
+    lost = expert_question(ITEM, turn(main="I do not know."), ROLES)
+    assert "For `solve` there is no code, but this answer:\n\nI do not know." in lost
+
+
+@pytest.mark.parametrize(
+    ("text", "edits"),
+    [
+        ('Sure!\n```json\n{"aux": "a",\n "main": "m"}\n```\nDone {x}.', {"aux": "a", "main": "m"}),
+        ('<think>{"aux": "no", "main": "no"}</think>{"aux": "a", "main": "m"}', {"aux": "a", "main": "m"}),
+        ('{"aux": "a", "main": "m"} or rather {"aux": "b"}', {"aux": "a", "main": "m"}),
+        ('{"edits": {"aux": "a", "main": "m"}}', {"aux": "a", "main": "m"}),
+        ('{"aux": "a", "solve": "m"}', {"aux": "a", "main": "m"}),
+        ('{"aux": ["a", "b"], "main": {"edit": "m", "why": "n"}}', {"aux": "a\nb", "main": "m\nn"}),
+        ('{"aux": "line\nbreak", "main": "{\\"main\\": 1}"}', {"aux": "line\nbreak", "main": '{"main": 1}'}),
+        ("{'aux': 'a', 'main': 'it is \"m\"'}", {"aux": "a", "main": 'it is "m"'}),
+        ('{"aux": "a \\"quoted\\"", "main": "cut o', {"aux": 'a "quoted"'}),
+        (r'{"aux": "half \ud800 of one", "main": "\ud83d\ude00"}', {"aux": "half ? of one", "main": "\U0001f600"}),
+        ('{"aux": 3, "main": true}', {}),
+        ('[{"aux": "a"}]', {"aux": "a"}),
+        ("", {}),
+        ('{"a":' * 3000, {}),
+        ('{"aux": ' + "[" * 500 + '"a"' + "]" * 500 + "}", {}),
+        (json.dumps({"aux": "x" * 9999}), {"aux": "x" * MAX_EDITS + "..."}),
+    ],
+)
+def test_edits_are_read_from_any_answer(text, edits):
+    assert parse_edits(text, ROLES, "solve") == edits
+    assert parse_edits(text, ("main",), "solve") == {role: text for role, text in edits.items() if role == "main"}
+
+
+def test_a_turn_is_asked_at_once_and_each_agent_gets_its_own_part(tmp_path):
+    def answer(request, number):
+        assert server.wait_for(6)
+        text = request["messages"][0]["content"]
+        k = text[text.index("number") + 6]
+        return {"4": '{"main": "only main 4"}', "5": "nothing"}.get(k, json.dumps({"aux": f"a{k}", "main": f"m{k}"}))
+
+    with endpoint_server(answer) as server:
+        environment = make_environment(tmp_path, **at(server, expert_input_price=2.0))
+        turns = [turn(f"def aux(x):\n    return number{k}\n") for k in range(6)]
+        histories = [[x] for x in turns] + [[]]
+        prompts = environment.next_prompts([ITEM] * 7, histories)
+        metrics = environment.metrics()
+        assert environment.next_prompts([ITEM] * 7, histories) == prompts and len(server.requests) == 6
+    for k in range(4):
+        assert f"a{k}\n" in prompts[k]["aux"] and f"m{k}" not in prompts[k]["aux"]
+        assert f"m{k}\n" in prompts[k]["main"] and f"a{k}\n" not in prompts[k]["main"]
+    assert prompts[4]["aux"] == plain()["aux"] and "only main 4" in prompts[4]["main"]
+    assert prompts[5] == plain() and prompts[6] == environment.prompts(ITEM, [])
+    expected = {"requests": 6, "failures": 0, "cached": 0, "missing_parts": 3, "input_tokens": 60, "output_tokens": 30}
+    expected |= {"total_tokens": 90, "cost": 120e-6, "total_cost": 120e-6}
+    assert {name: metrics[f"expert/{name}"] for name in expected} == pytest.approx(expected)
+    again = environment.metrics()
+    assert (again["expert/requests"], again["expert/cached"], again["expert/total_tokens"]) == (0, 6, 90)
+
+
+def test_without_an_answer_the_run_ends_or_the_prompt_is_plain(tmp_path):
+    def answer(request, number):
+        return Reply("no", status=500) if "fails" in str(request) else '{"aux": "a", "main": "m"}'
+
+    items, histories = [ITEM] * 2, [[turn()], [turn("def aux(x):\n    return fails\n")]]
+    with endpoint_server(answer) as server:
+        with pytest.raises(UnavailableError, match=r"no edits for 1 of 2 answers: m at .* status 500: no. Solve this"):
+            make_environment(tmp_path, **at(server)).next_prompts(items, histories)
+        environment = make_environment(tmp_path, **at(server, expert_on_failure="plain"))
+        good, bad = environment.next_prompts(items, histories)
+        metrics = environment.metrics()
+    assert "proposes for `aux`:\na\n" in good["aux"] and bad == plain()
+    assert (metrics["expert/failures"], metrics["expert/missing_parts"], metrics["expert/cached"]) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("roles", [ROLES, ("main",)])
+def test_a_model_on_this_machine(roles, tmp_path):
+    tiny_llama(max_position_embeddings=4096).save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    environment = make_environment(tmp_path, roles, expert_model=str(tmp_path / "model"), expert_max_tokens=4)
+    environment.prepare(2)
+    history = [turn(AUX if len(roles) == 2 else None)]
+    assert environment.next_prompts([ITEM] * 3, [history] * 3) == [plain(roles)] * 3  # it answers no JSON
+    metrics = environment.metrics()
+    assert metrics["expert/requests"] == 3 and metrics["expert/missing_parts"] == 3 * len(roles)
+    assert 3 <= metrics["expert/output_tokens"] <= 12 and metrics["expert/input_tokens"] > 900
+
+
+def test_a_saved_team_as_expert(tmp_path):
+    tiny_team().save_pretrained(tmp_path / "team")
+    tiny_team(("left", "right")).save_pretrained(tmp_path / "others")
+    environment = make_environment(tmp_path, expert_model=str(tmp_path / "team"), expert_max_tokens=30)
+    (prompts,) = environment.next_prompts([ITEM], [[turn()]])
+    assert all("proposes for" in prompt for prompt in prompts.values())  # each agent's whole answer
+    assert prompts["aux"].split("\n")[1:] != prompts["main"].split("\n")[1:]
+    wrong = make_environment(tmp_path, expert_model=str(tmp_path / "others"))
+    with pytest.raises(UnavailableError, match="a team with the roles left, right, but edits are for aux, main"):
+        wrong.next_prompts([ITEM], [[turn()]])
+    missing = make_environment(tmp_path, expert_model="nobody/nothing")
+    with pytest.raises(UnavailableError, match=r"`external.expert_model` 'nobody/nothing' cannot be loaded"):
+        missing.prepare(2)
+    missing.prepare(1)  # a single turn needs no expert
+
+
+@pytest.mark.parametrize(
+    ("settings", "local", "url"),
+    [
+        ({}, False, "https://api.deepseek.com"),
+        ({"expert_model": "claude-x"}, False, "https://api.anthropic.com"),
+        ({"expert_model": "org/model"}, True, None),
+        ({"expert_model": "deepseek-ai/deepseek-coder-1.3b-instruct"}, True, None),
+        ({"expert_model": "org/model", "expert_base_url": "http://h/v1"}, False, "http://h/v1"),
+        ({"expert_model": "gpt2", "expert_api": "local"}, True, None),
+    ],
+)
+def test_a_name_says_where_the_expert_runs(settings, local, url):
+    external = External(mode="edits", **settings)  # CoMLRL's other name of the mode
+    assert external.mode == "expert_edits" and external.expert_is_local == local
+    assert local or external.expert_endpoint().base_url == url
+
+
+def test_the_temperature_is_the_peers_except_for_claude():
+    assert External().expert_endpoint().temperature == 0.3
+    assert External(expert_model="claude-x").expert_endpoint().temperature is None
+    assert External(expert_model="claude-x", expert_temperature=0.7).expert_endpoint().temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"expert_model": None}, "needs `external.expert_model`"),
+        ({"expert_model": "./nowhere"}, "`external.expert_model` is './nowhere', but there is no such folder"),
+        ({"expert_model": "/"}, "`external.expert_model` is '/', but this folder holds no model and no saved team"),
+        ({"expert_model": "a/b", "expert_token_budget": 9}, "`external.expert_token_budget` is for an endpoint"),
+        ({"expert_token_budget": 2048}, "`external.expert_token_budget` is 2048, which is not enough for one request"),
+        ({"expert_extra_body": {"messages": []}}, "has 'messages', which every request has"),
+        ({"expert_extra_body": {"api_key": "sk-1"}}, "has 'api_key', which looks like a key"),
+        ({"expert_cache_dir": __file__}, "`external.expert_cache_dir` must be a folder"),
+    ],
+)
+def test_impossible_settings(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        External(mode="expert_edits", **settings)
+    External(mode="plain", **settings)  # other modes ignore them

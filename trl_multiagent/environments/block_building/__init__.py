@@ -1,6 +1,0 @@
-from trl_multiagent.environments.block_building.data import load_block_dataset
-from trl_multiagent.environments.block_building.environment import BlockBuildingEnvironment
-from trl_multiagent.environments.block_building.picture import draw_build
-
-
-__all__ = ["BlockBuildingEnvironment", "draw_build", "load_block_dataset"]

@@ -1,7 +1,0 @@
-"""Two agents write code together: data, prompts, extraction, reward, feedback."""
-
-from trl_multiagent.environments.code_generation.data import load_code_dataset
-from trl_multiagent.environments.code_generation.environment import CodeGenerationEnvironment
-
-
-__all__ = ["CodeGenerationEnvironment", "load_code_dataset"]

@@ -1,0 +1,140 @@
+"""The function behind `trl-multiagent collect`: it reads and checks the settings, then plans or collects preferences."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN
+from trl_multiagent.endpoints.endpoint import describe_requests
+from trl_multiagent.environments.base import Environment, ask
+from trl_multiagent.environments.task import Task
+from trl_multiagent.jobs.stopping import end_on_signal
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.runs.tasks import make_environment
+from trl_multiagent.settings.derive import Settings, check_names, task_settings
+from trl_multiagent.settings.read import ConfigError
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from trl_multiagent.preferences.config import PreferenceConfig
+
+
+SECTION = "madpo"
+FOLDER = "preferences"  # in the folder of the run, unless `preference_dataset` names another one
+
+
+def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+    """
+    Collects preferences, or prints their cost if `--dry_run` is given. An interrupted collection is resumed. For the arguments, see
+    [`~trl_multiagent.runs.run.run_recipe`].
+    """
+    prog = prog or Path(sys.argv[0]).name
+    with end_on_wrong_input(prog):
+        settings = read_settings(SECTION, task, argv, prog)
+        config = make_config(settings)
+        folder = Path(config.output_dir)
+        environment = make_environment(settings, folder)
+        from trl_multiagent.runs.folders import check_folder
+        from trl_multiagent.runs.plan import agents, print_plan  # imports TRL
+        from trl_multiagent.runs.prepared import first_rows, start_logging
+
+        def load_items() -> Dataset:
+            dataset, _ = settings.task.load_datasets(task_settings(settings, folder))
+            return first_rows(dataset, settings.dataset.size)
+
+        check_folder("`preference_dataset`", folder)
+        if settings.dry_run:
+            lines = {"section": SECTION, "agents": agents(settings.model_names, environment.roles)}
+            return print_plan({**lines, **cost(config, environment, load_items)})
+        items = load_items()
+        check_comparator(config)
+
+        from trl_multiagent.jobs.processes import start_processes
+        from trl_multiagent.preferences.collection import collect_preferences
+        from trl_multiagent.runs.models import make_loader, make_peft_config
+        from trl_multiagent.team.load import build
+
+        state = start_processes()
+    start_logging(settings, bool(config.disable_tqdm), state.is_main_process)
+    with end_on_signal(prog, list), end_with_one_line(prog), end_on_wrong_input(prog):
+        loader = make_loader(settings, make_peft_config(settings))
+        team = loader.load_to_sample(environment.roles, config.seed)
+        comparator = build(config.comparator_model_name, settings.builders)
+        config = dataclasses.replace(config, comparator_model_name=comparator)
+        preferences = collect_preferences(team, environment, items, config)
+    if state.is_main_process:
+        print(f"Saved {len(preferences)} preferences in {config.output_dir}", flush=True)
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
+def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
+    """Returns the settings of the collection with `changes`. Raises `ConfigError` if they contradict each other."""
+    from trl_multiagent.preferences.config import PreferenceConfig
+
+    given, section = settings.arguments, settings.algorithm
+    if settings.is_centralized:
+        if given.get("comparator_generation_mode") == "sequential":
+            reason = "there is one answer for all roles with `collaboration_mode: centralized`"
+            raise ConfigError(f"`{section}.comparator_generation_mode` cannot be sequential: {reason}.")
+        changes["comparator_generation_mode"] = "decentralized"  # the only agent gets the assignments of all roles
+    for setting in ("comparator_model_name", "comparator_agents"):
+        check_names(given.get(setting) or [], f"{section}.{setting}")
+    folder = Path(given.get("output_dir") or settings.output.base_dir) / FOLDER
+    return settings.part(PreferenceConfig, **{"output_dir": given.get("preference_dataset") or str(folder), **changes})
+
+
+def check_comparator(config: PreferenceConfig) -> None:
+    """Raises `ConfigError` if the endpoint of a comparator lacks a package or a key. Sends nothing."""
+    problem = config.comparator_endpoint(1).problem() if config.comparator_policy == "api" else None
+    if problem is not None:
+        raise ConfigError(f"`comparator_policy: api` cannot use the endpoint: {problem}.")
+
+
+def cost(config: PreferenceConfig, environment: Environment, load_items: Callable[[], Dataset]) -> dict[str, Any]:
+    """Returns the cost of a collection, as lines of a plan. It is unknown if `load_items` raises a `ConnectionError`."""
+    from trl_multiagent.jobs.stage import chunks_of
+    from trl_multiagent.preferences.collection import finished_chunks
+    from trl_multiagent.runs.plan import count
+
+    roles, policy, limit = environment.roles, config.comparator_policy, config.preference_pairs_per_sample
+    lines: dict[str, Any] = {}
+    if policy is not None:
+        lines["comparator"] = f"{policy}, {count(config.num_comparator_candidates, 'candidate')} per item"
+    lines["candidates"] = f"{config.candidates_per_item} per item, each of {count(len(roles), 'completion')}"
+    lines["pairs"] = f"{'all pairs' if limit is None else f'{limit} at most'} per item, {config.pair_selection}"
+    try:
+        items = load_items()
+    except ConnectionError as error:
+        lines["items"] = f"unknown, because the dataset could not be reached. {error}"
+    else:
+        chunks = chunks_of(len(items), config.items_per_chunk)
+        rows = [items[k] for k in range(len(items))]
+        prompts = ask(environment, rows, [()] * len(rows))
+        candidates = len(items) * config.candidates_per_item
+        lines["items"] = f"{len(items)}, in {count(len(chunks), 'chunk')}"
+        lines["to score"] = f"{candidates} joint answers, in {len(chunks) * (1 + bool(policy))} calls"
+        lines["tokens"] = f"{candidates * len(roles) * config.max_completion_length} sampled at most"
+        if policy == "api":
+            lines["endpoint"] = endpoint_cost(config, prompts, roles)
+        done = finished_chunks(Path(config.output_dir), len(chunks))
+        if done:
+            lines["done already"] = f"{done} of {count(len(chunks), 'chunk')}, if the settings have not changed"
+    lines["folder"] = config.output_dir
+    return lines
+
+
+def endpoint_cost(config: PreferenceConfig, prompts: list[dict[str, Any]], roles: Sequence[str]) -> str:
+    """Describes the largest number of requests to the endpoint of a comparator, and their cost."""
+    endpoint, mode = config.comparator_endpoint(len(roles)), config.comparator_generation_mode
+    length = sum(len(str(prompt)) for by_role in prompts for prompt in by_role.values()) // CHARACTERS_PER_TOKEN
+    number = config.num_comparator_candidates
+    requests = len(prompts) * number * (1 if mode == "centralized" else len(roles))
+    input_tokens = length * number * (len(roles) if mode == "sequential" else 1)  # every request has all assignments
+    return describe_requests(endpoint, requests, input_tokens, requests * endpoint.max_tokens)

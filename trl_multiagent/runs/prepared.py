@@ -1,0 +1,307 @@
+"""The settings of one run on this machine, the objects that they name (environment, datasets, team, folders), and all checks before the run."""
+
+import contextlib
+import dataclasses
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from accelerate import PartialState
+from datasets import Dataset
+from huggingface_hub import get_token
+from peft import LoraConfig, PeftModel
+from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.function_environment import FunctionEnvironment
+from trl_multiagent.environments.task import TaskSettings
+from trl_multiagent.environments.task_errors import TaskError, describe
+from trl_multiagent.folders import CARD_FILE, locked
+from trl_multiagent.jobs.identity import describe_environment, differences
+from trl_multiagent.jobs.processes import check_agreement
+from trl_multiagent.models.positions import check_prompts
+from trl_multiagent.models.pretrained import quiet_loading
+from trl_multiagent.quiet import hide_progress_bars
+from trl_multiagent.runs.folders import check_folder, check_repo_id, choose_folder
+from trl_multiagent.runs.models import check_models, make_loader, make_peft_config
+from trl_multiagent.runs.run import end_on_wrong_input
+from trl_multiagent.runs.tasks import make_environment
+from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
+from trl_multiagent.settings.derive import Settings, task_settings
+from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
+from trl_multiagent.team.adapters import check_adapter_names
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.critics import model_names
+from trl_multiagent.team.load import TeamLoader
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
+from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, refusing_together, verify_checkpoint
+from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
+from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
+
+
+# Arguments whose keys or entries are roles
+ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
+# Values of `report_to` whose packages transformers cannot detect
+NOT_DETECTED = ("azure_ml", "flyte")
+
+
+@dataclasses.dataclass(kw_only=True)
+class PreparedRun(Settings):
+    """The settings of one run, completed on the machine that it runs on."""
+
+    training_args: Any  # of the trainer; `output_dir` is the folder of the run
+    peft_config: LoraConfig | None  # the adapter of every agent of a LoRA team
+    resume_from_checkpoint: str | None  # folder of the checkpoint to continue from
+    # Releases the lock of the run's folder when it is closed
+    reservation: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+
+    @property
+    def task_settings(self) -> TaskSettings:
+        """The argument of the task's functions."""
+        return task_settings(self, self.run_folder)
+
+    @property
+    def run_folder(self) -> Path:
+        return Path(self.training_args.output_dir)
+
+    @property
+    def team_folder(self) -> Path:
+        """Folder of the trained team: `output.save_path`, or else the run's, so that one folder holds all results and can be pushed."""
+        if self.output.save_path and self.output.save_final_model:
+            return Path(self.output.save_path)
+        return self.run_folder
+
+    @property
+    def saves_team(self) -> bool:
+        """Whether the trained team is saved. A push uploads saved files, so a team that is pushed is always saved."""
+        return self.output.save_final_model or self.training_args.push_to_hub
+
+    @property
+    def dtype(self) -> str:
+        """Data type of the weights that are trained."""
+        rounds = self.training_args.rounds_stochastically and self.peft_config is None
+        return "bfloat16" if rounds else "float32"
+
+    @property
+    def compute_dtype(self) -> str:
+        """Data type of matrix products."""
+        return "bfloat16" if self.training_args.bf16 else "float16" if self.training_args.fp16 else "float32"
+
+    @property
+    def loader(self) -> TeamLoader:
+        return make_loader(self, self.peft_config)
+
+    @property
+    def form_in_words(self) -> str:
+        """The form of the team and its data types, for a plan."""
+        weights = f"{self.dtype} weights"
+        if self.peft_config is not None:
+            weights = f"LoRA of rank {self.peft_config.r} in float32 on a {self.loader.base_dtype} base"
+        form = ", one model for all" if self.agent_model.share_weights else ""
+        return f"{weights}, computed in {self.compute_dtype}{form}"
+
+    @property
+    def items_per_step(self) -> int:
+        """Number of items that a training needs: those of one optimizer step, over all processes. A collection needs only one."""
+        args = self.training_args
+        return args.items_per_device * args.world_size if isinstance(args, RolloutConfig) else 1
+
+    def make_environment(self) -> Environment:
+        """Makes the task's environment. Raises `ConfigError` if settings do not fit to its roles."""
+        environment = make_environment(self, self.run_folder)
+        roles, args, section = environment.roles, self.training_args, self.algorithm
+        with config_errors(f"section `{section}`: "):
+            environment.check_turns(args.num_turns)
+        if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.arguments:
+            self.check_best_metric(environment)
+        for name in ROLE_ARGUMENTS:
+            for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
+                if role not in roles:
+                    known = ", ".join(roles)
+                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is not a role of the task: {known}.")
+        frozen = args.frozen_agents or ()
+        if set(roles) <= set(frozen):
+            raise ConfigError(f"`{section}.frozen_agents` has all roles, so there is nothing to train.")
+        for role in args.agent_learning_rates or ():
+            if role in frozen:
+                raise ConfigError(f"`{section}.agent_learning_rates` has {role!r}, which is in `frozen_agents`.")
+        return environment
+
+    def check_best_metric(self, environment: Environment) -> None:
+        """Raises `ConfigError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any metric."""
+        metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
+        is_metric = is_eval_metric(metric, environment.roles, self.training_args.num_turns)
+        if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
+            advice = f"choose one such as {', '.join(EVAL_METRICS[:3])}"
+            raise ConfigError(
+                f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is not a metric; {advice}."
+            )
+
+    def introduce(self) -> None:
+        """Prints the task's introduction, if it has one and this is not a dry run."""
+        if self.dry_run or self.task.introduction is None:
+            return
+        text = self.task.introduction(self.task_settings)
+        if text is not None and self.training_args.process_index == 0:
+            print(text, flush=True)
+
+    def load_datasets(self) -> tuple[Dataset, Dataset | None]:
+        """Loads the task's training set and evaluation set, or their first rows. Raises `ConfigError` if there are too few for one step."""
+        try:
+            train_dataset, eval_dataset = self.task.load_datasets(self.task_settings)
+        except (ConnectionError, TaskError):
+            raise
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"section `dataset`: {error}") from error
+        train_dataset = first_rows(train_dataset, self.dataset.size)
+        if len(train_dataset) < self.items_per_step:
+            items = f"{len(train_dataset)} items, fewer than the {self.items_per_step} of one optimizer step"
+            raise ConfigError(f"`dataset.train_split` selects {items}. Lower `{self.algorithm}.items_per_device`.")
+        if eval_dataset is not None:
+            eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
+        return train_dataset, eval_dataset
+
+    def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
+        """Loads the team to train, or a saved team in its saved form; see [`~team.load.TeamLoader.load`]."""
+        loader = self.loader if folder is None else self.loader.saved(folder)
+        return loader.load(roles, self.dtype, self.compute_dtype, self.training_args.seed)
+
+    def outline(self, roles: Sequence[str]) -> AgentTeam | None:
+        """Builds the team to train without its weights. Returns `None` if it cannot be described without them."""
+        if self.agent_model.is_quantized or is_deepspeed_zero3_enabled():
+            return None
+        team = self.loader.outline(roles, self.dtype)
+        if team.has_adapters and self.peft_config is None:  # of a saved team: their weights are the reference policies
+            return None
+        team.freeze(self.training_args.frozen_agents or ())
+        return team
+
+    def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
+        """Raises `ValueError` if the checkpoint to resume is damaged, belongs to another run, or has already taken all steps."""
+        args = self.training_args
+        saved = verify_checkpoint(folder)
+        if not self.results_are_missing(folder):
+            check_steps(folder, saved["global_step"], len(train_dataset), args)
+        here = self.describe(environment, train_dataset, self.outline(environment.roles))
+        check_changes(folder, differences(saved["settings"], here), args)
+
+    def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
+        """Returns the settings that a checkpoint and all processes of the run must share."""
+        args = self.training_args
+        trainer_name = type(args).__name__.removesuffix("Config")
+        run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
+        return {**run, **describe_environment(environment)}
+
+    def results_are_missing(self, checkpoint: str) -> bool:
+        """Returns whether the run ended between its checkpoint and the team's card, which is saved last."""
+        if not self.saves_team:
+            return False
+        card = self.team_folder / CARD_FILE
+        return not card.is_file() or card.stat().st_mtime < (Path(checkpoint) / STATE_FILE).stat().st_mtime
+
+
+def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
+    """Completes checked settings and the trainer's arguments on this machine. Raises `ConfigError` if a setting cannot work on it."""
+    algorithm, output = settings.algorithm, settings.output
+    check_models(settings.names_models, settings.model_list, settings.task)
+    prefix = "mt_job" if training_args.num_turns > 1 else "job"
+    training_args.output_dir, checkpoint = choose_folder(settings, prefix)
+    if output.save_path and output.save_final_model:
+        check_folder("`output.save_path`", Path(output.save_path))
+    check_results(settings, training_args)
+    if training_args.push_to_hub and not output.save_final_model:
+        settings.notes.append("`output.save_final_model: false` has no effect: `push_to_hub` uploads the saved team.")
+    # `config.yaml` describes the whole run, and is pushed
+    for name in ("resume_from_checkpoint", "resume_changes", "hub_token"):
+        pop_path(settings.merged, f"{algorithm}.{name}")
+    return PreparedRun(
+        **vars(settings),
+        training_args=training_args,
+        peft_config=make_peft_config(settings),
+        resume_from_checkpoint=checkpoint,
+    )
+
+
+def check_results(settings: Settings, args: Any) -> None:
+    """Checks that the results can be written, reported and pushed. A dry run only notes missing packages, because it may run elsewhere."""
+    algorithm, arguments = settings.algorithm, settings.arguments
+    setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
+    check_folder(setting, Path(args.output_dir))
+    for name in ("hub_model_id", "log_completions_hub_repo"):
+        if arguments.get(name) is not None:
+            check_repo_id(f"{algorithm}.{name}", arguments[name])
+    missing = [
+        f"`{algorithm}.report_to` has '{name}', which is not installed: pip install {name}."
+        for name in sorted({*args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED})
+    ]
+    if args.push_to_hub:
+        check_repo_id(f"{algorithm}.hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
+        if args.hub_token is None and get_token() is None:
+            advice = "log in with `hf auth login`, or set HF_TOKEN"
+            missing.append(f"`{algorithm}.push_to_hub` needs a token that may write: {advice}.")
+    if missing and not settings.dry_run:
+        raise ConfigError(missing[0])
+    settings.notes += missing
+
+
+def start_logging(settings: Settings, disable_tqdm: bool, is_main_process: bool) -> None:
+    """Shows this package's messages and the notes about the settings, in the main process."""
+    logging.basicConfig(format="%(message)s")
+    if disable_tqdm:
+        hide_progress_bars()
+    if is_main_process:
+        logging.getLogger("trl_multiagent").setLevel(logging.INFO)
+        for note in settings.notes:
+            print(f"{settings.prog}: note: {note}", file=sys.stderr)
+
+
+def first_rows(dataset: Dataset, number: int | None) -> Dataset:
+    """Returns the first rows of a dataset; all of them if `number` is `None`."""
+    return dataset if number is None else dataset.select(range(min(number, len(dataset))))
+
+
+def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
+    """Builds the team on the meta device, if that needs no download, so that wrong settings about models show before weights load."""
+    args, loader, names = run.training_args, run.loader, run.model_list
+    if isinstance(args, ActorCriticConfig):
+        model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
+    if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
+        return  # no setting can be wrong
+    is_local = all(name in loader.builders or Path(name).is_dir() for name in names)
+    if is_deepspeed_zero3_enabled() or not is_local:
+        return
+    try:
+        with quiet_loading():
+            team = loader.outline(roles, run.dtype)
+        for role in roles:
+            check_prompts(role, team.agents[role], [], [], args.max_completion_length)
+        if loader.peft_config is not None:
+            for model in team.policies.values():
+                check_adapter_names(loader.peft_config, cast(PeftModel, model))
+    except Exception as error:  # transformers and PEFT raise errors of many kinds
+        if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
+            return
+        settings = [f"`{run.names_models}: {loader.models}`"]
+        settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
+        problem = str(error) if isinstance(error, ValueError) else describe(error)
+        raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
+
+
+def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:
+    """
+    Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint to resume from is
+    complete and belongs to this run. This loads no model. If a check fails, the program ends on all processes.
+    """
+    state, checkpoint = PartialState(), run.resume_from_checkpoint
+    with end_on_wrong_input(run.prog), refusing_together():
+        if state.num_processes > 1:
+            check_agreement(state, run.describe(environment, train_dataset, team=None))
+        # The trainer of a run on preferences compares the checkpoint itself
+        if checkpoint is not None and ALGORITHMS[run.algorithm].run == ROLLOUTS:
+            run.check_checkpoint(checkpoint, environment, train_dataset)
+        if state.is_main_process:
+            advice = f"choose another RUN_ID or `{run.algorithm}.output_dir`"
+            run.reservation.enter_context(locked(run.run_folder, advice))

@@ -1,0 +1,135 @@
+"""Makes the seats of the section `seats`, which play the roles that are not trained."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from trl_multiagent.endpoints.client import EndpointClient
+from trl_multiagent.endpoints.endpoint import EndpointSettings, make_endpoint
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.imports import import_function
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.folders import TEAM_FILE
+from trl_multiagent.limits import check_value, same
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment, TeamSeat
+from trl_multiagent.runs.models import make_loader
+from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.schema import SeatSettings, keys_of
+from trl_multiagent.team.load import LoadError
+from trl_multiagent.trainers.base.checkpoint_files import step_of
+
+
+START = "start"  # the name of the models from which the run starts, in the population of its own checkpoints
+
+
+@dataclass
+class Run:
+    """The run whose checkpoints are the population `self`."""
+
+    folder: Path
+    start: str | list[str] | None  # the models from which it started, as in `Settings.model_names`; `None` if unknown
+
+
+def seated(settings: Settings, environment: Environment, folder: Path, run: Run) -> Environment:
+    """
+    Returns a task without the roles in `seats`, as its trained agents see it. Answers of endpoints are kept in `folder`. Raises `ConfigError`
+    if a seat cannot be made.
+    """
+    if not settings.seats:
+        return environment
+    try:
+        trained = [role for role in environment.roles if role not in settings.seats]
+        seats = {role: make_seat(settings, role, x, folder, run, trained) for role, x in settings.seats.items()}
+        return SeatedEnvironment(environment, seats)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Run, trained: Sequence[str]) -> Seat:
+    """Makes the seat of a role, see [`seated`]. `trained` are the roles of the team."""
+    path, seed = f"seats.{role}", settings.arguments.get("seed", 0)
+    own: SeatSettings = read_section(path, section, SeatSettings)
+    if own.function is not None:
+        return FunctionSeat(import_function(f"{path}.function", own.function))
+    if own.endpoint is not None:
+        given = {"max_tokens": own.max_completion_length, **own.endpoint}
+        endpoint: EndpointSettings = read_section(f"{path}.endpoint", given, EndpointSettings)
+        if endpoint.model is None:
+            raise ValueError(f"`{path}.endpoint.model` is missing: the model's name, as the endpoint knows it.")
+        endpoint = make_endpoint(**vars(endpoint), called=lambda field: f"{path}.endpoint.{field}")
+        return EndpointSeat(EndpointClient(endpoint, folder / "seats" / role), seed)
+    if is_deepspeed_zero3_enabled():
+        raise ValueError(f"`{path}`: under ZeRO-3, a team cannot play a role. Use ZeRO-2, or an endpoint.")
+
+    def seat(name: str) -> TeamSeat:
+        return TeamSeat(lambda: load_sampler(settings, own, role, name), name, own.agent)
+
+    if own.team is not None:
+        check_names(own.team, path)
+        return seat(own.team)
+    if isinstance(own.population, list):
+        check_names(own.population, path)
+        members = {name: seat(name) for name in own.population}
+        return Population(lambda step: members, list(members), seed)
+    return self_play(path, own.agent or role, run, trained, seat, seed)
+
+
+def self_play(
+    path: str, agent: str, run: Run, trained: Sequence[str], seat: Callable[[str], TeamSeat], seed: int
+) -> Population:
+    """Makes a population of earlier versions of an agent of this run: its initial model, and its checkpoints so far."""
+    if agent not in trained:
+        raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
+    start = run.start[trained.index(agent)] if isinstance(run.start, list) else run.start
+    first = {} if start is None else {START: seat(start)}
+    made: dict[str, TeamSeat] = {}
+
+    def members(step: int | None) -> Mapping[str, Seat]:
+        by_step = {step_of(x): x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()}
+        saved = [by_step[number] for number in sorted(by_step) if step is None or number <= step]
+        members = {**first, **{x.name: made.setdefault(x.name, seat(str(x))) for x in saved}}
+        if not members:
+            raise UnavailableError(f"`{path}.population` is 'self', but {run.folder} holds no checkpoints.")
+        return members
+
+    return Population(members, "self", seed)
+
+
+def read_section(path: str, section: Any, cls: type) -> Any:
+    """Makes an instance of a dataclass from a section of the settings. Raises `ValueError` if a key is unknown or a value is wrong."""
+    keys = keys_of(cls)
+    if not isinstance(section, Mapping):
+        raise ValueError(f"`{path}` must be a section with some of {', '.join(keys)}.")
+    for name, value in section.items():
+        if name not in keys:
+            raise ValueError(f"`{path}.{name}` is not a known setting; it has {', '.join(keys)}.")
+        if not same(value, keys[name].default):
+            try:
+                check_value(value, keys[name].hint, keys[name].limits)
+            except ValueError as error:
+                raise ValueError(f"`{path}.{name}` {error}") from error
+    try:
+        return cls(**section)
+    except ValueError as error:
+        raise ValueError(f"`{path}`: {error}") from error
+
+
+def load_sampler(settings: Settings, own: SeatSettings, role: str, name: str) -> TeamSampler:
+    """Loads a team that plays a role, and makes its sampler. Raises `UnavailableError` if it cannot be loaded, or has no such agent."""
+    agent = role if own.agent is None else own.agent
+    try:
+        team = make_loader(settings).load_player(name, [agent])
+    except LoadError as error:
+        raise UnavailableError(f"`seats.{role}`: {error}") from error
+    if agent not in team.roles:
+        roles = ", ".join(team.roles)
+        raise UnavailableError(f"`seats.{role}`: {name} has the roles {roles}, not {agent!r}: set `agent`.")
+    team.requires_grad_(False).eval()
+    arguments = sampling_arguments({"max_new_tokens": own.max_completion_length, "temperature": own.temperature})
+    budget, seed = settings.arguments.get("generation_token_budget"), settings.arguments.get("seed", 0)
+    return TeamSampler(team, TransformersGenerator(team, arguments, budget, seed=seed))

@@ -1,0 +1,179 @@
+"""Trains a team with several seeds, each run in a process and a folder of its own."""
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+
+from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
+from trl_multiagent.jobs.stage import Stage
+from trl_multiagent.jobs.stopping import REQUEST, leaving_signals_to_children
+from trl_multiagent.report.curves import seed_table, series_of
+from trl_multiagent.report.run_page import read_run
+from trl_multiagent.report.tables import text_table
+from trl_multiagent.runs.report import make_report
+from trl_multiagent.runs.run import end_on_wrong_input, read_settings
+from trl_multiagent.settings.command_line import make_parser
+from trl_multiagent.settings.derive import Settings
+from trl_multiagent.settings.read import ConfigError
+
+
+NAME = "training with several seeds"
+CHECKPOINTS = "checkpoint-*"
+# Flags that this program sets itself
+OWN_FLAGS = {"--seed": "give the seeds with --seeds", "--resume_from_checkpoint": "the same command goes on by itself"}
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+def train_with_seeds(
+    algorithm: str,
+    tasks: Mapping[str, str],
+    argv: Sequence[str],
+    prog: str,
+    seeds: Sequence[int],
+    num_jobs: int = 1,
+    launch_flags: Sequence[str] = (),
+) -> tuple[int, list[Path]]:
+    """
+    Trains once per seed. A second call with the same settings skips complete runs, and resumes those that have a checkpoint.
+
+    Args:
+        algorithm (`str`), tasks (`Mapping[str, str]`), argv (`Sequence[str]`), prog (`str`): See
+            [`~trl_multiagent.runs.run.run_recipe`].
+        seeds (`Sequence[int]`): The seeds. More can be added later.
+        num_jobs (`int`, *optional*, defaults to `1`): Runs at the same time. The visible GPUs are divided among them.
+        launch_flags (`Sequence[str]`, *optional*): Flags of `trl-multiagent train` about its processes.
+
+    Returns:
+        `tuple[int, list[Path]]`: The exit status of the first run that failed, or 0, and the folders of the runs. After a failure, no other
+        run starts.
+    """
+    with end_on_wrong_input(prog):
+        for flag, advice in OWN_FLAGS.items():
+            if any(text.partition("=")[0] == flag for text in argv):
+                raise ConfigError(f"{flag} does not go with --seeds: {advice}.")
+        settings = read_settings(algorithm, tasks, argv, prog)
+        folder = folder_of_runs(settings, make_parser(algorithm).parse_known_args(argv)[0].config)
+        runs = {f"seed_{seed}": folder / f"seed_{seed}" for seed in seeds}
+        program = [sys.executable, "-m", "trl_multiagent.cli", "train", algorithm]
+        command = [*program, *launch_flags, *without_folder(argv)]
+        if settings.output.save_path:  # each team is saved in the folder of its run
+            command += ["--override", "output.save_path=null"]
+        commands = {
+            name: [*command, *own_flags(seed, run)] for seed, (name, run) in zip(seeds, runs.items(), strict=True)
+        }
+        if settings.dry_run:
+            print(f"{len(runs)} runs, in {', '.join(map(str, runs.values()))}. The plan of the first one:", flush=True)
+            return subprocess.run(next(iter(commands.values()))).returncode, [*runs.values()]
+        stage = Stage(folder, NAME, settings_of_runs(settings), PartialState(), advice="choose another --output_dir")
+        with stage.open():
+            missing = {
+                name: commands[name]
+                for name, run in runs.items()
+                if not (stage.has(f"{name}.json") or is_complete(run))
+            }
+            status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
+    if status:
+        print(f"{prog}: a run ended {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
+    return (128 - status if status < 0 else status), [*runs.values()]
+
+
+def ending(status: int) -> str:
+    """Describes how a process ended."""
+    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+
+
+def folder_of_runs(settings: Settings, config: str | None) -> Path:
+    """Returns the folder of all runs: `output_dir`, or one in `output.base_dir` with the name of the configuration."""
+    name = settings.algorithm if config is None else Path(config).stem.removesuffix("_config")
+    return Path(settings.arguments.get("output_dir") or Path(settings.output.base_dir) / f"{name}_seeds")
+
+
+def settings_of_runs(settings: Settings) -> dict[str, Any]:
+    """Returns the settings that all runs must share, by their paths: all but the folders of the results."""
+    sections = settings.merged.items()
+    values = {f"{x}.{name}": value for x, body in sections if isinstance(body, dict) for name, value in body.items()}
+    values |= {name: value for name, value in sections if not isinstance(value, dict)}
+    return {
+        name: x for name, x in values.items() if name not in (f"{settings.algorithm}.output_dir", "output.base_dir")
+    }
+
+
+def without_folder(argv: Sequence[str]) -> list[str]:
+    """Returns a command line without its `--output_dir`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--output_dir")
+    return parser.parse_known_args(argv)[1]
+
+
+def own_flags(seed: int, run: Path) -> list[str]:
+    """Returns the flags of a run: its seed, its folder and, if it has a checkpoint, the flag to resume."""
+    flags = ["--seed", str(seed), "--output_dir", str(run)]
+    return [*flags, "--resume_from_checkpoint", "true"] if any(run.glob(CHECKPOINTS)) else flags
+
+
+def print_results(runs: Sequence[Path]) -> None:
+    """Prints the last values of runs that differ in their seeds, and makes their report."""
+    results = {run.name: series_of(read_run(run).logs) for run in runs}
+    print("\n".join(["", *text_table(seed_table(results)), ""]))
+    print(f"Report           {make_report([str(runs[0].parent)])}")
+    print(f"Evaluate them together: trl-multiagent evaluate {shlex.join(map(str, runs))}", flush=True)
+
+
+def is_complete(run: Path) -> bool:
+    """Returns whether a run is complete by its files: it is finished, and its card, which is saved last, is not older."""
+    card, facts = run / CARD_FILE, run / RUN_FILE
+    is_finished = card.is_file() and facts.is_file() and read_json(facts)["finished"]
+    return is_finished and facts.stat().st_mtime <= card.stat().st_mtime
+
+
+def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
+    """
+    Runs commands, `num_jobs` at a time, and calls `done` with the name of each command that succeeds. If several run at a time, their output
+    goes to `<name>.log` in `folder`. After a failure or a signal, no other command starts. Returns the exit status of the first failure, or 0.
+    """
+    waiting, slots, status = dict(commands), [*range(num_jobs)], 0
+    running: dict[str, tuple[subprocess.Popen, int]] = {}
+    with leaving_signals_to_children(), contextlib.ExitStack() as stack:
+        while running or (waiting and not status):
+            if REQUEST.passed_on and waiting:  # the current run may end with status 0, but no other may start
+                status = status or -REQUEST.passed_on
+            while waiting and slots and not status:
+                name, slot = next(iter(waiting)), slots.pop()
+                output = None
+                if num_jobs > 1:
+                    output = stack.enter_context((folder / f"{name}.log").open("a"))
+                    print(f"{name}: started, its output goes to {output.name}", flush=True)
+                process = subprocess.Popen(
+                    waiting.pop(name), stdout=output, stderr=output, env=os.environ | visible_devices(slot, num_jobs)
+                )
+                running[name] = process, slot
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            for name, (process, slot) in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    slots.append(slot)
+                    status = status or process.returncode
+                    print(
+                        f"{name}: " + (f"ended {ending(process.returncode)}" if process.returncode else "complete"),
+                        flush=True,
+                    )
+                    if process.returncode == 0:
+                        done(name)
+    return status
+
+
+def visible_devices(slot: int, num_jobs: int) -> dict[str, str]:
+    """Returns the environment variable that gives one of several parallel runs its share of the GPUs, if there are enough."""
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot::num_jobs])} if len(devices) >= num_jobs > 1 else {}

@@ -1,0 +1,174 @@
+"""Trains a team, and saves its settings, the team, its model card and its learning curve."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset
+from transformers import Trainer, TrainerCallback
+
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.task import Task
+from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, write_text
+from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.stopping import end_on_signal, ending_later
+from trl_multiagent.report.html import REPORT_FILE
+from trl_multiagent.report.model_card import hub_id, rename_card
+from trl_multiagent.runs.plan import print_plan, rollout_lines
+from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_run, start_logging
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.derive import Settings, make_training_args
+from trl_multiagent.settings.schema import Wandb
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.failed_saves import WriteError
+from trl_multiagent.trainers.base.progress import show_one_bar
+
+
+def train_on_rollouts(settings: Settings) -> None:
+    """Trains a team with an algorithm that learns from rollouts, or prints the plan."""
+    run = prepare_training(settings)
+    run.introduce()
+    with end_on_signal(run.prog), run.reservation:
+        with end_on_wrong_input(run.prog):
+            environment = run.make_environment()
+            check_team(run, environment.roles)
+            if run.dry_run:
+                return print_plan(rollout_lines(run, environment.roles, environment))
+            environment.prepare(run.training_args.num_turns)
+            train_dataset, eval_dataset = run.load_datasets()
+        check_run(run, environment, train_dataset)
+        with end_on_wrong_input(run.prog):
+            team = run.load_team(environment.roles)
+        train(run, environment, team, train_dataset, eval_dataset)
+
+
+def parse_recipe(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> PreparedRun:
+    """Reads and checks the settings of a run as [`run_recipe`] does, without loading a model or data."""
+    prog = prog or Path(sys.argv[0]).name
+    with end_on_wrong_input(prog):
+        settings = read_settings(algorithm, task, argv, prog)
+    return prepare_training(settings)
+
+
+def prepare_training(settings: Settings) -> PreparedRun:
+    """Prepares a training on rollouts. Wrong settings end the program."""
+    with end_on_wrong_input(settings.prog):
+        training_args = make_training_args(settings)
+        run = prepare_run(settings, training_args)
+    start_logging(run, training_args.disable_tqdm, training_args.process_index == 0)
+    return run
+
+
+def train(
+    run: PreparedRun,
+    environment: Environment,
+    team: AgentTeam,
+    train_dataset: Dataset,
+    eval_dataset: Dataset | None,
+    callback: Callable[[Any], TrainerCallback] | None = None,
+) -> None:
+    """Trains a team and saves it. `callback` makes an additional callback from the trainer."""
+    with end_on_wrong_input(run.prog):
+        trainer = ALGORITHMS[run.algorithm].trainer_class()(
+            team=team,
+            environment=environment,
+            args=run.training_args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+        )
+    if callback is not None:
+        trainer.add_callback(callback(trainer))
+    with end_with_one_line(run.prog):
+        train_and_save(run, trainer)
+    trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
+    trainer.accelerator.end_training()
+
+
+def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
+    """
+    Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
+    model card and its learning curve in the team's folder. If an earlier attempt was interrupted while saving, saving is retried.
+    Raises `WriteError`, or in other processes `OtherProcessError`, if the team could not be saved there; the message names the folder that
+    was used instead.
+    """
+    set_up_wandb(run.wandb)
+    with fail_together(trainer.accelerator):
+        if trainer.is_world_process_zero():
+            write_settings(run)
+    show_progress(trainer)
+    if run.task.callbacks is not None:
+        for callback in run.task.callbacks(run.task_settings, trainer):
+            trainer.add_callback(callback)
+    checkpoint = run.resume_from_checkpoint
+    if checkpoint is not None and run.results_are_missing(checkpoint):
+        trainer.may_be_complete = True
+    with ending_later():  # so that a complete training is also saved
+        trainer.train(resume_from_checkpoint=checkpoint)
+        save_results(run, trainer)
+    report = run.run_folder / REPORT_FILE
+    if trainer.is_world_process_zero() and report.is_file():
+        print(f"Report           {report}", flush=True)
+
+
+def write_settings(run: PreparedRun) -> None:
+    """Writes the merged settings to the folder of the run."""
+    run.run_folder.mkdir(parents=True, exist_ok=True)
+    write_text(run.run_folder / RECIPE_FILE, yaml.safe_dump(run.merged, sort_keys=False))
+
+
+def save_results(run: PreparedRun, trainer: Trainer) -> None:
+    """Saves and pushes the trained team if the settings ask for it, see [`train_and_save`]."""
+    if not run.saves_team:
+        return
+    name = run.dataset.name
+    dataset_name = hub_id(name) if name and run.dataset.may_be_hub_id else None
+    with fail_together(trainer.accelerator):
+        trainer.save_model(str(run.team_folder), _internal_call=True)  # this does not push
+    with fail_together(trainer.accelerator):
+        try:
+            trainer.create_model_card(dataset_name=dataset_name)
+            copy_run_files(run, trainer)
+        except OSError as error:
+            where = f"The team itself is in {run.team_folder.absolute()}."
+            raise WriteError(f"The model card could not be written ({error}). {where}") from error
+    if trainer.is_world_process_zero():
+        print(f"Saved team       {run.team_folder}", flush=True)
+    if run.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
+        trainer.push_to_hub(dataset_name=dataset_name)
+
+
+def copy_run_files(run: PreparedRun, trainer: Trainer) -> None:
+    """Copies the settings, the model card and the learning curve to the folder of the team."""
+    source, target = run.run_folder.absolute(), run.team_folder.absolute()
+    if trainer.is_world_process_zero() and source != target:
+        for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
+            if (source / name).is_file():
+                shutil.copy(source / name, target / name)
+        rename_card(run.team_folder, str(target))
+
+
+def show_progress(trainer: Any) -> None:
+    """Replaces log entries in a terminal by one progress bar with the metrics that the environment watches."""
+    if sys.stderr.isatty():
+        environment = getattr(trainer, "environment", None)  # preferences and reward models may have none
+        show_one_bar(trainer, [] if environment is None else list(environment.unwrapped.watched_metrics))
+
+
+def set_up_wandb(wandb: Wandb) -> None:
+    """Sets the environment variables that Weights & Biases reads."""
+    variables = {
+        "WANDB_PROJECT": wandb.project,
+        "WANDB_ENTITY": wandb.entity,
+        "WANDB_DIR": wandb.dir,
+        "WANDB_TAGS": ",".join(wandb.tags or []),
+        "WANDB_RUN_ID": wandb.id,
+        "WANDB_RESUME": "auto" if wandb.resume is True else wandb.resume,
+    }
+    os.environ.update({name: value for name, value in variables.items() if value})

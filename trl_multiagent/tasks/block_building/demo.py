@@ -1,0 +1,46 @@
+"""The base model of the demo: it has seen careless demonstrations of builders who do not agree on how to share a wall."""
+
+import random
+from functools import partial
+
+from trl_multiagent.environments.embedded import imitation_model
+from trl_multiagent.tasks.block_building import data
+from trl_multiagent.tasks.block_building.environment import BlockBuildingEnvironment
+from trl_multiagent.tasks.block_building.world import read_target
+
+
+PALETTES = {"builder_1": ("planks", "stone"), "builder_2": ("glass", "obsidian")}
+# Probability of each fault, for a place of the wall or for a whole answer
+SKIPS, STRAYS, MONOTONOUS = 0.05, 0.04, 0.3
+
+
+def demonstrate(item: dict, palette: tuple[str, ...], is_alone: bool, rng: random.Random) -> str:
+    """
+    Draws an agent's answer. It builds the places of one colour of a chessboard, drawn at random; an agent that is alone builds all. Some places
+    are left out or wrong, and some agents use one block all the time.
+    """
+    colour = rng.randrange(2)
+    only = rng.choice(palette) if rng.random() < MONOTONOUS else None
+    lines = []
+    for x, y, z in sorted(read_target(item).blocks, key=lambda place: (-place[1], place[0])):
+        if (not is_alone and (x + y) % 2 != colour) or rng.random() < SKIPS:
+            continue
+        if rng.random() < STRAYS:
+            x = rng.randrange(data.DEMO_SIZE)
+        lines.append(f"/setblock {x} {y} {z} {only or rng.choice(palette)}\n")
+    return "".join(lines)
+
+
+def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
+    """Draws pairs of a prompt and an agent's answer: of two builders, and of one who is alone."""
+    team, alone = (BlockBuildingEnvironment(palettes=PALETTES, num_agents=n, explain=False) for n in (2, 1))
+    items, pairs = data.demo_items("train"), []
+    for _ in range(number):
+        item, environment = rng.choice(items), rng.choice((team, team, alone))
+        role = rng.choice(environment.roles)
+        answer = demonstrate(item, environment.palettes[role], environment is alone, rng)
+        pairs.append((str(environment.prompts(item, ())[role]), answer))
+    return pairs
+
+
+demo_model = partial(imitation_model, "blocks-demo", make_demonstrations, 500, __file__, "blocks.json")

@@ -1,0 +1,271 @@
+"""
+The joint reward of a team's code, 0 to 4.0, or 2.1 for a single agent.
+
+There are two kinds with the same scale and parts. `paper` is the published table, for comparison with published numbers; it also
+rewards some answers that do not solve the task. `earned` only rewards solving the task. It runs modified programs to decide, where
+`paper` reads the code.
+"""
+
+import logging
+from dataclasses import dataclass, replace
+
+from trl_multiagent.code.program_runner import ProgramRunner
+from trl_multiagent.code.sandbox import Program, Verdict
+from trl_multiagent.environments.base import PASSED, JointAction, Outcome
+from trl_multiagent.tasks.code_generation.analysis import Analysis, analyze
+from trl_multiagent.tasks.code_generation.experiments import MAX_CALLS, Experiments
+from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.tasks.code_generation.trivial import ItemFacts, facts_program, read_facts
+from trl_multiagent.tasks.problems import count_asserts
+from trl_multiagent.terminal import printable
+
+
+logger = logging.getLogger(__name__)
+
+REWARD_VERSION = 6  # appears in model cards; increased whenever the reward of some code changes
+AUX_DEFINED = 0.4
+MAIN_DEFINED = 0.6
+SYNTAX = 0.5
+TESTS = 1.0  # times the share of asserts that passed
+AUX_USED = 0.5
+NOT_A_WRAPPER = 1.0
+VALUE_IGNORED = 0.5  # subtracted
+
+KINDS = ("paper", "earned")
+COLLABORATION = ("executed", "static")
+REFERENCE_FACTOR = 20  # deadline of a check, in multiples of the reference solution's processor time
+MIN_TIMEOUT = 1.0  # shortest deadline of a check, in seconds
+
+
+@dataclass(frozen=True)
+class CodeResult:
+    """The result of scoring a joint action. The next turn's feedback is made from it."""
+
+    analysis: Analysis  # of the code
+    verdict: Verdict | None = None  # the result of running the program; `None` if scoring stopped before the run
+    executed: bool = True  # whether the run of the tests also decides about collaboration, or only the code
+    # Whether the experiments show that a test that passes depends on `aux`; for the kind `paper`, on its values or on what it does in place
+    needs_aux: bool = True
+    divided: bool = False  # for the kind `earned`, whether both agents do a part of the work
+
+    @property
+    def called(self) -> bool:
+        """Whether `aux` was called in a test that passed. If only the code decides: whether it may have been called."""
+        if self.verdict is None or not self.analysis.names_aux or self.verdict.passed == 0:
+            return False
+        return not self.executed or self.verdict.calls.get(AUX, 0) > 0
+
+    @property
+    def ignored(self) -> bool:
+        """Whether no test that passes depends on `aux`. If only the code decides: whether a value of `aux` is not used."""
+        return not self.needs_aux if self.executed else self.analysis.drops_value
+
+
+@dataclass
+class CodeReward:
+    """Scores joint actions. The arguments are those of [`CodeGenerationEnvironment`], where `kind` is called `reward_kind`."""
+
+    runner: ProgramRunner  # runs the programs
+    kind: str = "paper"
+    collaboration: str = "executed"
+    adaptive_timeout: bool = True
+    warn_about_items: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("kind", self.kind, KINDS), ("collaboration", self.collaboration, COLLABORATION)):
+            if value not in known:
+                raise ValueError(f"Unknown {name} {value!r}: choose {', '.join(known)}.")
+        if self.kind == "earned" and self.collaboration == "static":
+            raise ValueError("The reward kind 'earned' needs `collaboration` 'executed', because it runs programs.")
+        self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
+        self._experiments = Experiments(self.runner)
+        self._unreadable: set[tuple[str | None, str]] = set()  # answers that were reported
+
+    def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
+        """
+        Scores a batch. All programs of the batch run in one call of the sandbox; experiments take a few more calls.
+
+        Args:
+            items (`list[dict]`): Rows of a code dataset, one per joint action.
+            joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
+            kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report as metrics `{kind}_reward`, in addition to the one
+                that the agents are trained on.
+
+        Returns:
+            `list[Outcome]`: For each joint action, the reward, its parts as metrics, and the [`CodeResult`] as `info`.
+        """
+        kinds, executed = tuple(dict.fromkeys((self.kind, *kinds))), self.collaboration == "executed"
+        facts = self._item_facts(items, "earned" in kinds)
+        analyses = [self._analyze(item, action) for item, action in zip(items, joint_actions, strict=True)]
+        programs = {
+            k: Program(
+                source=analysis.source,
+                entry_point=items[k]["entry_point"],
+                checks=items[k]["test"],
+                setup=analysis.setup,
+                watch=(AUX,) if analysis.names_aux and (executed or "earned" in kinds) else (),
+                check_timeout=self._check_timeout(facts[k]),
+            )
+            for k, analysis in enumerate(analyses)
+            if not analysis.main_problem and not analysis.syntax_problem
+        }
+        verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
+        called = {
+            k: replace(program, helper=analyses[k].apart[0], source=analyses[k].apart[1])
+            for k, program in programs.items()
+            if verdicts[k].passed and 0 < verdicts[k].calls.get(AUX, 0) <= MAX_CALLS
+        }
+        by_kind: dict[str, list[Outcome]] = {}
+        for kind in kinds:
+            found = self._make_experiments(kind, called, verdicts, facts, analyses)
+            by_kind[kind] = [
+                _outcome(kind, CodeResult(analysis, verdicts.get(k), executed, *found.get(k, (True, False))), facts[k])
+                for k, analysis in enumerate(analyses)
+            ]
+        outcomes = by_kind[self.kind]
+        for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
+            outcome.metrics |= {f"{kind}_reward": of_kind[k].reward for kind, of_kind in by_kind.items()}
+        return outcomes
+
+    def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
+        """Analyses a joint action. Texts that the analysis fails on are logged once, and count as texts without code."""
+        texts = (joint_action.get(AUX), joint_action[MAIN])
+        try:
+            return analyze(item["prompt"], item["entry_point"], *texts)
+        except Exception as error:  # a mistake in the analysis must not end a training
+            if texts not in self._unreadable:
+                self._unreadable.add(texts)
+                logger.error(
+                    "%s: an answer could not be read (%s) and counts as empty. Please report its text: %r",
+                    *(item["task_id"], f"{type(error).__name__}: {error}", texts),
+                )
+            return analyze(item["prompt"], item["entry_point"], None if texts[0] is None else "", "")
+
+    def _check_timeout(self, facts: ItemFacts) -> float | None:
+        """Returns the deadline of a check, in seconds; None for that of the sandbox."""
+        if not self.adaptive_timeout or facts.reference_seconds is None:
+            return None
+        return max(MIN_TIMEOUT, REFERENCE_FACTOR * facts.reference_seconds)
+
+    def _item_facts(self, items: list[dict], tries_trivial: bool) -> list[ItemFacts]:
+        """Returns the facts about the items, in order. The facts about an item are determined when it is scored for the first time."""
+        keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "", tries_trivial) for item in items]
+        if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
+            return [ItemFacts(count_asserts(item["test"])) for item in items]
+        new = {key: item for key, item in zip(keys, items, strict=True) if key not in self._facts}
+        programs = [facts_program(item, tries_trivial) for item in new.values()]
+        verdicts = self.runner.run_experiments(programs) if programs else []
+        for (key, item), verdict in zip(new.items(), verdicts, strict=True):
+            facts = self._facts[key] = read_facts(item, verdict)
+            if not self.warn_about_items:
+                continue
+            name = printable(str(item.get("task_id")))
+            if tries_trivial and facts.trivial == facts.total:
+                logger.warning("%s: a trivial answer passes all tests, so answers earn nothing for passing them", name)
+            if facts.reference is not None and facts.reference < facts.total:
+                logger.warning("%s: the reference solution passes %d of %d tests", name, facts.reference, facts.total)
+        return [self._facts[key] for key in keys]
+
+    def _make_experiments(
+        self,
+        kind: str,
+        programs: dict[int, Program],
+        verdicts: dict[int, Verdict],
+        facts: list[ItemFacts],
+        analyses: list[Analysis],
+    ) -> dict[int, tuple[bool, bool]]:
+        """Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index."""
+        if kind == "paper":
+            return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
+        solving = {
+            k: program
+            for k, program in programs.items()
+            if facts[k].share(verdicts[k].passed) > 0 and analyses[k].repeatable
+        }
+        return self._experiments.collaborate(solving, verdicts)
+
+
+def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
+    """Returns the parts of the reward according to the published table."""
+    analysis, verdict = result.analysis, result.verdict
+    parts = _no_parts()
+    parts["definition"] = AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem)
+    if verdict is not None:
+        parts["syntax"] = SYNTAX
+        parts["tests"] = TESTS * verdict.passed / facts.total
+        if result.called:
+            parts["aux_used"] = AUX_USED
+            parts["own_part"] = 0.0 if analysis.thin_wrapper else NOT_A_WRAPPER
+            parts["aux_ignored"] = -VALUE_IGNORED if result.ignored else 0.0
+    return parts
+
+
+def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
+    """
+    Returns the parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part
+    1.0 s c, and -0.5 s if aux is ignored. s is the share of the tests that pass, of those that trivial answers do not pass; m and a
+    are the shares of main's and aux's text that belong to their functions; c is 1 if the team collaborates, and 0 if not.
+    """
+    analysis, verdict = result.analysis, result.verdict
+    parts = _no_parts()
+    if not analysis.main_problem:
+        parts["definition"] = MAIN_DEFINED * analysis.main_function_share
+    if verdict is None:
+        return parts
+    parts["syntax"] = SYNTAX * min(analysis.aux_function_share, analysis.main_function_share)
+    share = facts.share(verdict.passed)
+    parts["tests"] = TESTS * share
+    if result.divided:
+        parts["definition"] += AUX_DEFINED * share
+        parts["aux_used"] = AUX_USED * share
+        parts["own_part"] = NOT_A_WRAPPER * share
+    elif not result.needs_aux:
+        parts["aux_ignored"] = -VALUE_IGNORED * share
+    return parts
+
+
+def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
+    """Returns the smallest and the largest possible value of the reward and of its parts."""
+    defined = MAIN_DEFINED + (AUX_DEFINED if num_agents == 2 else 0.0)
+    together = AUX_USED + NOT_A_WRAPPER if num_agents == 2 else 0.0
+    rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))
+    ranges = dict.fromkeys(rewards, (0.0, defined + SYNTAX + TESTS + together))
+    ranges |= {"definition_reward": (0.0, defined), "syntax_reward": (0.0, SYNTAX), "execution_reward": (0.0, TESTS)}
+    ranges |= dict.fromkeys(("syntax_valid_rate", "test_pass_rate"), (0.0, 1.0))
+    if num_agents == 2:
+        ranges |= {"collab_aux_usage": (0.0, AUX_USED), "collab_non_wrapper": (0.0, NOT_A_WRAPPER)}
+        ranges["collab_ignored_aux_call_penalty"] = (0.0, VALUE_IGNORED)
+        ranges["collaboration_reward"] = (-VALUE_IGNORED, together)
+    return ranges
+
+
+def _no_parts() -> dict[str, float]:
+    return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
+
+
+def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
+    verdict = result.verdict
+    parts = earned_parts(result, facts) if kind == "earned" else paper_parts(result, facts)
+    reward = sum(parts.values())
+    passed = verdict.passed if verdict else 0
+    return Outcome(
+        reward=reward,
+        metrics={
+            "syntax_valid_rate": float(not (result.analysis.syntax_problem or result.analysis.without_code)),
+            "definition_reward": parts["definition"],
+            "syntax_reward": parts["syntax"],
+            "execution_reward": parts["tests"],
+            "tests_passed": float(passed),
+            "tests_total": float(facts.total),
+            "test_pass_rate": passed / facts.total,
+            PASSED: float(passed == facts.total),
+            "timeouts": float(verdict.timeouts if verdict else 0),
+            "collab_aux_usage": parts["aux_used"],
+            "collab_non_wrapper": parts["own_part"],
+            "collab_ignored_aux_call_penalty": -parts["aux_ignored"],
+            "collaboration_reward": parts["aux_used"] + parts["own_part"] + parts["aux_ignored"],
+            "total_reward": reward,
+        },
+        info=result,
+        extra={"tests": "", "suspicious": ""} if verdict is None else verdict.columns(),
+    )
