@@ -6,25 +6,29 @@ For whom a critic is worth it: MAGRPO, MAREINFORCE, IAC and MAAC at the same num
     python benchmarks/actor_critic.py --tune                                      # the choice of the learning rates below
     python benchmarks/actor_critic.py --smoke                                     # seconds: whether it runs; its numbers mean nothing
 
-Each run is a file in `--runs`, and a run whose file is there is not repeated: the command can be interrupted, and continued with other
-methods or seeds. The table is made of all files that fit.
+Each run is a file in `--runs`, and a run whose file is there is not repeated: the command can be interrupted, and
+continued with other methods or seeds. The table is made of all files that fit.
 
-Part `two_turns`, a task with delayed reward made for this comparison (`two_turns.py` describes it), in two variants. With `spread` 0
-the reward is the score, from 0 to 1. With `spread` 1 it also contains a part that depends on the item alone, from 0 to 3. The curve is the
-mean score of the sampled joint actions of the second turn, and what is compared is the number of env steps until its mean over
-five updates reaches a level. The intervals are 95 % t-intervals over seeds.
+Part `two_turns`, a task with delayed reward made for this comparison (`two_turns.py` describes it), in two variants.
+With `spread` 0 the reward is the score, from 0 to 1. With `spread` 1 it also contains a part that depends on the item
+alone, from 0 to 3. The curve is the mean score of the sampled joint actions of the second turn, and what is compared
+is the number of env steps until its mean over five updates reaches a level. The intervals are 95 % t-intervals over
+seeds.
 
-Equal for all methods: the random model of a seed, the items in their order, 60 env steps per update, the number of env steps,
-sampling, Adam and its constant learning rate, the clipping of gradients. The learning rate of each method was chosen among [`RATES`] by
-the mean score of a run with another seed than those that are reported. A critic has five times that of its agents.
-- MAREINFORCE, IAC and MAAC sample one answer per prompt: 30 items an update, two env steps each. MAREINFORCE then has no baseline.
-- MAGRPO samples trees of two siblings: 10 items an update, with two env steps at the first turn and four at the second.
-- IAC and MAAC run with `gae_lambda` 1 and without standardized advantages, and, as `iac, defaults` and `maac, defaults`, with the defaults of
-  these two settings. Every other setting of a method is its default.
+Equal for all methods: the random model of a seed, the items in their order, 60 env steps per update, the number of env
+steps, sampling, Adam and its constant learning rate, the clipping of gradients. The learning rate of each method was
+chosen among [`RATES`] by the mean score of a run with another seed than those that are reported. A critic has five
+times that of its agents.
+- MAREINFORCE, IAC and MAAC sample one answer per prompt: 30 items an update, two env steps each. MAREINFORCE then has
+  no baseline.
+- MAGRPO samples trees of two siblings: 10 items an update, with two env steps at the first turn and four at the
+  second.
+- IAC and MAAC run with `gae_lambda` 1 and without standardized advantages, and, as `iac, defaults` and `maac,
+  defaults`, with the defaults of these two settings. Every other setting of a method is its default.
 
-Part `demo`: the demo's configurations, with rewards of kind `paper`, 80 updates of 64 env steps. MAREINFORCE, IAC and MAAC answer each
-of 64 problems once, MAGRPO each of 16 problems four times. The result is the mean joint reward of four sampled answers to each
-of the 96 held-out problems, see `preference.py`.
+Part `demo`: the demo's configurations, with rewards of kind `paper`, 80 updates of 64 env steps. MAREINFORCE, IAC and
+MAAC answer each of 64 problems once, MAGRPO each of 16 problems four times. The result is the mean joint reward of
+four sampled answers to each of the 96 held-out problems, see `preference.py`.
 """
 
 import argparse
@@ -191,7 +195,10 @@ def two_turn_run(folder: Path, name: str, spread: int, seed: int, rate: float, u
 
 
 def train_on_two_turns(method: Method, spread: int, seed: int, rate: float, updates: int) -> dict:
-    """Trains once, and returns the score of every update's joint actions of the second turn, and the mean of the last ones."""
+    """
+    Trains once, and returns the score of every update's joint actions of the second turn, and the mean of the last
+    ones.
+    """
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         save_two_turn_model(Path(folder) / "model", seed)
         args = method.config(

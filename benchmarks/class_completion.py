@@ -1,7 +1,7 @@
 """
-What the sandbox and the rewards of class completion make of ClassEval: how many classes and test methods can be used, what the references
-earn in teams of one to three agents and under both divisions, and what constants earn. Every agent writes the whole class, so `compat` is 1
-less for teams: all methods overlap.
+What the sandbox and the rewards of class completion make of ClassEval: how many classes and test methods can be used,
+what the references earn in teams of one to three agents and under both divisions, and what constants earn. Every agent
+writes the whole class, so `compat` is 1 less for teams: all methods overlap.
 
     python benchmarks/class_completion.py            # all 100 classes, some minutes
     python benchmarks/class_completion.py --smoke    # three of them

@@ -5,10 +5,12 @@ What the parts of the engine save, in processor time.
     python benchmarks/engine.py --parts sampling   # some of them
     python benchmarks/engine.py --smoke            # seconds: whether it runs; its numbers mean nothing
 
-Each part compares a way of this package with another one that gives the same, in one process and in turns, and reports medians.
+Each part compares a way of this package with another one that gives the same, in one process and in turns, and reports
+medians.
 
-sampling: the sampling loop, against transformers' `generate` with the same shared prompts in a static cache, per token that is sampled. The cases are a
-level of the demo (16 prompts, 4 completions of at most 40 tokens each), and a random model of 12 million parameters with a vocabulary of 16,384.
+sampling: the sampling loop, against transformers' `generate` with the same shared prompts in a static cache, per token
+that is sampled. The cases are a level of the demo (16 prompts, 4 completions of at most 40 tokens each), and a random
+model of 12 million parameters with a vocabulary of 16,384.
 """
 
 import argparse
@@ -42,7 +44,10 @@ COMPLETIONS = 4  # of each prompt
 
 
 def in_turns(ours: Callable[[int], int], other: Callable[[int], int], rounds: int) -> tuple[float, float]:
-    """Returns the medians of the processor seconds of two functions, each divided by what it returns. They get the number of the round."""
+    """
+    Returns the medians of the processor seconds of two functions, each divided by what it returns. They get the number
+    of the round.
+    """
     seconds: dict[Callable[[int], int], list[float]] = {ours: [], other: []}
     for k in range(-1, rounds):  # the first one is not counted
         for function, measured in seconds.items():

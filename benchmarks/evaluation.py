@@ -1,5 +1,6 @@
 """
-What a team of the demo is worth: beside a trained control, in cross-play, with agents replaced, and with a second turn.
+What a team of the demo is worth: beside a trained control, in cross-play, with agents replaced, and with a second
+turn.
 
     python benchmarks/evaluation.py             # three seeds: about an hour on two cores
     python benchmarks/evaluation.py --seeds 1   # one seed, without cross-play
@@ -12,8 +13,9 @@ Four kinds of runs, each with every seed:
 - `two turns`: `mt_magrpo_demo.yaml`, from a base model that has seen revisions, with the feedback `level_feedback`.
 - `one turn`: the same base model and the same number of scored answers, with one turn.
 
-All are evaluated with the commands of the package on the 96 held-out problems, with 5 sampled episodes each. Confidence intervals are over
-items and seeds. Three seeds say little about how much seeds differ, so the table also has the numbers of every seed.
+All are evaluated with the commands of the package on the 96 held-out problems, with 5 sampled episodes each.
+Confidence intervals are over items and seeds. Three seeds say little about how much seeds differ, so the table also
+has the numbers of every seed.
 
 With `--folder`, runs and transcripts that are there already are not made again.
 """
@@ -142,7 +144,10 @@ def evaluate(
 
 
 def print_speed() -> None:
-    """Prints the median CPU seconds of 64 items on one thread, for several sizes of a batch in turn. Answers are scored by their length."""
+    """
+    Prints the median CPU seconds of 64 items on one thread, for several sizes of a batch in turn. Answers are scored
+    by their length.
+    """
     torch.set_num_threads(1)
     roles, dataset = ["aux", "main"], demo_dataset("test").select(range(64))
     team, accelerator = AgentTeam.from_pretrained(demo_model(), roles=roles), Accelerator(cpu=True)

@@ -5,12 +5,15 @@ What a team learns in each task family, beside one agent that is trained alone: 
     python benchmarks/families.py --families bug_fixing --algorithms iac maac
     python benchmarks/families.py --smoke                                     # seconds: whether it runs; its numbers mean nothing
 
-A run is a recipe with `<algorithm>_<family>_demo.yaml`. `grpo` is the control: one agent, the same number of scored answers. Before and after the training, the held-out items are answered once. What is compared is a metric that team and control share:
-- `bug_fixing`: `fix`, how many of the failing hidden tests the repaired function passes. The control writes no tests, so its reward is another one.
+A run is a recipe with `<algorithm>_<family>_demo.yaml`. `grpo` is the control: one agent, the same number of scored
+answers. Before and after the training, the held-out items are answered once. What is compared is a metric that team
+and control share:
+- `bug_fixing`: `fix`, how many of the failing hidden tests the repaired function passes. The control writes no tests,
+  so its reward is another one.
 - other families: `total_reward`, the reward before any scaling.
 
-The difference between a team and the control is that of each seed, in percent of the largest value that the metric can have, with a 95 % t-interval
-over seeds. Processor time is that of the run, without that of building the base model.
+The difference between a team and the control is that of each seed, in percent of the largest value that the metric can
+have, with a 95 % t-interval over seeds. Processor time is that of the run, without that of building the base model.
 
 With `--folder`, runs that are there already are not made again.
 """
@@ -125,7 +128,10 @@ def train(task: Task, family: str, algorithm: str, seed: int, folder: Path, comm
 
 
 def read_log(run: Path, metric: str, num_turns: int) -> dict[str, Any]:
-    """Reads a metric of the final turn from the log of a run: on the held-out items at the start and the end, and on the training items."""
+    """
+    Reads a metric of the final turn from the log of a run: on the held-out items at the start and the end, and on the
+    training items.
+    """
     (state,) = run.glob("checkpoint-*/trainer_state.json")
     history = json.loads(state.read_text())["log_history"]
     name = f"turn_{num_turns}/{metric}"

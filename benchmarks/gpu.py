@@ -1,24 +1,28 @@
 """
-A MAGRPO step on one GPU, by phase: seconds, tokens per second, share of the roofline, peak memory, and where the host waits.
+A MAGRPO step on one GPU, by phase: seconds, tokens per second, share of the roofline, peak memory, and where the host
+waits.
 
     python benchmarks/gpu.py                        # all parts, each under ten minutes, one after the other
     python benchmarks/gpu.py --parts tests 3B-full  # some; the other parts of an earlier call stay in the JSON file
     python benchmarks/gpu.py --device cpu --smoke   # seconds: whether it runs; its numbers mean nothing
 
-Two agents with random weights of Qwen2.5-Coder's shapes, 8 items, G = 4, prompts of 300 tokens, completions of 256, activations checkpointed.
-Nothing is downloaded. Every run is a process of its own; `team_run.py` says what is measured and how. A run that fails, for example for lack of
-memory, is a line of the table, and a part that has used its time leaves its last runs out.
+Two agents with random weights of Qwen2.5-Coder's shapes, 8 items, G = 4, prompts of 300 tokens, completions of 256,
+activations checkpointed. Nothing is downloaded. Every run is a process of its own; `team_run.py` says what is measured
+and how. A run that fails, for example for lack of memory, is a line of the table, and a part that has used its time
+leaves its last runs out.
 
 Parts: `tests`, and for each size `<size>-full` and `<size>-lora`, with one turn and with two (a tree), and
 
 - full, float32: float32 weights, computed in bfloat16. The default;
 - full, bfloat16: weights in bfloat16, which the optimizer rounds stochastically. Needs `trl-multiagent[rounding]`;
 - LoRA, float32 and bfloat16: the data type of the base, `r` = 16 on all linear layers;
-- vLLM: float32 weights, or adapters on a base in bfloat16, sampled with vLLM in the same process. Needs `trl-multiagent[vllm]`.
+- vLLM: float32 weights, or adapters on a base in bfloat16, sampled with vLLM in the same process. Needs
+  `trl-multiagent[vllm]`.
 
-The roofline is the time for the products with the weights alone: every token of a tree that differs from others, or in what precedes it, once;
-all weights read once per decoding step of a level; at the rates for large products and for copies that are measured at the start. Attention,
-adapters, the optimizer and the cache of keys and values are not in it.
+The roofline is the time for the products with the weights alone: every token of a tree that differs from others, or in
+what precedes it, once; all weights read once per decoding step of a level; at the rates for large products and for
+copies that are measured at the start. Attention, adapters, the optimizer and the cache of keys and values are not in
+it.
 """
 
 import argparse
@@ -112,7 +116,10 @@ def main() -> None:
 
 
 def rates(device: str, size: int) -> dict[str, float]:
-    """Operations per second of a large matrix product in bfloat16, and bytes per second of a large copy, read and written."""
+    """
+    Operations per second of a large matrix product in bfloat16, and bytes per second of a large copy, read and
+    written.
+    """
     x = torch.ones(size, size, dtype=torch.bfloat16, device=device)
     copied = torch.empty(4 * size, 4 * size, dtype=torch.bfloat16, device=device)
     source = torch.empty_like(copied)

@@ -4,8 +4,9 @@ LoRA agents on one base: one call for all of them against one call for each, in 
     python benchmarks/grouped.py            # a base of 50 M parameters: about 4 minutes on one core
     python benchmarks/grouped.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
-The base is a random Qwen2 in float32, each agent has an adapter of rank 16 on all linear layers. One level of rollout trees is sampled; both ways
-take turns with a third one, which shows what bounds one call: the base samples as many rows without adapters.
+The base is a random Qwen2 in float32, each agent has an adapter of rank 16 on all linear layers. One level of rollout
+trees is sampled; both ways take turns with a third one, which shows what bounds one call: the base samples as many
+rows without adapters.
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """
 Gives the runner of a corpus of hostile programs its `score`, on top of the sandbox's public API.
 
-A team's answer becomes one program: what stands before the entry point in the prompt, then the agents' code. Environment
-variables of the runner's choice: `SBX_TIER` (tier to use at most), `SBX_TIMEOUT` (seconds a check, 2 by default).
+A team's answer becomes one program: what stands before the entry point in the prompt, then the agents' code.
+Environment variables of the runner's choice: `SBX_TIER` (tier to use at most), `SBX_TIMEOUT` (seconds a check, 2 by
+default).
 """
 
 import ast
@@ -40,7 +41,9 @@ def parses(text: str) -> bool:
 
 
 def extract(completion: str) -> str:
-    """The code of a completion: all of it if that is Python, else its fenced blocks that are, else the longest block."""
+    """
+    The code of a completion: all of it if that is Python, else its fenced blocks that are, else the longest block.
+    """
     if parses(completion):
         return completion
     blocks = [textwrap.dedent(block) for block in FENCE.split(completion)[1::2]]

@@ -4,8 +4,8 @@ Compares the memory that `trl-multiagent plan` computes with what training steps
     python benchmarks/memory_plan.py            # about 6 minutes on two cores
     python benchmarks/memory_plan.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
-Each team takes three steps of MAGRPO with a random Llama of bytes, in fresh processes; `team_run.py` says what is measured and how. Peaks of
-a CPU have parts that the plan leaves out, such as the allocator's: about 60 MiB.
+Each team takes three steps of MAGRPO with a random Llama of bytes, in fresh processes; `team_run.py` says what is
+measured and how. Peaks of a CPU have parts that the plan leaves out, such as the allocator's: about 60 MiB.
 """
 
 import argparse

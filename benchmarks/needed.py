@@ -5,10 +5,11 @@ Whether a team uses its messages, on items whose best reward without a message i
     python benchmarks/needed.py --runs rule_shared rule_isolated   # the controls: one agent with all facts, and with the decider's alone
     python benchmarks/needed.py --smoke                            # seconds: whether it runs; its numbers mean nothing
 
-A run is a recipe with `needed_rule.yaml` or `needed_walk.yaml`. The seed is that of the items, of the base model and of the training. The team, and the
-team with its messages cut and shuffled, then answer the 512 test items once each, sampled at temperature 1 (`evaluate --ablate messages`). A mean of 512
-answers has a standard error of 0.019 at 0.25 and of 0.015 at 0.125. `bound` is the mean of the items' bounds. Processor time is that of the base model
-and that of the training.
+A run is a recipe with `needed_rule.yaml` or `needed_walk.yaml`. The seed is that of the items, of the base model and
+of the training. The team, and the team with its messages cut and shuffled, then answer the 512 test items once each,
+sampled at temperature 1 (`evaluate --ablate messages`). A mean of 512 answers has a standard error of 0.019 at 0.25
+and of 0.015 at 0.125. `bound` is the mean of the items' bounds. Processor time is that of the base model and that of
+the training.
 
 With `--folder`, runs that are there already are not made again.
 """

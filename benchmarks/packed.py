@@ -4,9 +4,10 @@ Processor time of an agent's update, with rows that share what they have in comm
     python benchmarks/packed.py            # minutes on one core
     python benchmarks/packed.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
-A random Llama of 2.1 M parameters, forward and backward of all rows of rollout trees with four completions per prompt, in float32 on one thread.
-Packed rows are computed in one pass, rows of their own in a pass for each prompt, which has the least padding.
-`checkpointed` recomputes activations, which is TRL's default; `kept` does not. The contenders take turns, and the table has medians.
+A random Llama of 2.1 M parameters, forward and backward of all rows of rollout trees with four completions per prompt,
+in float32 on one thread. Packed rows are computed in one pass, rows of their own in a pass for each prompt, which has
+the least padding. `checkpointed` recomputes activations, which is TRL's default; `kept` does not. The contenders take
+turns, and the table has medians.
 """
 
 import argparse
@@ -34,7 +35,10 @@ FORMS = ("kept, own rows", "kept, packed", "checkpointed, own rows", "checkpoint
 
 
 def tree_rows(num_turns: int, num_items: int) -> list[Row]:
-    """The rows of whole trees. Prompts and completions have different lengths, and a child's prompt continues its parent's row."""
+    """
+    The rows of whole trees. Prompts and completions have different lengths, and a child's prompt continues its
+    parent's row.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def tokens(most: int) -> list[int]:
@@ -55,7 +59,9 @@ def tree_rows(num_turns: int, num_items: int) -> list[Row]:
 
 
 def update(model: LlamaForCausalLM, rows: AgentTensors, form: str) -> tuple[float, int, float]:
-    """Returns the processor time of a forward and a backward, the number of positions, and the norm of the gradient."""
+    """
+    Returns the processor time of a forward and a backward, the number of positions, and the norm of the gradient.
+    """
     model.zero_grad()
     switch = (
         model.activation_checkpointing_enable if "checkpointed" in form else model.activation_checkpointing_disable

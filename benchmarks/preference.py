@@ -1,26 +1,26 @@
 """
-What a team learns from preferences: MADPO, its iterative form and MARLHF on the demo, beside MAGRPO at the same number of scored joint
-answers, and beside CoMLRL's MADPO on the same preferences.
+What a team learns from preferences: MADPO, its iterative form and MARLHF on the demo, beside MAGRPO at the same number
+of scored joint answers, and beside CoMLRL's MADPO on the same preferences.
 
     python benchmarks/preference.py                       # three seeds: about an hour on two cores
     python benchmarks/preference.py --seeds 1 --no_peer   # one seed of this project: about 20 minutes
     python benchmarks/preference.py --methods "CoMLRL's madpo" --peer_learning_rate 1e-4    # CoMLRL at another rate
     python benchmarks/preference.py --smoke               # seconds: whether it runs; its numbers mean nothing
 
-Every run starts from the demo's base model and is trained with the demo's configurations, on the reward of kind `paper`. The
-result is the mean joint reward of four sampled answers to each of the 96 held-out problems.
+Every run starts from the demo's base model and is trained with the demo's configurations, on the reward of kind
+`paper`. The result is the mean joint reward of four sampled answers to each of the 96 held-out problems.
 
 What is equal:
-- MADPO and MAGRPO: the number of joint answers that are sampled and scored. MAGRPO takes as many optimizer steps as that needs, with
-  the batch and learning rate of the demo.
-- MADPO and CoMLRL's MADPO: the preferences, the model, the number of pairs per update and of updates, beta, and the peak of the
-  learning rate. CoMLRL has no reference policy, no `sft` term, a constant learning rate, one AdamW per agent with torch's defaults, no
-  clipping, and leaves out the last token of every answer.
+- MADPO and MAGRPO: the number of joint answers that are sampled and scored. MAGRPO takes as many optimizer steps as
+  that needs, with the batch and learning rate of the demo.
+- MADPO and CoMLRL's MADPO: the preferences, the model, the number of pairs per update and of updates, beta, and the
+  peak of the learning rate. CoMLRL has no reference policy, no `sft` term, a constant learning rate, one AdamW per
+  agent with torch's defaults, no clipping, and leaves out the last token of every answer.
 
 The scored answers of MARLHF are those of its preferences: in the training of its team, the reward model scores.
 
-Seconds are those of the whole run, collection included, from the loaded libraries to the saved team; CoMLRL's contain no collection.
-The first call with the peer makes an environment for it, see `vs_comlrl.py`.
+Seconds are those of the whole run, collection included, from the loaded libraries to the saved team; CoMLRL's contain
+no collection. The first call with the peer makes an environment for it, see `vs_comlrl.py`.
 """
 
 import argparse

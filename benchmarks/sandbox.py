@@ -4,9 +4,9 @@ programs, and what each tier stops of a corpus of hostile programs.
 
     python benchmarks/sandbox.py --data humaneval.jsonl --output sandbox.json
 
-Without `--data` the programs are small made-up ones. The hostile programs are those of `tests/hostile`, or `--hostile` names another
-folder with a `programs.jsonl`; `--tiers` without a name leaves them out. Rates are medians of `--repeats` rounds in which every
-contender takes its turn, so that a busy machine slows all of them down alike.
+Without `--data` the programs are small made-up ones. The hostile programs are those of `tests/hostile`, or `--hostile`
+names another folder with a `programs.jsonl`; `--tiers` without a name leaves them out. Rates are medians of
+`--repeats` rounds in which every contender takes its turn, so that a busy machine slows all of them down alike.
 """
 
 import argparse
@@ -135,7 +135,8 @@ def growth(count):
             assert all(verdict.passed == 1 for verdict in verdicts)
             sizes.append(size())
     print(
-        f"\nopen files, MiB after {size_of_batch} programs: {sizes[0]}; after {size_of_batch * len(sizes)}: {sizes[-1]}"
+        f"\nopen files, MiB after {size_of_batch} programs: {sizes[0]}; after {size_of_batch * len(sizes)}: "
+        f"{sizes[-1]}"
     )
     return {"first": sizes[0], "last": sizes[-1]}
 

@@ -5,9 +5,9 @@ Step time and memory per process of MAGRPO on one and two processes, plain and s
     python benchmarks/scaling.py --quick    # a smaller model, full teams only: about 4 minutes
     python benchmarks/scaling.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
-Two agents on a random Llama of bytes, 8 items a step in every form: two processes play 4 each. Every form is launched once
-with its file of `accelerate_configs/`; `team_run.py` says what is measured and how. Times are medians of the steps after
-the first. Float32 on the CPU, mixed precision on GPUs.
+Two agents on a random Llama of bytes, 8 items a step in every form: two processes play 4 each. Every form is launched
+once with its file of `accelerate_configs/`; `team_run.py` says what is measured and how. Times are medians of the
+steps after the first. Float32 on the CPU, mixed precision on GPUs.
 
 A perfect two processes would take 0.5 of the time of one, and ZeRO-3 0.5 of the memory held. On the CPU a device is
 `--threads` cores; with more threads than cores all in all, the time ratios say nothing.
@@ -52,12 +52,14 @@ def main() -> None:
         parameters = save_model(Path(folder), hidden_size=hidden_size, num_layers=4)
         settings = {**common, "model": folder, "steps": steps + 1, "bf16": on_gpus}
         print(
-            f"Two agents of {parameters / 1e6:.1f} M parameters, {common['num_items']} items a step, medians of {steps} "
+            f"Two agents of {parameters / 1e6:.1f} M parameters, {common['num_items']} items a step, medians of "
+            f"{steps} "
             f"steps; {results['machine']['cores']} cores, {options.threads} threads per process"
         )
         for team in ("full",) if options.quick or options.smoke else TEAMS:
             print(
-                f"\n{team:18}{'s/step':>9}{'ratio':>8}{'held':>10}{'ratio':>8}{'peak':>10}{'ratio':>8}   MiB per process"
+                f"\n{team:18}{'s/step':>9}{'ratio':>8}{'held':>10}{'ratio':>8}{'peak':>10}{'ratio':>8}   MiB per "
+                "process"
             )
             forms = results["teams"][team] = {}
             for name in ("one process", "DDP") if options.smoke else LAUNCHES:

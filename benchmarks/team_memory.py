@@ -1,29 +1,31 @@
 """
-Memory of a team: what one more LoRA agent costs, what a critic costs, and what a process holds of a full team under ZeRO-3.
+Memory of a team: what one more LoRA agent costs, what a critic costs, and what a process holds of a full team under
+ZeRO-3.
 
     python benchmarks/team_memory.py                   # all, about 12 minutes on two cores
     python benchmarks/team_memory.py --parts critics   # one part of it
     python benchmarks/team_memory.py --quick           # small models, one precision: about 3 minutes
     python benchmarks/team_memory.py --smoke           # seconds: whether it runs; its numbers mean nothing
 
-Every run takes a few training steps with a random Llama of bytes, in fresh processes: MAGRPO's, except for critics. `team_run.py`
-says what is measured and how. On a machine with GPUs it is their memory; ZeRO-3 needs two, and runs on the CPU where there are
-fewer.
+Every run takes a few training steps with a random Llama of bytes, in fresh processes: MAGRPO's, except for critics.
+`team_run.py` says what is measured and how. On a machine with GPUs it is their memory; ZeRO-3 needs two, and runs on
+the CPU where there are fewer.
 
 LoRA: teams of 1, 2, 3, 4 and 8 agents on one base, in one process. An agent should cost 16 bytes per parameter of its
 adapter: weight, gradient and Adam's two moments in float32. The activations of all agents live together, so a row is
 short and activations are checkpointed; what is left of them is in the peak.
 
-Critics: a LoRA team of two agents, with the critics of IAC (one per agent) and MAAC (one), which are adapters on the agents'
-base. They are compared with MAREINFORCE, which trains the same number of completions and has no critic. An agent samples one
-completion per item, so a critic reads as many prompts as there are completions. A forward has one row.
+Critics: a LoRA team of two agents, with the critics of IAC (one per agent) and MAAC (one), which are adapters on the
+agents' base. They are compared with MAREINFORCE, which trains the same number of completions and has no critic. An
+agent samples one completion per item, so a critic reads as many prompts as there are completions. A forward has one
+row.
 
 ZeRO-3: a full team of two agents, in one process and in two.
 - mixed precision: weights loaded in float32, `bf16` on. One process keeps them in float32 and computes in bfloat16;
   DeepSpeed computes with shards in bfloat16 and keeps others in float32 for Adam;
 - float32: DeepSpeed keeps its shards of the weights twice;
-- bfloat16 weights: loaded in bfloat16, `bf16` on. One process trains them with stochastic rounding and Adam's state in 8
-  bits (torchao); DeepSpeed keeps float32 for Adam all the same, so this compares two different optimizers.
+- bfloat16 weights: loaded in bfloat16, `bf16` on. One process trains them with stochastic rounding and Adam's state in
+  8 bits (torchao); DeepSpeed keeps float32 for Adam all the same, so this compares two different optimizers.
 """
 
 import argparse

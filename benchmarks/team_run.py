@@ -1,21 +1,24 @@
 """
-What `team_memory.py`, `scaling.py` and `gpu.py` have in common: training steps of a team on a random model, in processes of their own.
+What `team_memory.py`, `scaling.py` and `gpu.py` have in common: training steps of a team on a random model, in
+processes of their own.
 
 [`launch`] starts the processes, each of which runs this file and measures itself. Needs Linux, and no network.
 
 What is measured, per process:
 - held: bytes held when the optimizer is about to step, that is weights, gradients and the optimizer's state; under
-  DeepSpeed when it has stepped, where ZeRO-1 and -2 have freed their gradients and ZeRO-3 has not. On a GPU, what torch
-  has allocated; on the CPU, the bytes of all tensors that Python can reach: exact, and the same in every run;
-- generate, update: the most that was in use while the trees were played and critics judged them, and in the rest of the step,
-  activations, gathered weights and temporary copies included. On a GPU, what torch had allocated; on the CPU, the resident size of
-  the process less what it was before the team was loaded (`libraries`). Every allocation from 64 KiB on goes back to
-  the system when it is freed (`MALLOC_MMAP_THRESHOLD_`), so that no reserve is counted;
-- seconds: wall time of an optimizer step, rollouts included; phases: that of its parts, on a GPU until the device has finished;
-- reads, on a GPU: how often the host waits for the device in a step, by the line of Python that makes it wait. Counting them slows the
-  step, so it is one more step at the end.
+  DeepSpeed when it has stepped, where ZeRO-1 and -2 have freed their gradients and ZeRO-3 has not. On a GPU, what
+  torch has allocated; on the CPU, the bytes of all tensors that Python can reach: exact, and the same in every run;
+- generate, update: the most that was in use while the trees were played and critics judged them, and in the rest of
+  the step, activations, gathered weights and temporary copies included. On a GPU, what torch had allocated; on the
+  CPU, the resident size of the process less what it was before the team was loaded (`libraries`). Every allocation
+  from 64 KiB on goes back to the system when it is freed (`MALLOC_MMAP_THRESHOLD_`), so that no reserve is counted;
+- seconds: wall time of an optimizer step, rollouts included; phases: that of its parts, on a GPU until the device has
+  finished;
+- reads, on a GPU: how often the host waits for the device in a step, by the line of Python that makes it wait.
+  Counting them slows the step, so it is one more step at the end.
 
-The first step makes the optimizer's state and is left out. A CPU stands in for devices: each process has its own threads.
+The first step makes the optimizer's state and is left out. A CPU stands in for devices: each process has its own
+threads.
 """
 
 import contextlib
@@ -339,8 +342,8 @@ def ask_again(item, history) -> dict[str, str]:
 
 def work(levels, roles: list[str]) -> dict[str, int]:
     """
-    What a step cannot do without, over all agents: the tokens that differ from others, or in what precedes them; the sampled ones among them;
-    and the decoding steps of calls that sample a whole level.
+    What a step cannot do without, over all agents: the tokens that differ from others, or in what precedes them; the
+    sampled ones among them; and the decoding steps of calls that sample a whole level.
     """
     completions = [
         [x for node in nodes for x in node.samples[role].completion_ids] for nodes in levels for role in roles

@@ -1,15 +1,16 @@
 """
 The task of `actor_critic.py`: two turns with a delayed reward, where the first turn decides what the second can earn.
 
-At both turns every agent sees one of [`LETTERS`] and answers with one token. The right answer is a letter, too: it depends on the
-agent and on the letter that it sees, and nobody tells the agent which one it is.
+At both turns every agent sees one of [`LETTERS`] and answers with one token. The right answer is a letter, too: it
+depends on the agent and on the letter that it sees, and nobody tells the agent which one it is.
 
-- At the first turn both agents see the item's first letter. There is no reward. [`WORTH`][k] is what the second turn is worth, where
-  k is the number of agents who are right. The agents do not learn k.
-- At the second turn both see the item's second letter, after their own first prompt and answer. The score is the worth times
-  [`SHARE`][m], where m is the number of agents who are right now. It is 1 if all four answers are right, and 0.08 for random ones.
-- The reward, which is given at the second turn only, is the score plus the `spread` times the position of the first letter in the
-  alphabet (0 to 3). As in most data sets, some items then earn more than others whatever the agents do.
+- At the first turn both agents see the item's first letter. There is no reward. [`WORTH`][k] is what the second turn
+  is worth, where k is the number of agents who are right. The agents do not learn k.
+- At the second turn both see the item's second letter, after their own first prompt and answer. The score is the worth
+  times [`SHARE`][m], where m is the number of agents who are right now. It is 1 if all four answers are right, and
+  0.08 for random ones.
+- The reward, which is given at the second turn only, is the score plus the `spread` times the position of the first
+  letter in the alphabet (0 to 3). As in most data sets, some items then earn more than others whatever the agents do.
 
 The model is a random Llama of about 50,000 parameters. Its 16 tokens are the letters and the words of the prompts.
 """
@@ -54,7 +55,10 @@ class TwoTurns(Environment):
 
 
 def number_right(joint_action: dict[str, str], seen: str) -> int:
-    """How many agents are right: the first one says the letter after the one that it sees, the second one the letter after that."""
+    """
+    How many agents are right: the first one says the letter after the one that it sees, the second one the letter
+    after that.
+    """
     position = LETTERS.index(seen)
     right = {role: LETTERS[(position + k) % len(LETTERS)] for k, role in enumerate(ROLES, start=1)}
     return sum(joint_action[role].strip() == right[role] for role in ROLES)

@@ -8,44 +8,49 @@ Side by side with CoMLRL 1.4.3: training steps of both systems on the same work,
     python benchmarks/vs_comlrl.py --quick                  # fewer steps, one seed: about 4 minutes per algorithm
     python benchmarks/vs_comlrl.py --smoke                  # seconds: whether it runs; its numbers mean nothing
 
-The first call makes an environment for the peer in the cache folder (`TRL_MULTIAGENT_CACHE`), with the library versions of
-`constraints.txt`. Each system runs in a process of its own; the two take their steps in turn, so that noise of the machine
-hits both. Runs without network access otherwise. A smoke run makes no environment and no model: it takes steps of a tiny random
-model, and only this project's where the peer's environment has not been made.
+The first call makes an environment for the peer in the cache folder (`TRL_MULTIAGENT_CACHE`), with the library
+versions of `constraints.txt`. Each system runs in a process of its own; the two take their steps in turn, so that
+noise of the machine hits both. Runs without network access otherwise. A smoke run makes no environment and no model:
+it takes steps of a tiny random model, and only this project's where the peer's environment has not been made.
 
-Equal for both: the demo's base model (two full copies, float32), items in the same order, prompts, G, turns, number of new
-tokens, sampling at temperature 1 from the whole distribution, early termination off, number of threads, advantages without
-division by their standard deviation, and AdamW with torch's defaults, a constant learning rate and no clipping. In the
-second turn each agent sees its first prompt and its answer, and then its first prompt once more. In IAC and MAAC each item is
-answered once per turn, every critic is a full copy of the base model with the learning rate of the agents, targets are those of one step,
-and advantages are standardized over the update.
+Equal for both: the demo's base model (two full copies, float32), items in the same order, prompts, G, turns, number of
+new tokens, sampling at temperature 1 from the whole distribution, early termination off, number of threads, advantages
+without division by their standard deviation, and AdamW with torch's defaults, a constant learning rate and no
+clipping. In the second turn each agent sees its first prompt and its answer, and then its first prompt once more. In
+IAC and MAAC each item is answered once per turn, every critic is a full copy of the base model with the learning rate
+of the agents, targets are those of one step, and advantages are standardized over the update.
 
 What is measured:
-- a step: from the first item's prompt until the weights of all agents have changed, over 8 items (IAC and MAAC: 32). The
-  peer's buffer is as large as all nodes of these items, so that it updates once per step and turn;
-- generate, reward: the time inside those phases, with the critics' values in generate; update: all the rest of the step,
-  bookkeeping included;
-- processor time: that of the process, sandbox helpers not included. Other programs' load touches it less than wall time;
+- a step: from the first item's prompt until the weights of all agents have changed, over 8 items (IAC and MAAC: 32).
+  The peer's buffer is as large as all nodes of these items, so that it updates once per step and turn;
+- generate, reward: the time inside those phases, with the critics' values in generate; update: all the rest of the
+  step, bookkeeping included;
+- processor time: that of the process, sandbox helpers not included. Other programs' load touches it less than wall
+  time;
 - generate calls: calls of `generate` of transformers; optimizer steps: calls of `step` of a torch optimizer;
-- peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not (Linux);
-- the floor: the processor time of the products with the weights alone in a step of this project, every token of a tree that differs from others,
-  or in what precedes it, once; see `vs_comlrl_floor.py`;
-- the profile of this project's step: reading prompts and sampling tokens, which are parts of generate, and forward and backward of the update;
+- peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not
+  (Linux);
+- the floor: the processor time of the products with the weights alone in a step of this project, every token of a tree
+  that differs from others, or in what precedes it, once; see `vs_comlrl_floor.py`;
+- the profile of this project's step: reading prompts and sampling tokens, which are parts of generate, and forward and
+  backward of the update;
 - the reward curve: mean joint reward of the sampled joint actions against env steps, at the same learning rate.
 
-The joint reward is `code` (the demo's tests, run in this project's sandbox by both systems; the peer asks for one joint
-action at a time, as it does with any reward) or `text` (a formula on the text that takes next to no time and seldom gives
-two siblings the same value, so few have zero advantage). Steps are timed at a learning rate of 1e-6, which leaves both systems sampling from the base model.
+The joint reward is `code` (the demo's tests, run in this project's sandbox by both systems; the peer asks for one
+joint action at a time, as it does with any reward) or `text` (a formula on the text that takes next to no time and
+seldom gives two siblings the same value, so few have zero advantage). Steps are timed at a learning rate of 1e-6,
+which leaves both systems sampling from the base model.
 
 With `single`, one agent with the prompts of main answers once, and the peer is TRL's GRPOTrainer with the same loss.
 
 Differences that remain, all of them the systems' own:
-- The peer takes one optimizer step per agent and turn, here one step for the whole team; env steps are what is compared.
+- The peer takes one optimizer step per agent and turn, here one step for the whole team; env steps are what is
+  compared.
 - The peer leaves the last position of a padded completion out of the loss and trains on the padding after shorter
   completions; here every completion token counts once and padding never.
 - Siblings with zero advantage are left out of the update here, since they add nothing to its gradient.
-- The peer's IAC and MAAC compute the log-probabilities of the sampled tokens while sampling, and do not use them. Its MAAC steps the critic
-  once per agent on the same input, here once.
+- The peer's IAC and MAAC compute the log-probabilities of the sampled tokens while sampling, and do not use them. Its
+  MAAC steps the critic once per agent on the same input, here once.
 - A critic's output is scaled here by the mean and the deviation of recent targets.
 - The process of this project also holds TRL and accelerate, so it starts larger. With the reward `code` both hold it.
 """
@@ -125,7 +130,8 @@ def main() -> None:
         if pythons["peer"] is None:
             del pythons["peer"]
             print(
-                f"{PEER} is not installed here, and a smoke run installs nothing: these are this project's steps alone."
+                f"{PEER} is not installed here, and a smoke run installs nothing: these are this project's steps "
+                "alone."
             )
     beside = dict.fromkeys(algorithms, pythons) | {"single": {"ours": sys.executable, "trl": sys.executable}}
     if "single" in algorithms:
@@ -202,7 +208,10 @@ def peer_python(make: bool) -> str | None:
 
 
 def items(number: int, seed: int) -> list[dict]:
-    """The items of a run, in order, with their prompts. A run that needs more than there are sees them again in another order."""
+    """
+    The items of a run, in order, with their prompts. A run that needs more than there are sees them again in another
+    order.
+    """
     train, rows = demo_dataset("train"), []
     while len(rows) < number:
         rows += train.shuffle(seed + 1000 * (len(rows) // len(train))).to_list()
@@ -305,9 +314,9 @@ def compare_curves(curves: list[dict[str, list[dict]]], settings: dict, points: 
     Mean reward of each system in consecutive stretches of env steps, over all seeds.
 
     Returns:
-        `dict` with `"env_steps"` (the end of each stretch), per system `"reward"` (mean over seeds) and `"by_seed"`, and
-        where the peer took part the difference ours - peer of the mean reward over the whole run with its standard error
-        over seeds.
+        `dict` with `"env_steps"` (the end of each stretch), per system `"reward"` (mean over seeds) and `"by_seed"`,
+        and where the peer took part the difference ours - peer of the mean reward over the whole run with its standard
+        error over seeds.
     """
     steps = len(curves[0]["ours"])
     points = min(points, steps)
@@ -345,7 +354,8 @@ def print_times(times: dict) -> None:
     ours, other = times["ours"], next((name for name in LABELS if name in times), "peer")
     peer, label = times.get(other), LABELS[other]
     print(
-        f"\n{times['algorithm']}: {times['items_per_step']} items, G = {times['num_generations']}, T = {times['num_turns']}, "
+        f"\n{times['algorithm']}: {times['items_per_step']} items, G = {times['num_generations']}, T = "
+        f"{times['num_turns']}, "
         f"reward {times['reward']}, load of the machine {times['load'][0]:.1f}"
     )
     print(f"{'':18}{'------ wall, s ------':>27}{'---- processor, s ----':>29}")

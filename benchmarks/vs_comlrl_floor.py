@@ -1,6 +1,7 @@
 """
-The floor of a step of `vs_comlrl.py`: the processor time of the products with the agents' weights alone, in float32, as few and as large as
-they can be. Attention, norms, drawing tokens, the optimizer and everything in Python come on top.
+The floor of a step of `vs_comlrl.py`: the processor time of the products with the agents' weights alone, in float32,
+as few and as large as they can be. Attention, norms, drawing tokens, the optimizer and everything in Python come on
+top.
 """
 
 import statistics

@@ -1,4 +1,6 @@
-"""CoMLRL's side of `vs_comlrl.py`: takes the training steps that standard input asks for. Run by the peer's own Python."""
+"""
+CoMLRL's side of `vs_comlrl.py`: takes the training steps that standard input asks for. Run by the peer's own Python.
+"""
 
 import json
 import random

@@ -4,9 +4,9 @@ The reward curve of `vs_comlrl.py --algorithms iac` once more, in plain PyTorch 
     python benchmarks/vs_comlrl_plain.py              # about a minute per seed
     python benchmarks/vs_comlrl_plain.py --smoke      # seconds: whether it runs; its numbers mean nothing
 
-IAC with a critic that explains nothing is REINFORCE with rewards that are standardized over the update. This is a loop of about forty
-lines with neither system, on the same items, prompts, rewards, optimizer and learning rate. A system whose curve differs from this one by
-more than chance, while its critic explains little, has a fault.
+IAC with a critic that explains nothing is REINFORCE with rewards that are standardized over the update. This is a loop
+of about forty lines with neither system, on the same items, prompts, rewards, optimizer and learning rate. A system
+whose curve differs from this one by more than chance, while its critic explains little, has a fault.
 """
 
 import argparse

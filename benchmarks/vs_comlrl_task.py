@@ -1,5 +1,6 @@
 """
-What both systems of `vs_comlrl.py` are given: items, prompts, joint reward; and how their steps are taken and measured.
+What both systems of `vs_comlrl.py` are given: items, prompts, joint reward; and how their steps are taken and
+measured.
 
 Imports nothing of either system, so that the peer's process holds no more than the peer needs.
 """
@@ -17,7 +18,8 @@ from transformers import GenerationMixin
 
 
 ROLES = ("aux", "main")
-# Arguments of trainers that are made on TRL's: they sample from the model's own distribution, compute in float32, and write nothing
+# Arguments of trainers that are made on TRL's: they sample from the model's own distribution, compute in float32, and
+# write nothing
 ARGUMENTS = {
     **{"temperature": 1.0, "top_p": 1.0, "top_k": 0},
     **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False},
@@ -26,7 +28,10 @@ ARGUMENTS = {
 
 
 def step_arguments(settings: dict) -> dict:
-    """The arguments that ours and TRL's trainer share in `vs_comlrl.py`. The optimizer is the peer's: torch's AdamW, a constant rate, no clipping."""
+    """
+    The arguments that ours and TRL's trainer share in `vs_comlrl.py`. The optimizer is the peer's: torch's AdamW, a
+    constant rate, no clipping.
+    """
     return {
         **ARGUMENTS,
         **{"seed": settings["seed"], "max_steps": len(settings["items"]) // settings["items_per_step"]},
@@ -109,7 +114,10 @@ class Steps:
         self.start = clocks()
 
     def callback(self, rewards: list[float]):
-        """A callback of `Trainer`: a step ends with its log, so that the metrics are part of it. `rewards`: those of the step."""
+        """
+        A callback of `Trainer`: a step ends with its log, so that the metrics are part of it. `rewards`: those of the
+        step.
+        """
         from transformers import TrainerCallback
 
         class OneStepAtATime(TrainerCallback):

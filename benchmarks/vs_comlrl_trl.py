@@ -1,4 +1,6 @@
-"""TRL's side of `vs_comlrl.py --algorithms single`: takes the training steps of GRPOTrainer that standard input asks for."""
+"""
+TRL's side of `vs_comlrl.py --algorithms single`: takes the training steps of GRPOTrainer that standard input asks for.
+"""
 
 import json
 import sys

@@ -1,8 +1,9 @@
 """
-Makes the documentation site from the files of the repository: a hook of MkDocs, and an extension for docstrings in the style of Hugging Face.
+Makes the documentation site from the files of the repository: a hook of MkDocs, and an extension for docstrings in the
+style of Hugging Face.
 
-The lists of docs/index.md are the navigation. They may name files outside of docs/, and a notebook. Pages are written for GitHub: links to files
-that are no pages become links to the repository.
+The lists of docs/index.md are the navigation. They may name files outside of docs/, and a notebook. Pages are written
+for GitHub: links to files that are no pages become links to the repository.
 """
 
 import json
@@ -24,7 +25,9 @@ CODE = re.compile(r"(^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
 
 
 def chapters() -> dict[str, list[tuple[str, str]]]:
-    """Returns the lists of docs/index.md: for each heading, the titles of its pages and their files, relative to docs/."""
+    """
+    Returns the lists of docs/index.md: for each heading, the titles of its pages and their files, relative to docs/.
+    """
     _, *parts = re.split(r"^## ", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
     found = {part.partition("\n")[0]: re.findall(r"^- \[(.+?)\]\((.+?)\)", part, re.MULTILINE) for part in parts}
     return {chapter: pages for chapter, pages in found.items() if pages}
@@ -93,7 +96,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def list_paragraphs(text: str) -> str:
-    """Indents paragraphs in numbered lists as Python-Markdown wants it: by four spaces, and with an empty line before the next number."""
+    """
+    Indents paragraphs in numbered lists as Python-Markdown wants it: by four spaces, and with an empty line before the
+    next number.
+    """
     text = re.sub(r"^   (?=\S)", "    ", text, flags=re.MULTILINE)
     return re.sub(r"(\n\n(?:    [^\n]*\n)+)(?=\d+\. )", r"\1\n", text)
 
@@ -116,7 +122,10 @@ def documented() -> dict[str, str]:
 
 
 class HuggingFaceDocstrings(griffe.Extension):
-    """Makes Markdown of docstrings: of their sections, of the lists of arguments, and of references such as [`~MAGRPOTrainer.agent_loss`]."""
+    """
+    Makes Markdown of docstrings: of their sections, of the lists of arguments, and of references such as
+    [`~MAGRPOTrainer.agent_loss`].
+    """
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:

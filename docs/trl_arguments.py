@@ -1,6 +1,6 @@
 """
-Writes the table of TRL's arguments in configuration.md: what works, what differs, and what is refused. A test fails when it is out of
-date; run `python docs/trl_arguments.py` then.
+Writes the table of TRL's arguments in configuration.md: what works, what differs, and what is refused. A test fails
+when it is out of date; run `python docs/trl_arguments.py` then.
 """
 
 import dataclasses

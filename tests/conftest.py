@@ -17,17 +17,21 @@ import pytest
 from forked import Forked
 
 
-# The process that distributes tests to workers loads this file before it starts them. It need not import what takes seconds
+# The process that distributes tests to workers loads this file before it starts them. It need not import what takes
+# seconds
 
-# Libraries make a million objects when they are imported. With Python's thresholds, a fifth of that time goes into looking at them again
+# Libraries make a million objects when they are imported. With Python's thresholds, a fifth of that time goes into
+# looking at them again
 gc.set_threshold(50_000, 50, 50)
-# Tests send Ctrl-C. A shell that starts the tests in the background has them ignore it, and all their child processes too
+# Tests send Ctrl-C. A shell that starts the tests in the background has them ignore it, and all their child processes
+# too
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("RUN_ID", "JOB_ID"):  # which name the folders of runs
     os.environ.pop(name, None)
 
 
-# The files that take longest, in this order. When workers share the tests, these start first, so that all workers end together
+# The files that take longest, in this order. When workers share the tests, these start first, so that all workers end
+# together
 SLOW = """
 test_distributed_forms test_benchmarks test_checkpoints test_code_generation test_demo_run test_hub test_together test_actor_critic
 test_vllm_generation test_hostile test_wrong_settings test_limits test_earned_attacks test_stopping test_failures test_marlhf
@@ -62,7 +66,10 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory):
-    """Forgets the modules that a test wrote into a temporary folder and imported. The next test may write another by that name."""
+    """
+    Forgets the modules that a test wrote into a temporary folder and imported. The next test may write another by that
+    name.
+    """
     before = set(sys.modules)
     yield
     folder = str(tmp_path_factory.getbasetemp())

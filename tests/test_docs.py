@@ -37,8 +37,8 @@ class OneStep(TrainerCallback):
 @pytest.fixture
 def run_example(tiny_model, tmp_path, monkeypatch):
     """
-    Runs an example as it is written and returns its names. The models that it names are folders with a tiny one, relative to the
-    current folder, and trainers stop after one step.
+    Runs an example as it is written and returns its names. The models that it names are folders with a tiny one,
+    relative to the current folder, and trainers stop after one step.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.trainer.DEFAULT_CALLBACKS", [DefaultFlowCallback, OneStep])

@@ -59,8 +59,8 @@ def exact_distribution(model, prompt, settings):
 @pytest.mark.parametrize("settings", WARPED, ids=str)
 def test_samples_follow_the_policy(settings):
     """
-    The frequencies of the first token are the exact probabilities, also for a padded prompt, whose padding has no penalty. With 4000 seeds
-    the error of a frequency is at most 0.008, and no token outside of the nucleus is drawn.
+    The frequencies of the first token are the exact probabilities, also for a padded prompt, whose padding has no
+    penalty. With 4000 seeds the error of a frequency is at most 0.008, and no token outside of the nucleus is drawn.
     """
     model = tiny_llama(initializer_range=0.6)
     groups = generate_groups(model, PROMPTS, seeds_of(4000), config(max_new_tokens=1, **settings))
@@ -107,7 +107,10 @@ def test_no_prompts_need_no_call():
 
 @pytest.mark.parametrize("architecture", ["llama", *ARCHITECTURES, "bloom", "lfm2"])
 def test_completions_do_not_depend_on_their_batch(architecture):
-    """Nor on the order, nor on the budget. Rows end at many lengths, some at their first token; a penalty does not see the padding."""
+    """
+    Nor on the order, nor on the budget. Rows end at many lengths, some at their first token; a penalty does not see
+    the padding.
+    """
     model = tiny_llama(initializer_range=0.3) if architecture == "llama" else other_model(architecture)
     settings = config(max_new_tokens=24, repetition_penalty=1.2, top_k=100, eos_token_id=[256, *range(0, 256, 9)])
     seeds = seeds_of(4)
@@ -212,7 +215,10 @@ def test_a_number_chooses_by_the_cumulative_probability():
 
 @pytest.mark.parametrize("pad", [257, 256])
 def test_stop_strings_end_completions(pad):
-    """A completion is that without stop strings, up to the token that completes one. The padding behind it is no end of sequence."""
+    """
+    A completion is that without stop strings, up to the token that completes one. The padding behind it is no end of
+    sequence.
+    """
     model, tokenizer = tiny_llama(initializer_range=0.2), byte_tokenizer()
     settings = config(max_new_tokens=12, pad_token_id=pad)
     seeds = [[10 * k + g for g in range(40)] for k in range(len(PROMPTS))]

@@ -106,7 +106,9 @@ result = [loaded.roles, equal, loaded.tokenizers["aux"]("é")["input_ids"]]
 
 
 def test_a_base_is_loaded_in_its_revision_and_a_team_from_its_branch(server, client, tmp_path):
-    """Adapters that were trained on a branch of a base fit no other one. The snippets of the card do what the team does."""
+    """
+    Adapters that were trained on a branch of a base fit no other one. The snippets of the card do what the team does.
+    """
     code = """
 import re
 import torch

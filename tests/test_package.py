@@ -89,7 +89,10 @@ def test_the_ways_through_the_package_are_short():
 
 
 def test_an_evaluation_is_read_in_twelve_files():
-    """All files of the package that have something to do with an evaluation are listed, and they are not more than twelve."""
+    """
+    All files of the package that have something to do with an evaluation are listed, and they are not more than
+    twelve.
+    """
     section = (ROOT / "docs" / "architecture.md").read_text().partition("### An evaluation")[2].partition("\n## ")[0]
     listed = re.findall(r"^\d+\. `(\S+)`", section, re.MULTILINE)
     package = ROOT / "trl_multiagent"

@@ -39,8 +39,10 @@ TREE = [
 def test_trees(call):
     page = tree_page([[{**TREE[3], **x} for x in TREE]])
     tree = call(
-        "page => { const tree = treeOf(page.trees[0], page.columns); return {low: tree.low, high: tree.high, value: tree.value, "
-        "id: tree.id, nodes: tree.nodes.map(node => [node.key, node.turn, page.texts[node.prompts.aux], node.actions.length]), "
+        "page => { const tree = treeOf(page.trees[0], page.columns); return {low: tree.low, high: tree.high, "
+        "value: tree.value, "
+        "id: tree.id, nodes: tree.nodes.map(node => [node.key, node.turn, page.texts[node.prompts.aux], "
+        "node.actions.length]), "
         "next: tree.actions.map(action => child(action)?.key ?? null), before: actionBefore(tree.nodes[1]).action, "
         "passed: tree.actions.map(action => action.metrics['tests/passed'])} }",
         page,
@@ -78,7 +80,10 @@ def test_episodes_are_trees_of_their_own(call):
 )
 def test_filters(call, wanted, expected):
     page = tree_page([[{"extra/suspicious": None, **x} for x in TREE]])
-    script = "(page, wanted) => treeOf(page.trees[0], page.columns).actions.flatMap((action, k) => fits(action, wanted) ? [k] : [])"
+    script = (
+        "(page, wanted) => treeOf(page.trees[0], page.columns).actions.flatMap((action, k) => fits(action, "
+        "wanted) ? [k] : [])"
+    )
     assert (
         call(script, page, {"low": "", "high": "", "turn": "", "item": "", "suspicious": False, **wanted}) == expected
     )
@@ -89,7 +94,8 @@ def test_no_two_squares_of_a_drawing_overlap(call, siblings):
     nodes = ["/", *(f"/{k}" for k in range(siblings)), *(f"/1/{k}" for k in range(siblings))]
     page = tree_page([[row(node, action) for node in nodes for action in range(siblings)]])
     drawing, squares = call(
-        "page => { const tree = treeOf(page.trees[0], page.columns); return [place(tree), tree.actions.map(({x, y, node}) => [x, y, node.turn])] }",
+        "page => { const tree = treeOf(page.trees[0], page.columns); return [place(tree), tree.actions.map(({x, "
+        "y, node}) => [x, y, node.turn])] }",
         page,
     )
     for k, (x, y, turn) in enumerate(squares):

@@ -165,11 +165,13 @@ def test_two_names_of_one_setting_in_one_place_must_agree(parse, error_of):
 @pytest.mark.parametrize(
     ("sections", "field", "value", "note"),
     [
-        ("agent_model: {temperature: 0.7}\nmagrpo: {temperature: 0.8}", "temperature", 0.8, "(`magrpo.temperature` is used)"),
+        ("agent_model: {temperature: 0.7}\nmagrpo: {temperature: "
+        "0.8}", "temperature", 0.8, "(`magrpo.temperature` is used)"),
         ("agent_model: {top_k: 40}\nmagrpo: {top_k: null}", "top_k", 0, "agent_model.top_k"),
         ("agent_model: {top_k: null}\nmagrpo: {top_k: 40}", "top_k", 40, ""),
         ("seed: 1\nmagrpo: {seed: 2}", "seed", 1, "magrpo.seed (`seed` is used)"),
-        ("magrpo: {reward_shift: -1}\nreward_processor: {shift: -4}", "reward_shift", -1, "because `magrpo.reward_shift` is -1."),
+        ("magrpo: {reward_shift: -1}\nreward_processor: {shift: "
+        "-4}", "reward_shift", -1, "because `magrpo.reward_shift` is -1."),
         ("magrpo: {reward_shift: null}\nreward_processor: {shift: -4}", "reward_shift", -4, ""),
         ("magrpo: {discount: null, temperature: null, beta: null}", "temperature", 1.0, ""),
         ("magrpo: {original_prompt: false, num_turns: 2}\nexternal: {original_prompt: true}", "original_prompt", False,

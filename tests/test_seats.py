@@ -26,7 +26,10 @@ from tiny import AsciiGame, tiny_team, tiny_trainer
 
 
 class Dialogue(Environment):
-    """A user opens, an agent answers, the user goes on until it says "bye". Each turn pays its number; an agent's words pay 10 each."""
+    """
+    A user opens, an agent answers, the user goes on until it says "bye". Each turn pays its number; an agent's words
+    pay 10 each.
+    """
 
     roles = ("agent", "user")
 
@@ -174,7 +177,9 @@ def sampler_of(team, **arguments):
 
 
 def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
-    """The seat's agent has another name in its own team. Its weights stay, and the trained agent's gradient is its own."""
+    """
+    The seat's agent has another name in its own team. Its weights stay, and the trained agent's gradient is its own.
+    """
     other = tiny_team(("x", "y"))
     before = [x.clone() for x in other.parameters()]
     environment = SeatedEnvironment(AsciiGame(("a", "b")), {"b": TeamSeat(lambda: sampler_of(other), "other", "y")})
@@ -187,7 +192,9 @@ def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
 
 
 def test_a_team_in_a_seat_draws_by_item_and_text():
-    """What it answers does not depend on other branches or on torch's generator. Equal branches get different answers."""
+    """
+    What it answers does not depend on other branches or on torch's generator. Equal branches get different answers.
+    """
     team = tiny_team(("x",))
     generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 8}), seed=3)
     seat = TeamSeat(lambda: TeamSampler(team, generator), "team", "x")

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The pages of the site as HTML, by their address. A warning of MkDocs, such as a link without a target, is an error."""
+    """
+    The pages of the site as HTML, by their address. A warning of MkDocs, such as a link without a target, is an error.
+    """
     folder = tmp_path_factory.mktemp("site")
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
     config.plugins.on_startup(command="build", dirty=False)
@@ -51,7 +53,10 @@ def test_lists_of_github_are_lists(site):
 
 def test_docstrings_become_lists_of_arguments_with_links(site):
     html = site["api/trainers/"]
-    argument = r'<li><strong>environment</strong> \(<a [^>]*href="\.\./environments/#trl_multiagent\.[\w.]+Environment"[^>]*><code>Environment</code></a>'
+    argument = (
+        r"<li><strong>environment</strong> \(<a "
+        r'[^>]*href="\.\./environments/#trl_multiagent\.[\w.]+Environment"[^>]*><code>Environment</code></a>'
+    )
     assert re.search(argument, html) and "<strong>Args</strong>" in html and "[`" not in html
     links = site["api/environments/"] + site["benchmarks/"]
     assert "github.com/trl-multiagent/trl_multiagent/blob/main/" in site["tasks/"] and '.py"' not in links

@@ -22,7 +22,10 @@ def test_a_link_out_of_the_folder_of_a_team_is_refused(part, tmp_path):
 
 
 def test_links_of_a_cache_and_to_the_folder_of_a_team_are_followed(tmp_path):
-    """A snapshot of the Hub's cache has links to blobs. A link to the whole folder, and one within it, are the user's own."""
+    """
+    A snapshot of the Hub's cache has links to blobs. A link to the whole folder, and one within it, are the user's
+    own.
+    """
     snapshot = tmp_path / "models--user--team" / "snapshots" / "a1b2"
     tiny_team().save_pretrained(snapshot)
     (blobs := snapshot.parents[1] / "blobs").mkdir()

@@ -116,7 +116,10 @@ def sample(agent):
 
 
 def test_a_tree_of_guesses():
-    """All branches are played with one environment, and each has its own state. Two guesses, then an answer without a call."""
+    """
+    All branches are played with one environment, and each has its own state. Two guesses, then an answer without a
+    call.
+    """
     seat = ToolSeat(Guess)
     task = FunctionEnvironment(
         prompts={"agent": "Guess! {tools}", "tools": "{agent}"},
@@ -183,7 +186,10 @@ def test_an_episode_ends_without_a_call():
 
 
 def test_a_training_with_tools(tmp_path):
-    """A guess is the number of characters that the agent writes before a vowel. Every reward is computed from the answers of the branch."""
+    """
+    A guess is the number of characters that the agent writes before a vowel. Every reward is computed from the answers
+    of the branch.
+    """
     seat = ToolSeat(Guess, lambda text: [{"name": "guess", "arguments": {"number": len(text)}}])
     task = FunctionEnvironment(
         prompts={"agent": "Guess! {tools}", "tools": ""},

@@ -56,7 +56,9 @@ OVERRIDDEN = {
 }
 # The parameters of the methods and functions that are called or replaced
 CALLED = {
-    GenerationMixin._sample: "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer model_kwargs",
+    GenerationMixin._sample: (
+        "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer model_kwargs"
+    ),
     Trainer._get_dataloader: "self dataset description batch_size sampler_fn is_training dataloader_key",
     Trainer._finish_current_push: "self",
     Trainer.get_optimizer_cls_and_kwargs: "args model",
@@ -70,7 +72,9 @@ CALLED = {
     VLLMGeneration.generate: "self prompts images num_generations profiler",
     DistributedBackend.gather_params: "self params",
     RepeatSampler: "data_source mini_repeat_count batch_size repeat_count shuffle seed",
-    unwrap_model_for_generation: "model accelerator gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs",
+    unwrap_model_for_generation: (
+        "model accelerator gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs"
+    ),
     add_hooks: "model",
     remove_hooks: "model",
     apply_chat_template: "example processing_class tools template_kwargs",
@@ -103,7 +107,8 @@ NAMES = {
     VLLMGeneration: "_dist _iter_named_params _llm_weights_sleeping llm tp_group vllm_client",
 }
 ADVICE = (
-    f"trl {trl.__version__} / transformers {transformers.__version__} changed what trl_multiagent extends. Read the change, "
+    f"trl {trl.__version__} / transformers {transformers.__version__} changed what trl_multiagent extends. Read "
+    "the change, "
     "adapt trl_multiagent/trainers, then this list and the version range in pyproject.toml."
 )
 

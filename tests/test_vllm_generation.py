@@ -561,7 +561,9 @@ def test_the_engine_of_a_frozen_agent_is_compared_in_the_first_step(tmp_path, mo
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_levels_at_which_a_role_does_not_act(tmp_path, models, mode):
-    """Its engine gets no prompts. A frozen agent that acts alone has no row in the update, and is compared nevertheless."""
+    """
+    Its engine gets no prompts. A frozen agent that acts alone has no row in the update, and is compared nevertheless.
+    """
     prompts = {"aux": "Task {x}, part aux:", "main": "Task {x}, {aux}, part main:"}
     environment = FunctionEnvironment(prompts, count_reward, order=[["aux"], ["main"]])
     settings = {"environment": environment, "num_generations": 3, "frozen_agents": ["aux"]}

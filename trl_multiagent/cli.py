@@ -1,7 +1,8 @@
 """
-The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved teams, `collect`
-collects preferences, `reproduce` runs named experiments, `plan` prints what a training needs, `report` makes the page of a run, `init` writes a
-small task to start from, `push` uploads to the Hub, `env` is for bug reports.
+The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved
+teams, `collect` collects preferences, `reproduce` runs named experiments, `plan` prints what a training needs,
+`report` makes the page of a run, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug
+reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -40,7 +41,10 @@ SECONDS_TO_END = "3600"
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Returns the parser of all commands and the parser of `train`, whose help is for `train --help` without an algorithm."""
+    """
+    Returns the parser of all commands and the parser of `train`, whose help is for `train --help` without an
+    algorithm.
+    """
     parser = argparse.ArgumentParser(prog="trl-multiagent", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=trl_multiagent.__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -159,8 +163,9 @@ def several_seeds(text: str) -> list[int]:
 
 def launch(command: Sequence[str], check: Callable[[], object], prog: str, options: argparse.Namespace) -> None:
     """
-    Starts a command of `trl-multiagent` with `options.accelerate_config` and `options.num_processes`. Before that, `check` reads the
-    settings. If one is wrong, `check` raises `ConfigError`, which ends the program `prog` with one line.
+    Starts a command of `trl-multiagent` with `options.accelerate_config` and `options.num_processes`. Before that,
+    `check` reads the settings. If one is wrong, `check` raises `ConfigError`, which ends the program `prog` with one
+    line.
     """
     from trl_multiagent.settings.read import ACCELERATE, ConfigError, config_file, fail
 
@@ -205,7 +210,9 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
 
 
 def check_accelerate_config(file: str) -> None:
-    """Raises `ConfigError` if `accelerate launch` cannot read the file, or if it needs a package that is not installed."""
+    """
+    Raises `ConfigError` if `accelerate launch` cannot read the file, or if it needs a package that is not installed.
+    """
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.utils import DistributedType, is_deepspeed_available
     from yaml import YAMLError

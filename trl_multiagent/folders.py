@@ -1,4 +1,7 @@
-"""File names in the folders of models, teams and runs; locks of folders; atomic writes. Importing this module must stay fast."""
+"""
+File names in the folders of models, teams and runs; locks of folders; atomic writes. Importing this module must stay
+fast.
+"""
 
 import contextlib
 import errno
@@ -43,7 +46,10 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the path of a new file, which replaces `path` once it is on the disk. A killed process leaves the file; the next write overwrites it."""
+    """
+    Yields the path of a new file, which replaces `path` once it is on the disk. A killed process leaves the file; the
+    next write overwrites it.
+    """
     unfinished = unfinished_path(path)
     try:
         with naming(path):
@@ -113,14 +119,20 @@ def checksum_of_file(path: Path) -> str:
 
 
 def write_checksums(folder: Path, base: dict[str, str] | None = None) -> None:
-    """Writes the checksums of the weights and the tokenizer of a saved model into its folder, with those of an adapter's `base`."""
+    """
+    Writes the checksums of the weights and the tokenizer of a saved model into its folder, with those of an adapter's
+    `base`.
+    """
     paths = sorted(path for pattern in CHECKED_FILES for path in folder.glob(pattern))
     checksums: dict[str, Any] = {path.name: checksum_of_file(path) for path in paths}
     write_json(folder / CHECKSUMS_FILE, checksums | ({BASE_KEY: base} if base else {}))
 
 
 def check_checksums(name: str) -> dict[str, str]:
-    """Raises `ValueError` if files of a saved model have changed. Returns the checksums of an adapter's base. Other models have none."""
+    """
+    Raises `ValueError` if files of a saved model have changed. Returns the checksums of an adapter's base. Other
+    models have none.
+    """
     folder = Path(name)
     saved = read_json(folder / CHECKSUMS_FILE) if (folder / CHECKSUMS_FILE).is_file() else {}
     if not isinstance(saved, dict):
@@ -131,7 +143,8 @@ def check_checksums(name: str) -> dict[str, str]:
     ]
     if damaged:
         raise ValueError(
-            f"{folder} is damaged: changed since it was saved: {', '.join(damaged)}. Copy it again, or remove it and train again. "
+            f"{folder} is damaged: changed since it was saved: {', '.join(damaged)}. Copy it again, or remove it "
+            "and train again. "
             f"If you changed it, remove {CHECKSUMS_FILE} there."
         )
     return base
@@ -140,8 +153,9 @@ def check_checksums(name: str) -> dict[str, str]:
 @contextlib.contextmanager
 def locked(folder: Path, advice: str) -> Iterator[None]:
     """
-    Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the process. Raises a
-    `ValueError` that ends with `advice` if another program has locked the folder, or if it is a file.
+    Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the
+    process. Raises a `ValueError` that ends with `advice` if another program has locked the folder, or if it is a
+    file.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: {advice}.")
@@ -160,7 +174,10 @@ def locked(folder: Path, advice: str) -> Iterator[None]:
 
 
 def leads_out(path: Path, folder: Path) -> bool:
-    """Returns whether a path in a folder is a link out of it. A snapshot in the cache of the Hub links to its repository's blobs, which is allowed."""
+    """
+    Returns whether a path in a folder is a link out of it. A snapshot in the cache of the Hub links to its
+    repository's blobs, which is allowed.
+    """
     root, target = (Path(os.path.realpath(x)) for x in (folder, path))
     blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else root
     return not (target.is_relative_to(root) or target.is_relative_to(blobs))

@@ -1,8 +1,8 @@
 """
 Checks the values of settings.
 
-A setting is a dataclass field that [`setting`] makes, with a type annotation and limits such as bounds or choices. pydantic checks both, for
-YAML files and for arguments from Python.
+A setting is a dataclass field that [`setting`] makes, with a type annotation and limits such as bounds or choices.
+pydantic checks both, for YAML files and for arguments from Python.
 """
 
 import contextlib
@@ -45,7 +45,9 @@ class Setting(dataclasses.Field):
 
 
 def documented(cls: type, name: str) -> str:
-    """Returns the entry of a parameter in the docstring of a class, in the form of transformers and TRL, as one line."""
+    """
+    Returns the entry of a parameter in the docstring of a class, in the form of transformers and TRL, as one line.
+    """
     text = inspect.cleandoc(cls.__doc__ or "")
     entry = re.search(rf"^    {name} \(.+?\):\s(.+?)(?=\n    \S|\n\n|\Z)", text, re.DOTALL | re.MULTILINE)
     return re.sub(r"\[(`)~?(.+?`)\]", r"\1\2", " ".join(entry[1].split())) if entry else ""
@@ -56,10 +58,13 @@ def setting(help: str = "", default: Any = None, **limits: Any) -> Any:
     Describes one setting. Use it as the default of a field in the dataclass of a section.
 
     Args:
-        help (`str`, *optional*): Text for `--help`. By default, it is the text of the parameter in the docstring of the class.
+        help (`str`, *optional*): Text for `--help`. By default, it is the text of the parameter in the docstring of
+            the class.
         default (`Any`, *optional*): Value of the setting if the user does not give one.
-        **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` to exclude a number. The limits
-            of a list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. Numbers must be finite, texts not blank.
+        **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` to
+        exclude a number. The limits
+            of a list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. Numbers must be
+            finite, texts not blank.
     """
     plain = dataclasses.field(default=default, metadata={"help": help})  # `HfArgumentParser` passes `help` to argparse
     field = Setting(**{name: getattr(plain, name) for name in inspect.signature(dataclasses.Field).parameters})
@@ -69,9 +74,10 @@ def setting(help: str = "", default: Any = None, **limits: Any) -> Any:
 
 def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
     """
-    Checks the value of a setting against its type (`hint`) and its limits, and returns it with that type: a number that YAML reads as text,
-    such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed. Raises a `ValueError` if the value is
-    not allowed. Its message is the end of a sentence that starts with the name of the setting.
+    Checks the value of a setting against its type (`hint`) and its limits, and returns it with that type: a number
+    that YAML reads as text, such as `1e-5`, becomes a number, and a single value becomes a list where only a list is
+    allowed. Raises a `ValueError` if the value is not allowed. Its message is the end of a sentence that starts with
+    the name of the setting.
     """
     adapter = TypeAdapter(_constrained(hint, limits), config=STRICT)
     try:
@@ -92,9 +98,9 @@ def check_arguments(args: Any) -> None:
     """
     Checks the arguments of a configuration class. Raises `ValueError` if a value is not allowed.
 
-    These are the arguments that [`setting`] describes, and inherited arguments in two ClassVars of the class and its base classes: `refused`
-    maps arguments that must keep their default to the reason, `positive` lists numbers that must be greater than 0. TRL and transformers
-    check the others.
+    These are the arguments that [`setting`] describes, and inherited arguments in two ClassVars of the class and its
+    base classes: `refused` maps arguments that must keep their default to the reason, `positive` lists numbers that
+    must be greater than 0. TRL and transformers check the others.
     """
     hints, refused = hints_of(args.__class__), refused_by(type(args))
     for name in {name for base in type(args).__mro__ for name in vars(base).get("positive", ())}:
@@ -119,7 +125,10 @@ def asks_for_something(value: Any) -> bool:
 
 
 def refused_by(cls: type) -> dict[str, str]:
-    """Returns the inherited arguments that a configuration class or one of its base classes refuses, each with the reason."""
+    """
+    Returns the inherited arguments that a configuration class or one of its base classes refuses, each with the
+    reason.
+    """
     return {name: why for base in reversed(cls.__mro__) for name, why in vars(base).get("refused", {}).items()}
 
 

@@ -18,7 +18,10 @@ def quiet_libraries() -> None:
 
 
 def hide_progress_bars() -> None:
-    """Hides the progress bars of other libraries, such as "Loading weights", which a trainer's `disable_tqdm` does not hide."""
+    """
+    Hides the progress bars of other libraries, such as "Loading weights", which a trainer's `disable_tqdm` does not
+    hide.
+    """
     import datasets
     from transformers.utils import logging as transformers_logging
 

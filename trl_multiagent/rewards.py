@@ -14,15 +14,17 @@ from trl_multiagent.tasks.problems import read_problem
 @dataclass
 class CodeRewardFunction:
     """
-    A reward function of TRL for code: it runs the problem's tests in the sandbox. An answer earns 0 to 2.1, see docs/reward.md.
+    A reward function of TRL for code: it runs the problem's tests in the sandbox. An answer earns 0 to 2.1, see
+    docs/reward.md.
 
-    It reads the columns of HumanEval (`entry_point`, `test` and, if present, `canonical_solution`) or of MBPP (`code`, `test_list` and
-    `test_imports`), and reads the function to write from the prompt. If the model's prompt is not HumanEval's `prompt`, the column `problem`
-    has to contain the latter.
+    It reads the columns of HumanEval (`entry_point`, `test` and, if present, `canonical_solution`) or of MBPP (`code`,
+    `test_list` and `test_imports`), and reads the function to write from the prompt. If the model's prompt is not
+    HumanEval's `prompt`, the column `problem` has to contain the latter.
 
     Args:
         kind (`str`, *optional*, defaults to `"earned"`): The kind of the reward, `"earned"` or `"paper"`.
-        min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection of the sandbox to run with, see docs/sandbox.md.
+        min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection of the sandbox to run with, see
+            docs/sandbox.md.
 
     Raises:
         ValueError: there is no such kind or tier.
@@ -69,7 +71,10 @@ class CodeRewardFunction:
 
 
 def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:
-    """Makes an item of code generation from the columns of HumanEval or MBPP. Raises a `ValueError` with `where` if one is missing or wrong."""
+    """
+    Makes an item of code generation from the columns of HumanEval or MBPP. Raises a `ValueError` with `where` if one
+    is missing or wrong.
+    """
     if "test_list" in row:
         return mbpp_row({"test_imports": [], **row, "prompt": prompt}, where)
     missing = [name for name in ("entry_point", "test") if name not in row]

@@ -85,8 +85,10 @@ def draw(path: Path) -> None:
     axes.text(
         0.1,
         0.45,
-        "All agents share the reward of their joint action. An advantage is the return of a joint action minus the mean of its node "
-        f"({baseline:g} here);\neach agent is trained on its own completions with it. MARLOO, MAReMax and MAREINFORCE have other baselines.",
+        "All agents share the reward of their joint action. An advantage is the return of a joint action minus "
+        "the mean of its node "
+        f"({baseline:g} here);\neach agent is trained on its own completions with it. MARLOO, MAReMax and "
+        "MAREINFORCE have other baselines.",
         fontsize=9.5,
         color="#333333",
         va="center",

@@ -1,5 +1,6 @@
 """
-Draws docs/images/workflows.png: who acts at which turn of three workflows, and how a tree and a group of episodes continue.
+Draws docs/images/workflows.png: who acts at which turn of three workflows, and how a tree and a group of episodes
+continue.
 
     python docs/images/make_workflows.py
 """
@@ -17,7 +18,8 @@ FIRST, SECOND, THIRD, PLAIN = (
     ("#555555", "#f4f4f4"),
 )
 WIDTH, STEP, START = 1.3, 2.25, 2.2  # of a box, from a turn to the next, and of the first turn
-# Rows from top to bottom: name, boxes (role, turn, height above the row, color), arrows (from box, to box, label), reward
+# Rows from top to bottom: name, boxes (role, turn, height above the row, color), arrows (from box, to box, label),
+# reward
 WORKFLOWS = [
     (
         "writer_editor",

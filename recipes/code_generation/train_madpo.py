@@ -4,8 +4,8 @@ Trains two agents that write code together on preferences between their joint an
     accelerate launch recipes/code_generation/train_madpo.py \
         --config recipes/code_generation/configs/madpo_demo.yaml
 
-A run that was interrupted goes on if it is started again with the same RUN_ID or `output_dir`. `--dry_run` checks the settings
-and prints the plan, `--help` lists them.
+A run that was interrupted goes on if it is started again with the same RUN_ID or `output_dir`. `--dry_run` checks the
+settings and prints the plan, `--help` lists them.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,12 @@
 """
-Trains two agents that write code together in rounds: each one collects preferences between joint answers and trains on them.
+Trains two agents that write code together in rounds: each one collects preferences between joint answers and trains on
+them.
 
     accelerate launch recipes/code_generation/train_madpo_iter.py \
         --config recipes/code_generation/configs/madpo_iter_demo.yaml
 
-A run that was interrupted goes on if it is started again with the same RUN_ID or `output_dir`. `--dry_run` checks the settings
-and prints the plan, `--help` lists them.
+A run that was interrupted goes on if it is started again with the same RUN_ID or `output_dir`. `--dry_run` checks the
+settings and prints the plan, `--help` lists them.
 """
 
 from collections.abc import Sequence

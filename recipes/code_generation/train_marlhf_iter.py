@@ -1,12 +1,12 @@
 """
-Trains two agents that write code together in rounds: each one collects preferences between joint answers, trains a joint reward model
-on them, and trains the team with its reward.
+Trains two agents that write code together in rounds: each one collects preferences between joint answers, trains a
+joint reward model on them, and trains the team with its reward.
 
     accelerate launch recipes/code_generation/train_marlhf_iter.py \
         --config recipes/code_generation/configs/marlhf_iter_demo.yaml
 
-A run that was interrupted goes on if it is started again with the same RUN_ID or `output_dir`. `--dry_run` checks the settings
-and prints the plan, `--help` lists them.
+A run that was interrupted goes on if it is started again with the same RUN_ID or `output_dir`. `--dry_run` checks the
+settings and prints the plan, `--help` lists them.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,11 @@
 """
-A solver answers, a critic confirms the answer or writes another one, and if it does not confirm, the solver answers again.
+A solver answers, a critic confirms the answer or writes another one, and if it does not confirm, the solver answers
+again.
 
     trl-multiagent train magrpo --config solver_critic
 
-The environment ends the episode if the critic confirms. Both are rewarded for the final answer, the critic also for a verdict that is right.
+The environment ends the episode if the critic confirms. Both are rewarded for the final answer, the critic also for a
+verdict that is right.
 """
 
 from pathlib import Path
@@ -55,7 +57,8 @@ def make_environment(settings):
 def load_datasets(settings):
     from datasets import Dataset
 
-    # All sums are for both: the small model of the run learns them as a table, in which a sum that it has not seen is missing
+    # All sums are for both: the small model of the run learns them as a table, in which a sum that it has not seen is
+    # missing
     items = Dataset.from_list([{"a": a, "b": b} for a in NUMBERS for b in NUMBERS])
     return items, items
 

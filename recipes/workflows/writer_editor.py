@@ -1,5 +1,6 @@
 """
-A writer drafts a sentence from three words. The editor sees only the draft and writes the final text, for which both are rewarded.
+A writer drafts a sentence from three words. The editor sees only the draft and writes the final text, for which both
+are rewarded.
 
     trl-multiagent train magrpo --config writer_editor
 
@@ -21,13 +22,18 @@ WORDS = {
 }
 PROMPTS = {
     "writer": "Draft a sentence with the words {noun}, {verb}, {place}:\n",
-    "editor": "Write this draft as one sentence, with a capital and a full stop, and nothing else.\nDraft: {writer}\nSentence:\n",
+    "editor": (
+        "Write this draft as one sentence, with a capital and a full stop, and nothing else.\nDraft: "
+        "{writer}\nSentence:\n"
+    ),
 }
 SENTENCE = re.compile(r"The (\w+) (\w+) in the (\w+)\.")
 
 
 def kept(completions, noun, verb, place, **columns):
-    """Returns the share of the three words that are in their places of the final sentence; 0 if that has another form."""
+    """
+    Returns the share of the three words that are in their places of the final sentence; 0 if that has another form.
+    """
     rewards = []
     for completion, *words in zip(completions, noun, verb, place, strict=True):
         sentence = SENTENCE.fullmatch(completion["editor"].strip())

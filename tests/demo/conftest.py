@@ -47,8 +47,8 @@ def demo_cache(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def demo_run(run_without_network, demo_cache, tmp_path_factory):
     """
-    One training step of the demo's recipe, with an empty cache, no network and one answer to each held-out problem: process, log of the
-    network, folder.
+    One training step of the demo's recipe, with an empty cache, no network and one answer to each held-out problem:
+    process, log of the network, folder.
     """
     outputs = tmp_path_factory.mktemp("outputs")
     process, network = run_without_network(

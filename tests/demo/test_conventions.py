@@ -22,7 +22,10 @@ def test_conventions_are_told_apart_by_behaviour():
         # Other texts, same behaviour: a loop that keeps and maps, and a main that copies what it got
         loop = f"def aux(v):\n    out = []\n    for x in v:\n        if {problem.condition.code}:\n"
         loop += f"            out.append({problem.map.code})\n    return out\n"
-        copy = f"def {problem.name}({argument}):\n    ys = [x for x in aux({argument})]\n    return {problem.reduction.code}\n"
+        copy = (
+            f"def {problem.name}({argument}):\n    ys = [x for x in aux({argument})]\n    return "
+            f"{problem.reduction.code}\n"
+        )
         add(problem, loop, copy, aux="B", main="B")
     # What the reward leaves out of an answer does not count here either
     add(problem, write_aux(problem, "B") + "def aux(v)]\n    return", write_main(problem, "B"), aux="B", main="B")

@@ -21,7 +21,9 @@ PROBLEMS = {problem.name: problem for problem in demo_problems("test")}
 
 
 class ScriptedTrainer:
-    """A trainer whose team follows the conventions it is told, and whose rewards are 4 for a match and 1 for a clash."""
+    """
+    A trainer whose team follows the conventions it is told, and whose rewards are 4 for a match and 1 for a clash.
+    """
 
     def __init__(self, output_dir):
         self.args = SimpleNamespace(output_dir=str(output_dir), disable_tqdm=False)

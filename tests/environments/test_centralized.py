@@ -1,4 +1,6 @@
-"""`collaboration_mode: centralized`: one agent that answers for all roles, as a control beside a team and a single agent."""
+"""
+`collaboration_mode: centralized`: one agent that answers for all roles, as a control beside a team and a single agent.
+"""
 
 import json
 from pathlib import Path
@@ -41,7 +43,10 @@ answer of main
 </main>
 
 """
-SMALL = "--num_generations 2 --max_completion_length 8 --items_per_device 2 --max_steps 2 --logging_steps 1 --disable_tqdm "
+SMALL = (
+    "--num_generations 2 --max_completion_length 8 --items_per_device 2 --max_steps 2 --logging_steps 1 "
+    "--disable_tqdm "
+)
 SMALL += "--report_to none --save_strategy steps --save_steps 1"
 PAIRS = "--preference_num_candidates 4 --preference_pairs_per_sample 2 --max_completion_length 8 --disable_tqdm "
 PAIRS += "--per_device_train_batch_size 4 --max_steps 2 --report_to none"

@@ -37,7 +37,8 @@ def runs(tmp_path_factory):
     team_of("heterogeneous").save_pretrained(folder / "small")
     tiny_team().save_pretrained(folder / "plain")
     (folder / "plain" / "config.yaml").write_text(
-        f"agent_model:\n  name: {folder / 'plain' / 'agents' / 'aux'}\ndataset:\n  eval_split: test\nmagrpo:\n  num_agents: 2\n"
+        f"agent_model:\n  name: {folder / 'plain' / 'agents' / 'aux'}\ndataset:\n  eval_split: test\nmagrpo:\n  "
+        "num_agents: 2\n"
     )
     return folder
 
@@ -299,7 +300,10 @@ def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
 
 
 def test_episodes_in_which_roles_do_not_act(runs, tmp_path, capsys):
-    """Of several lengths, with rewards per role, for teams, baselines, teams without an agent, and teams of agents of two runs."""
+    """
+    Of several lengths, with rewards per role, for teams, baselines, teams without an agent, and teams of agents of two
+    runs.
+    """
     rows = Dataset.from_dict({"x": ["1", "12", "1234"]})  # one of each of the kinds of `Workflow`
     task = Task(lambda settings: Workflow(), lambda settings: (rows, rows), settings=TASK.settings)
     names = ("--baselines", "pipeline,discussion", "--contributions")

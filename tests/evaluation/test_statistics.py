@@ -108,7 +108,9 @@ def policy(name="team", kind="team", **others):
 
 
 def record(item, episode, rewards, passed):
-    """An episode of a batch of two that took 1 s, in which aux generated for 0.1 s and main for 0.3 s in every turn."""
+    """
+    An episode of a batch of two that took 1 s, in which aux generated for 0.1 s and main for 0.3 s in every turn.
+    """
     numbers = {"tokens": {"aux": 2, "main": 3}, "prompt_tokens": {"aux": 1, "main": 1}}
     turns = [{"reward": r, "metrics": {"passed": p}, **numbers} for r, p in zip(rewards, passed, strict=True)]
     timing = {"batch_seconds": 1.0, "batch_episodes": 2}

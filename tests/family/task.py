@@ -1,4 +1,6 @@
-"""A task family in one file: a poet writes a line, a critic answers, and both are rewarded for the vowels they share."""
+"""
+A task family in one file: a poet writes a line, a critic answers, and both are rewarded for the vowels they share.
+"""
 
 from dataclasses import dataclass
 

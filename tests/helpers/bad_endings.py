@@ -1,5 +1,6 @@
 """
-Recipes whose end fails. Run by `test_bad_endings.py`: `bad_endings.py FAILURE FOLDER ARGUMENTS...`, the last of the recipe.
+Recipes whose end fails. Run by `test_bad_endings.py`: `bad_endings.py FAILURE FOLDER ARGUMENTS...`, the last of the
+recipe.
 
 The one line that each process ends with is written to `<FOLDER>/<process>.txt`.
 """

@@ -57,7 +57,10 @@ def largest_difference(trainer, role, samples) -> float:
 
 
 def train(tmp_path, team, resume=None, **settings):
-    """Trains a team and checks all log-probabilities, and that a step changes the weights by much more than they may differ."""
+    """
+    Trains a team and checks all log-probabilities, and that a step changes the weights by much more than they may
+    differ.
+    """
     start = {name: x.clone() for name, x in team.state_dict().items()}
     trainer = tiny_trainer(tmp_path, team, trainer=Compared, **{**TRAINING, **settings})
     assert trainer.accelerator.num_processes == 1 and trainer.accelerator.distributed_type == "NO"

@@ -23,8 +23,8 @@ class Reply:
 class EndpointServer:
     """
     Args:
-        answer (`Callable`): `(request, number) -> str | Reply`, called in many threads; `request` has the body as JSON, the number counts
-            from 0.
+        answer (`Callable`): `(request, number) -> str | Reply`, called in many threads; `request` has the body as
+            JSON, the number counts from 0.
     """
 
     def __init__(self, answer):

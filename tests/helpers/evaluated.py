@@ -17,7 +17,9 @@ ITEMS = 7
 
 
 class LetterEnvironment(FunctionEnvironment):
-    """Agents answer a task `x`. An answer passes if the first byte of main's text is even; a first turn may be revised."""
+    """
+    Agents answer a task `x`. An answer passes if the first byte of main's text is even; a first turn may be revised.
+    """
 
     def __init__(self, roles):
         prompts = {role: "Task {x}, part " + role + ":" for role in roles}

@@ -1,6 +1,7 @@
 """
-Runs scripts in one process or several, as a launcher does, but forked from one process that has imported the libraries, so
-that a start takes no time. Run as a script, this is that process: it reads a run per line and answers with how it ended.
+Runs scripts in one process or several, as a launcher does, but forked from one process that has imported the
+libraries, so that a start takes no time. Run as a script, this is that process: it reads a run per line and answers
+with how it ended.
 """
 
 import atexit
@@ -137,8 +138,8 @@ def run_script(command, cwd, folder: Path, rank: int) -> None:
 
 def run_to_the_end(command) -> None:
     """
-    Runs a script, or a module after `-m`. Never returns: its end, by an error too, is the end of the process. It ends without the half second
-    that Python takes to tear down the libraries.
+    Runs a script, or a module after `-m`. Never returns: its end, by an error too, is the end of the process. It ends
+    without the half second that Python takes to tear down the libraries.
     """
     code = 0
     try:

@@ -1,4 +1,6 @@
-"""Runs a script, and forks the scripts that it starts as processes of its own: `forked_children.py SCRIPT ARGUMENTS`."""
+"""
+Runs a script, and forks the scripts that it starts as processes of its own: `forked_children.py SCRIPT ARGUMENTS`.
+"""
 
 import atexit
 import faulthandler

@@ -1,5 +1,6 @@
 """
-A process that uses the test server of `hub_server.py` with the real client, which reads `HF_ENDPOINT` when it is imported.
+A process that uses the test server of `hub_server.py` with the real client, which reads `HF_ENDPOINT` when it is
+imported.
 
 Run as a script it executes the snippets that come in, one JSON string per line, and answers each with the value of
 `result` or with the traceback.

@@ -1,11 +1,11 @@
 """
 A small Hugging Face Hub on the loopback interface, to test pushing and loading with the real client.
 
-It holds repositories in memory and speaks the part of the Hub's protocol that `huggingface_hub` uses for models: creating
-repositories and branches, permissions, preupload, the Git LFS batch API with single and multipart uploads, commits, pull
-requests, downloads with redirects for LFS files, and listings. Uploads are checked against their SHA-256. Requests can be
-made to fail, see [`HubServer.fail`]. The client has to run with `HF_ENDPOINT` set to [`HubServer.url`] from its start, and
-with `HF_HUB_DISABLE_XET=1`.
+It holds repositories in memory and speaks the part of the Hub's protocol that `huggingface_hub` uses for models:
+creating repositories and branches, permissions, preupload, the Git LFS batch API with single and multipart uploads,
+commits, pull requests, downloads with redirects for LFS files, and listings. Uploads are checked against their
+SHA-256. Requests can be made to fail, see [`HubServer.fail`]. The client has to run with `HF_ENDPOINT` set to
+[`HubServer.url`] from its start, and with `HF_HUB_DISABLE_XET=1`.
 """
 
 import base64
@@ -73,7 +73,8 @@ class HubServer(ThreadingHTTPServer):
     The server; use it as a context manager.
 
     Args:
-        chunk_size (`int`, *optional*, defaults to `2**20`): LFS files that are larger are uploaded in parts of this size.
+        chunk_size (`int`, *optional*, defaults to `2**20`): LFS files that are larger are uploaded in parts of this
+            size.
     """
 
     daemon_threads = True
@@ -109,7 +110,9 @@ class HubServer(ThreadingHTTPServer):
         """A client that went away is no news."""
 
     def fail(self, request: str, times: int, status: int | None = None) -> None:
-        """Makes the next requests that begin so fail with a status, or break the connection in the middle of the body."""
+        """
+        Makes the next requests that begin so fail with a status, or break the connection in the middle of the body.
+        """
         self.faults.append(Fault(request, times, status))
 
     def take_fault(self, request: str) -> Fault | None:

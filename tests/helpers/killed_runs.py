@@ -72,7 +72,8 @@ SETTINGS = {
 def train(folder, settings, resume=False, kill=None, killed_rank=0, number=signal.SIGKILL, result=None) -> None:
     """
     Args:
-        kill (`tuple[str, int]`, *optional*): Instant at which the process `killed_rank` dies, and at which time it comes.
+        kill (`tuple[str, int]`, *optional*): Instant at which the process `killed_rank` dies, and at which time it
+            comes.
         number (`int`, *optional*): The signal that it sends itself then.
         result (`str`, *optional*): File for what the run ended with.
     """

@@ -1,5 +1,6 @@
 """
-`accelerate launch` on two hosts, as a script that `forked.Forked` runs in two processes: `on_two_hosts.py HOST,HOST SCRIPT ARGUMENTS`.
+`accelerate launch` on two hosts, as a script that `forked.Forked` runs in two processes: `on_two_hosts.py HOST,HOST
+SCRIPT ARGUMENTS`.
 
 A host is the name of a network namespace. The k-th process enters the k-th one and launches the script there.
 """

@@ -1,4 +1,7 @@
-"""Runs of MADPO and MARLHF, in rounds or not, under any launcher: `preference_runs.py FOLDER MODEL PAIRS_PER_DEVICE ALGORITHM`."""
+"""
+Runs of MADPO and MARLHF, in rounds or not, under any launcher: `preference_runs.py FOLDER MODEL PAIRS_PER_DEVICE
+ALGORITHM`.
+"""
 
 import sys
 

@@ -9,8 +9,8 @@ import torch
 
 def import_deepspeed() -> None:
     """
-    Imports DeepSpeed, if it is installed, and has it communicate through gloo alone. Its own operator for processes on one
-    machine would first be compiled, which takes longer than all runs under DeepSpeed together.
+    Imports DeepSpeed, if it is installed, and has it communicate through gloo alone. Its own operator for processes on
+    one machine would first be compiled, which takes longer than all runs under DeepSpeed together.
     """
     if importlib.util.find_spec("deepspeed") is None:
         return
@@ -21,8 +21,8 @@ def import_deepspeed() -> None:
 
 def end_process_group() -> None:
     """
-    Waits for all processes, then ends the process group. Call it last in a script. A process that exits earlier closes its
-    connections, and the first one also ends the store; the others may still be using them and would be aborted.
+    Waits for all processes, then ends the process group. Call it last in a script. A process that exits earlier closes
+    its connections, and the first one also ends the store; the others may still be using them and would be aborted.
     """
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

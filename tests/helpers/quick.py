@@ -19,12 +19,14 @@ def make_libraries_quick() -> None:
     torch.set_num_threads(1)  # the models here are too small to share
     # accelerate reads whole files of metadata, several times a step, to find out which packages are installed
     importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
-    # TRL compiles the template of a model card with each one. accelerate looks through all modules, at every generation, for compiled ones
+    # TRL compiles the template of a model card with each one. accelerate looks through all modules, at every
+    # generation, for compiled ones
     jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
     accelerate.utils.other.has_compiled_regions = lambda module: False
     # torch goes through the modules of a model with a generator per module, several times a step
     torch.nn.Module.named_modules, torch.nn.Module.train = named_modules, train
-    # Every training ends with a full collection, although Python collects by itself. What is imported by now is never looked at
+    # Every training ends with a full collection, although Python collects by itself. What is imported by now is never
+    # looked at
     collect = gc.collect
     gc.collect = lambda generation=2: collect(0)
     gc.freeze()
@@ -74,7 +76,7 @@ def no_page(*_, **__) -> None:
 
 def no_picture(_, path: Path) -> None:
     """
-    Stands in for the reward curve, which `test_model_card.py` and the runs of `test_hub.py` draw, and for the picture of a reward model, which
-    tests with the fixture `reports` draw.
+    Stands in for the reward curve, which `test_model_card.py` and the runs of `test_hub.py` draw, and for the picture
+    of a reward model, which tests with the fixture `reports` draw.
     """
     path.touch()

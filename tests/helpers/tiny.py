@@ -164,8 +164,8 @@ def tiny_environment(roles=("aux", "main"), reward=count_reward) -> FunctionEnvi
 
 class Workflow(Environment):
     """
-    Three turns. Who acts depends on the item: aux, main and again aux; both and then main; or aux alone. An episode whose second turn earns
-    little ends after it. Each role has a reward of its own, unless they are `shared`.
+    Three turns. Who acts depends on the item: aux, main and again aux; both and then main; or aux alone. An episode
+    whose second turn earns little ends after it. Each role has a reward of its own, unless they are `shared`.
     """
 
     roles = ("aux", "main")

@@ -1,8 +1,8 @@
 """
 Runs in which the processes differ, or one of them fails. Run under a launcher by `test_together.py`.
 
-Arguments: a folder, in which every process writes what it saw to `<process>.pt`; a model; whether process 1 dies by an error
-that nobody catches ("exit", as `sys.exit` in a reward is one) or is killed ("killed") at the end.
+Arguments: a folder, in which every process writes what it saw to `<process>.pt`; a model; whether process 1 dies by an
+error that nobody catches ("exit", as `sys.exit` in a reward is one) or is killed ("killed") at the end.
 """
 
 import faulthandler

@@ -1,5 +1,6 @@
 """
-Two updates of a tiny team, and then a reward that fails on process 1. Run by `test_two_hosts.py`, on two hosts and on one.
+Two updates of a tiny team, and then a reward that fails on process 1. Run by `test_two_hosts.py`, on two hosts and on
+one.
 
 Argument: a folder for the team and for what every process saw.
 """

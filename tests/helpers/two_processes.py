@@ -1,6 +1,6 @@
 """
-Three updates on completions that depend on nothing but the prompt, and two passes through preference pairs. Run by `test_two_processes.py`, also
-under a launcher.
+Three updates on completions that depend on nothing but the prompt, and two passes through preference pairs. Run by
+`test_two_processes.py`, also under a launcher.
 """
 
 import contextlib

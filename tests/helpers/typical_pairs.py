@@ -8,7 +8,10 @@ from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 ITEM = {
     "task_id": "pairs/0",
-    "prompt": 'def f(xs):\n    """Return the sum of the squares of the even numbers.\n\n    >>> f([1, 2, 4])\n    20\n    """\n',
+    "prompt": (
+        'def f(xs):\n    """Return the sum of the squares of the even numbers.\n\n    >>> f([1, 2, 4])\n    '
+        '20\n    """\n'
+    ),
     "entry_point": "f",
     "test": "def check(candidate):\n"
     + "".join(
@@ -64,7 +67,8 @@ PAIRS = {
             (ALL_AUX, "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs if x % 2 == 0)"),
         "main compares both results": (
             ALL_AUX,
-            "def f(xs):\n    total = sum(x * x for x in xs if x % 2 == 0)\n    return total if aux(xs) == total else None",
+            "def f(xs):\n    total = sum(x * x for x in xs if x % 2 == 0)\n    return total if aux(xs) == total "
+            "else None",
         ),
         "main answers itself if aux fails": (
             ALL_AUX, "def f(xs):\n    try:\n        return aux(xs)\n    except Exception:\n"
@@ -80,7 +84,8 @@ PAIRS = {
             "def f(xs):\n    if aux() != 1:\n        return None\n    return sum(x * x for x in xs if x % 2 == 0)"),
         "main asks only that there is a value": (
             EVEN,
-            "def f(xs):\n    if aux(xs) is None:\n        return None\n    return sum(x * x for x in xs if x % 2 == 0)",
+            "def f(xs):\n    if aux(xs) is None:\n        return None\n    return sum(x * x for x in xs if x % 2 "
+            "== 0)",
         ),
         "main does aux's part too and asks for the same": (
             EVEN,

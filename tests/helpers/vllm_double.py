@@ -1,10 +1,10 @@
 """
 Stands in for vLLM: the names that TRL and this package import from it, an engine, and a server.
 
-TRL's own `VLLMGeneration` and `VLLMClient` run unchanged on top. The engine and the server answer with a transformers model.
-Arguments and request fields are checked against those of vLLM, copied into the sets below; tests/vllm_engine compares these with
-the vLLM that is installed. What differs from vLLM: weights reach the server through a loopback socket instead of NCCL, and sampling
-knows temperature, stop tokens and stop strings of the byte tokenizer only.
+TRL's own `VLLMGeneration` and `VLLMClient` run unchanged on top. The engine and the server answer with a transformers
+model. Arguments and request fields are checked against those of vLLM, copied into the sets below; tests/vllm_engine
+compares these with the vLLM that is installed. What differs from vLLM: weights reach the server through a loopback
+socket instead of NCCL, and sampling knows temperature, stop tokens and stop strings of the byte tokenizer only.
 """
 
 import contextlib

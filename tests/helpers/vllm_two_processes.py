@@ -1,4 +1,7 @@
-"""Samples through vLLM's double in two processes that have different numbers of prompts. Run by `test_vllm_generation.py`."""
+"""
+Samples through vLLM's double in two processes that have different numbers of prompts. Run by
+`test_vllm_generation.py`.
+"""
 
 import os
 import sys

@@ -1,6 +1,6 @@
 """
-Writes `trl_multiagent/data/class_demo.jsonl.gz`: the generated classes of the demo of class completion, first those of the split `test`. To be run
-after a change of `write_method`, or of an item's columns.
+Writes `trl_multiagent/data/class_demo.jsonl.gz`: the generated classes of the demo of class completion, first those of
+the split `test`. To be run after a change of `write_method`, or of an item's columns.
 """
 
 import gzip

@@ -1,6 +1,7 @@
 """
-Writes `trl_multiagent/data/classeval_tests.json.gz`: which test methods of the package's ClassEval count. To be run after a change of the data, or of
-how answers are merged. Takes about a minute, on a machine whose sandbox can give programs a folder.
+Writes `trl_multiagent/data/classeval_tests.json.gz`: which test methods of the package's ClassEval count. To be run
+after a change of the data, or of how answers are merged. Takes about a minute, on a machine whose sandbox can give
+programs a folder.
 """
 
 import gzip

@@ -1,6 +1,7 @@
 """
-Writes `trl_multiagent/data/quixbugs.jsonl.gz` from the rows of QuixBugs: a JSON Lines file, compressed or not, with `task_id`, `entry_point`,
-`correct_program`, `buggy_program` and `testcases`, pairs of arguments and results. To be run with the path of that file.
+Writes `trl_multiagent/data/quixbugs.jsonl.gz` from the rows of QuixBugs: a JSON Lines file, compressed or not, with
+`task_id`, `entry_point`, `correct_program`, `buggy_program` and `testcases`, pairs of arguments and results. To be run
+with the path of that file.
 """
 
 import ast

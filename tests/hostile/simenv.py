@@ -3,8 +3,9 @@ Runs a command as on a restricted machine.
 
     python simenv.py docker,user -- python runner.py ...
 
-Modes, which need root and x86_64: `docker` (the capabilities and refused calls of Docker's default settings), `nouserns` (no new
-user namespaces), `nolandlock` (a kernel before 5.13), `user` (an ordinary user with no other processes).
+Modes, which need root and x86_64: `docker` (the capabilities and refused calls of Docker's default settings),
+`nouserns` (no new user namespaces), `nolandlock` (a kernel before 5.13), `user` (an ordinary user with no other
+processes).
 """
 
 import os

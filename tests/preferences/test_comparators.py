@@ -104,7 +104,9 @@ def test_one_model_for_all_roles(mode, tmp_path, tiny_model):
 
 
 class Scripted:
-    """Stands in for the sampler of a model: it keeps the prompts, and answers with texts that are written down here."""
+    """
+    Stands in for the sampler of a model: it keeps the prompts, and answers with texts that are written down here.
+    """
 
     def __init__(self, answer):
         self.answer, self.asked = answer, []

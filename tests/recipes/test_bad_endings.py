@@ -171,7 +171,8 @@ def test_a_full_disk_during_the_training(tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"train: error: The training ended with OSError: [Errno 28] No space left on device: "
-        f"'{tmp_path}/trace/00000002-00000002_process0.parquet'. The last complete checkpoint is {tmp_path}/checkpoint-1."
+        f"'{tmp_path}/trace/00000002-00000002_process0.parquet'. The last complete checkpoint is "
+        f"{tmp_path}/checkpoint-1."
     )
     # A checkpoint, with a limit of the size of files instead of a full disk: libraries raise errors of other kinds
     monkeypatch.undo()

@@ -78,7 +78,10 @@ def test_a_team_is_trained_with_an_expert(train, capsys):
 
 
 def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train, capsys):
-    """The expert is gone in the second step. The run is saved after the first one, and goes on as if nothing had happened."""
+    """
+    The expert is gone in the second step. The run is saved after the first one, and goes on as if nothing had
+    happened.
+    """
     gone = Reply(f"no {KEY}", status=503)
 
     def answer(request, number):

@@ -1,4 +1,6 @@
-"""`train_marlhf.py`, `train_marlhf_iter.py` and `train_reward_model.py`: settings, plans, the phases and how they resume."""
+"""
+`train_marlhf.py`, `train_marlhf_iter.py` and `train_reward_model.py`: settings, plans, the phases and how they resume.
+"""
 
 import json
 import shutil
@@ -336,13 +338,19 @@ def test_defaults_of_rounds():
 
 # Real problems
 
-REAL = "--preference_num_candidates 3 --preference_pairs_per_sample 2 --max_completion_length 6 --max_steps 1 --disable_tqdm "
+REAL = (
+    "--preference_num_candidates 3 --preference_pairs_per_sample 2 --max_completion_length 6 --max_steps 1 "
+    "--disable_tqdm "
+)
 REAL += "--eval_strategy no --report_to none --save_strategy no"
 
 
 @pytest.mark.parametrize("config", ["madpo_he", "madpo_iter_che", "marlhf_he", "marlhf_iter_che"])
 def test_recipes_run_on_real_problems(config, tiny_model, shared_data, tmp_path, monkeypatch):
-    """A tiny random model writes no code, so all its answers earn nothing. A small number that depends on the text makes pairs."""
+    """
+    A tiny random model writes no code, so all its answers earn nothing. A small number that depends on the text makes
+    pairs.
+    """
     score = CodeGenerationEnvironment.score
 
     def with_differences(self, items, joint_actions, histories):

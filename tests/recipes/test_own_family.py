@@ -57,7 +57,8 @@ def test_wrong_settings_are_one_line(arguments, monkeypatch, capsys, override, a
     assert exit_info.value.code == 2 and answer in line
 
 
-# Calls programs one after the other, and prints what each of them wrote, how it ended, and the slow libraries that are imported by then
+# Calls programs one after the other, and prints what each of them wrote, how it ended, and the slow libraries that are
+# imported by then
 CALLS = """
 import contextlib, io, json, runpy, sys
 

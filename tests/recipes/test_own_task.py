@@ -256,7 +256,10 @@ OWN = {**PLAYERS, "seats": {"b": {"population": "self", "agent": "a", "max_compl
 
 
 def test_self_play_resumes_exactly_and_is_evaluated(config, module, script, forked, tmp_path):
-    """The partner is drawn from the checkpoints of the run up to the step, also by a run that is resumed beside later ones."""
+    """
+    The partner is drawn from the checkpoints of the run up to the step, also by a run that is resumed beside later
+    ones.
+    """
     Path(f"{module}.py").write_text(GAME)
     small = ["--max_steps", "4", "--save_steps", "1", "--max_completion_length", "4", "--items_per_device", "2"]
     path = config({**OWN, "magrpo": {"output_dir": "run", "learning_rate": 0.01, "trace_steps": 1}, "seed": 4})

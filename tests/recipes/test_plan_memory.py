@@ -1,4 +1,6 @@
-"""The memory that `trl-multiagent plan` computes, against hand-computed bytes, teams that are built, and measured peaks."""
+"""
+The memory that `trl-multiagent plan` computes, against hand-computed bytes, teams that are built, and measured peaks.
+"""
 
 from unittest import mock
 
@@ -51,7 +53,9 @@ def test_frozen_weights_and_references():
 
 
 def test_sampling_and_update():
-    """2 layers, 2 heads of 16 numbers, 32 hidden and 64 inner dimensions, 258 tokens; prompts of 10 tokens, answers of 6."""
+    """
+    2 layers, 2 heads of 16 numbers, 32 hidden and 64 inner dimensions, 258 tokens; prompts of 10 tokens, answers of 6.
+    """
     of_phase = parts(
         items_per_device=3, num_generations=4, per_device_train_batch_size=2, generation_token_budget=None
     )
@@ -79,8 +83,8 @@ def test_sampling_and_update():
     assert packed["update"]["log-probabilities"] == 4 * 4 * (2 * 10 + 6 * 6) * 258
 
 
-# Peaks in MiB that benchmarks/team_memory.py measured: two full agents with 103.8 M parameters together, rows of about 30 tokens
-# and benchmarks/memory_plan.py with 155.8 M
+# Peaks in MiB that benchmarks/team_memory.py measured: two full agents with 103.8 M parameters together, rows of about
+# 30 tokens and benchmarks/memory_plan.py with 155.8 M
 SMALL, LARGE = 103_835_648, 155_770_880
 MEASURED = [
     (SMALL, 0, 1, True, 1354.8, 1845.5),

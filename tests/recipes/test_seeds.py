@@ -1,4 +1,7 @@
-"""Several seeds and named experiments. The trainings themselves are replaced by a script that writes down how it was started."""
+"""
+Several seeds and named experiments. The trainings themselves are replaced by a script that writes down how it was
+started.
+"""
 
 import json
 import re

@@ -74,7 +74,8 @@ def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch):
     monkeypatch.setenv(COMMAND_VARIABLE, "trl-multiagent train magrpo --config x.yaml")
     line = signalled(signal.SIGTERM, MAGRPOTrainer, 2, run, "ended", *SAVING)
     assert line == (
-        "run: ended by SIGTERM after step 2 of 4, which is saved. Go on with: trl-multiagent train magrpo --config x.yaml "
+        "run: ended by SIGTERM after step 2 of 4, which is saved. Go on with: trl-multiagent train magrpo "
+        "--config x.yaml "
         "--resume_from_checkpoint ended/checkpoint-2"
     )
     assert not Path("ended/team.json").exists()
@@ -243,7 +244,10 @@ print(run_all(commands, 1, print, Path(".")))
 
 def test_no_other_seed_starts_after_a_signal(forked, tmp_path):
     """Also if the run of the first seed was in its last step and is complete."""
-    first = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), 15)\ntime.sleep(1)"
+    first = (
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), "
+        "15)\ntime.sleep(1)"
+    )
     script = tmp_path / "seeds.py"
     script.write_text(SEEDS)
     done = forked.run(script, first, "print('other')")
@@ -274,7 +278,8 @@ def test_no_evaluation_starts_after_a_signal():
     assert "complete" in done.stdout and "Published" not in done.stdout
 
 
-# A command that gets a signal when it imports its first slow library. Python replaces errors of `__set_name__` by a `RuntimeError`
+# A command that gets a signal when it imports its first slow library. Python replaces errors of `__set_name__` by a
+# `RuntimeError`
 LOADING = """
 import os, sys
 from trl_multiagent import cli

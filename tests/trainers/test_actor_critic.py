@@ -291,7 +291,10 @@ def test_one_agent_is_the_plain_actor_critic(tmp_path):
 
 
 def test_actors_and_critics_of_their_own_do_not_touch_each_other(tmp_path):
-    """Without a value loss, critics have no gradient and agents have the same one. Partners matter through the reward alone."""
+    """
+    Without a value loss, critics have no gradient and agents have the same one. Partners matter through the reward
+    alone.
+    """
 
     def only_aux(completions, **columns):
         return count_reward([{"aux": completion["aux"]} for completion in completions])

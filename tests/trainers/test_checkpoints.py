@@ -1,4 +1,7 @@
-"""A run that is killed and resumed gives the same results as an uninterrupted one. A checkpoint of another run is refused."""
+"""
+A run that is killed and resumed gives the same results as an uninterrupted one. A checkpoint of another run is
+refused.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,7 @@
-"""Agents on several devices. The CPU has no second one: what is copied between devices is checked with tensors that have no data."""
+"""
+Agents on several devices. The CPU has no second one: what is copied between devices is checked with tensors that have
+no data.
+"""
 
 import pytest
 import torch

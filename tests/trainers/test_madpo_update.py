@@ -192,7 +192,10 @@ def test_a_frozen_partner_is_a_constant(tmp_path, reference_free):
 
 
 def test_metrics_and_loss_are_means_over_pairs_and_tokens(tmp_path):
-    """Evaluations of five pairs in batches of 1, 2, 3 and 5, and a training step in micro-batches of 3 and 2, against sums by hand."""
+    """
+    Evaluations of five pairs in batches of 1, 2, 3 and 5, and a training step in micro-batches of 3 and 2, against
+    sums by hand.
+    """
     initial, rows = tiny_team(), pairs(number=5)
     team = shift(copy.deepcopy(initial))
     settings = {"beta": 0.3, "loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5], "eval_dataset": rows}

@@ -182,7 +182,8 @@ def test_evaluation_plays_sampled_episodes(tmp_path):
     settings["early_termination_threshold"] = -1.0  # ends every branch in training
     trainer = tiny_trainer(tmp_path, environment=environment, **settings)
     metrics = trainer.evaluate()
-    # 4 items x 3 episodes of two turns. The first turn of a training step has 2 items x 4 completions, so 3 items with theirs make a batch
+    # 4 items x 3 episodes of two turns. The first turn of a training step has 2 items x 4 completions, so 3 items with
+    # theirs make a batch
     assert scored == [9, 9, 3, 3]
     rewards = metrics["eval_turn_1/reward_mean"] + metrics["eval_turn_2/reward_mean"]
     assert metrics["eval_turn_1/expected_return"] == pytest.approx(rewards)

@@ -116,7 +116,9 @@ def test_turn_weights_do_not_change_entropy_and_kl(tmp_path):
 
 
 def test_reference_penalty(tmp_path):
-    """At the first step the penalty is zero, because the policy equals the reference. It is tested after a few steps."""
+    """
+    At the first step the penalty is zero, because the policy equals the reference. It is tested after a few steps.
+    """
     team = tiny_team()
     initial = copy.deepcopy(team)
     history = []

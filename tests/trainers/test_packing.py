@@ -1,4 +1,6 @@
-"""Packed rows: what is computed once, and that log-probabilities and gradients are those of every sequence on its own."""
+"""
+Packed rows: what is computed once, and that log-probabilities and gradients are those of every sequence on its own.
+"""
 
 import pytest
 import torch
@@ -26,9 +28,11 @@ def rows_of(*nodes):
 
 ROOT = [5, 6, 7, 8]
 TREES = {
-    # Two siblings are equal, two begin alike, one has one token. 3 tokens of the prompt are shared; its last one is followed by 3 different ones
+    # Two siblings are equal, two begin alike, one has one token. 3 tokens of the prompt are shared; its last one is
+    # followed by 3 different ones
     "siblings": (rows_of((ROOT, [[20, 21, 22], [20, 21, 22], [20, 23], [EOS], [30, 31, 32, 33]])), 3 + 3 + 1 + 1 + 4),
-    # The prompts of the second turn continue a completion with and without its end, and one that is tokenized anew from its second token on
+    # The prompts of the second turn continue a completion with and without its end, and one that is tokenized anew
+    # from its second token on
     "turns": (
         rows_of(
             (ROOT, [[20, 21, EOS], [22, 23, 24]]),
@@ -93,7 +97,8 @@ def test_masked_completions_cost_nothing():
 def test_positions_and_readers_of_a_tree():
     sequences = [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 7]]
     packed = pack(sequences, [2, 2, 2], 2, hidden_size=32)
-    # In lexicographic order: 1 2 3 (4), then 3 (7), then 2 5 (6). A token that is followed by two others is there twice
+    # In lexicographic order: 1 2 3 (4), then 3 (7), then 2 5 (6). A token that is followed by two others is there
+    # twice
     assert packed["input_ids"].tolist() == [[1, 2, 3, 3, 2, 5]]
     assert packed["position_ids"].tolist() == [[0, 1, 2, 2, 1, 2]]
     assert packed["shift_labels"].tolist() == [[-100, 3, 4, 7, 5, 6]]

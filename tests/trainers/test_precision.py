@@ -215,7 +215,9 @@ def test_stochastic_rounding_has_no_bias(tmp_path, shape, beta2):
 
 
 def test_training_of_bfloat16_weights(tmp_path):
-    """With a learning rate per agent, over a checkpoint, and with critics, which have the data type of their agents."""
+    """
+    With a learning rate per agent, over a checkpoint, and with critics, which have the data type of their agents.
+    """
     settings = {**ROUNDING, "bf16": True, "learning_rate": 1e-3, "agent_learning_rates": {"aux": 1e-2}, "max_steps": 2}
     settings |= {"trainer": IACTrainer, "config": IACConfig, "save_strategy": "steps", "save_steps": 1}
     with without_compiler():

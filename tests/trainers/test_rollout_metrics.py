@@ -79,7 +79,10 @@ def test_the_most_common_text_is_counted_over_all_processes():
 
 
 def test_roles_that_do_not_act_and_rewards_at_the_end_alone():
-    """Two episodes of an item, of which one ends before main acts: nothing is known of how main's answers differ between items."""
+    """
+    Two episodes of an item, of which one ends before main acts: nothing is known of how main's answers differ between
+    items.
+    """
 
     def reward(completions, **columns):
         return [{"aux": float(len(x["aux"])), "main": 2.0} for x in completions]

@@ -29,7 +29,9 @@ def team_of(models):
 
 
 def experts_team(**changes):
-    """A dense agent and all architectures of experts. The dense one is first, so the first agent does not decide for all."""
+    """
+    A dense agent and all architectures of experts. The dense one is first, so the first agent does not decide for all.
+    """
     models = {f"{name}_agent": tiny_experts(name, **changes) for name in EXPERTS}
     return team_of({"dense": tiny_llama(), **models})
 

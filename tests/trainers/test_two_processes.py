@@ -39,7 +39,10 @@ def test_two_processes_make_the_same_update(results, beta):
 
 @pytest.mark.parametrize(("beta", "logged"), [(0.0, [1, 2, 3]), (0.1, [2, 3])])
 def test_what_is_logged_is_exchanged_once(results, beta, logged):
-    """One reduction per step for its metrics. The rows of the tables are gathered at a log, those of the last step at the end."""
+    """
+    One reduction per step for its metrics. The rows of the tables are gathered at a log, those of the last step at the
+    end.
+    """
     result = torch.load(results / "2" / f"{beta}.pt", weights_only=False)
     assert result["reductions"] == 3
     assert result["gathers"] == 3 + len(logged)  # the totals of each batch, and the rows of each table

@@ -1,6 +1,6 @@
 """
-Workflows: agents that act at some turns only, groups of episodes, rewards per role, counterfactual credit. Every gradient is compared with a
-computation in plain PyTorch, one sequence at a time.
+Workflows: agents that act at some turns only, groups of episodes, rewards per role, counterfactual credit. Every
+gradient is compared with a computation in plain PyTorch, one sequence at a time.
 """
 
 import copy
@@ -21,8 +21,8 @@ ROLES = ("aux", "main")
 
 class Relay(Environment):
     """
-    Plays a schedule: the roles that act at each turn. An episode ends after an answer with an even number of characters if `may_end`. Rewards
-    differ by role if `per_role`.
+    Plays a schedule: the roles that act at each turn. An episode ends after an answer with an even number of
+    characters if `may_end`. Rewards differ by role if `per_role`.
     """
 
     def __init__(self, schedule, may_end=False, per_role=False, roles=ROLES):
@@ -60,7 +60,10 @@ def baseline(values, g, mode):
 
 
 def expected_gradients(levels, team, mode="mean", discount=1.0, less=lambda node, j, role: 0.0, standardized=False):
-    """The gradients of the mean over an agent's own completions of -A sum log pi, with siblings at a node or across the episodes of an item."""
+    """
+    The gradients of the mean over an agent's own completions of -A sum log pi, with siblings at a node or across the
+    episodes of an item.
+    """
     for role in team.trained_roles:
         rows = []  # advantage, log-probability
         for nodes in levels:

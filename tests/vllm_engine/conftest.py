@@ -1,8 +1,8 @@
 """
 Runs vLLM itself, on the CPU: `make test-vllm`. Where vLLM is not installed, this folder has no tests.
 
-What the CPU needs is set here: variables without which vLLM compiles for minutes or binds this process to cores, engines of a few megabytes,
-and no packed copies of weights, which vLLM for the CPU does not update.
+What the CPU needs is set here: variables without which vLLM compiles for minutes or binds this process to cores,
+engines of a few megabytes, and no packed copies of weights, which vLLM for the CPU does not update.
 """
 
 import importlib.util

@@ -1,8 +1,8 @@
 """
 Finds tests that cannot tell right answers from wrong ones.
 
-The tests and the code before them in the prompt are read, not run. Some unusable tests only show when they run, such as one with an
-assert that is never reached, or that the reference solution fails; these are not found here.
+The tests and the code before them in the prompt are read, not run. Some unusable tests only show when they run, such
+as one with an assert that is never reached, or that the reference solution fails; these are not found here.
 """
 
 import ast
@@ -50,8 +50,8 @@ def unusable_test(test: str, setup: str, entry_point: str) -> str:
 
 def source_problem(source: str, known: set[str]) -> str:
     """
-    Explains why a module cannot run: a syntax error, an undefined name, or a missing module. Empty if its text shows none of these. `known`
-    are the names that are defined before the module runs.
+    Explains why a module cannot run: a syntax error, an undefined name, or a missing module. Empty if its text shows
+    none of these. `known` are the names that are defined before the module runs.
     """
     if problem := _compile_problem(source):
         return problem
@@ -85,7 +85,10 @@ def _compile_problem(source: str) -> str:
 
 
 def bound_names(source: str) -> set[str]:
-    """Returns the names that a module defines at its top level, and `"*"` if it has an import such as `from math import *`."""
+    """
+    Returns the names that a module defines at its top level, and `"*"` if it has an import such as `from math import
+    *`.
+    """
     module, *tables = all_tables(source)
     names = {symbol.get_name() for symbol in module.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     for inner in tables:
@@ -116,8 +119,8 @@ def _check_function_problem(tree: ast.Module) -> str:
 
 def _dependent_names(tree: ast.Module, names: set[str]) -> set[str]:
     """
-    Returns the names in a test whose values may depend on the candidate, which has the `names`. If a statement contains such a name, all
-    names in the statement count. Names in different scopes are treated as the same.
+    Returns the names in a test whose values may depend on the candidate, which has the `names`. If a statement
+    contains such a name, all names in the statement count. Names in different scopes are treated as the same.
     """
     flows: list[tuple[set[str], set[str]]] = []  # if a name in the first set is dependent, so are all in the second
     for node in ast.walk(tree):

@@ -42,9 +42,10 @@ VALUE, CHANGE, NOTHING = "value", "change", "nothing"  # results of a function
 
 def find_result(module: Module, name: str) -> str | None:
     """
-    Finds the function that a name refers to at the end of a module. If several branches bind the name, any of them may run, and a
-    function with a result is preferred. Returns `"value"` if the function returns or yields one, `"change"` if it only changes an argument
-    or a variable of the module, otherwise `"nothing"`. Returns `None` if the name does not refer to a function.
+    Finds the function that a name refers to at the end of a module. If several branches bind the name, any of them may
+    run, and a function with a result is preferred. Returns `"value"` if the function returns or yields one, `"change"`
+    if it only changes an argument or a variable of the module, otherwise `"nothing"`. Returns `None` if the name does
+    not refer to a function.
     """
     found = [*islice(_results(module, name), MAX_DEFINITIONS)]
     return next((result for result in found if result != NOTHING), found[0] if found else None)
@@ -75,7 +76,10 @@ def _is_none(node: ast.AST) -> bool:
 
 
 def _changes(module: Module, statement: Statement, function: Function) -> bool:
-    """Returns whether a function may change an argument, or a variable of the module, directly or through functions that it names."""
+    """
+    Returns whether a function may change an argument, or a variable of the module, directly or through functions that
+    it names.
+    """
     reached, queue = {statement}, [(statement, function)]
     for other, node in queue:
         if (other.changes | other.declares) & module.binders.keys() - module.imported:
@@ -127,7 +131,9 @@ def _bound_in(target: ast.AST) -> set[str]:
 
 
 def _is_new(value: ast.AST) -> bool:
-    """Returns whether the value of an expression is an object that nothing else refers to. That of a call counts as one."""
+    """
+    Returns whether the value of an expression is an object that nothing else refers to. That of a call counts as one.
+    """
     is_copy = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice)
     return is_copy or isinstance(value, (ast.Constant, ast.BinOp, ast.Call, *DISPLAYS))
 
@@ -146,7 +152,10 @@ def _values(node: ast.AST, name: str) -> Iterator[ast.expr]:
 
 
 def _makes_function(module: Module, value: ast.expr, before: int) -> bool:
-    """Returns whether the value of an expression may be a function that the agent wrote or made. `before` is its statement's index."""
+    """
+    Returns whether the value of an expression may be a function that the agent wrote or made. `before` is its
+    statement's index.
+    """
     stack = [(value, before)]
     for _ in range(MAX_LINKS):
         if not stack:

@@ -1,10 +1,10 @@
 """
 Extracts the code from completions.
 
-Completions are parsed here, never run. The code of a completion consists of its functions, classes and imports at module
-level, and of the other statements that these need, including calls that fill a table. The statements of a script
-(`if __name__ == ...`, prints, example calls, asserts, input) are left out. If a completion does not parse as a whole,
-its fenced blocks are read. If these do not parse either, every run of lines that parses is read.
+Completions are parsed here, never run. The code of a completion consists of its functions, classes and imports at
+module level, and of the other statements that these need, including calls that fill a table. The statements of a
+script (`if __name__ == ...`, prints, example calls, asserts, input) are left out. If a completion does not parse as a
+whole, its fenced blocks are read. If these do not parse either, every run of lines that parses is read.
 """
 
 import ast
@@ -43,7 +43,10 @@ CONTINUATION = re.compile(r"(?:elif|else|except|finally)\b")
 
 
 def _parse(source: str) -> tuple[ast.Module | None, int, str]:
-    """Returns the tree, 0 and an empty text; or None, the line of the error (0 if the parser names none) and the error message."""
+    """
+    Returns the tree, 0 and an empty text; or None, the line of the error (0 if the parser names none) and the error
+    message.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes
@@ -70,8 +73,8 @@ class Code:
 
 def extract_code(completion: str, name: str) -> str:
     """
-    Returns the code in an agent's answer, which parses unless the only definition of the function `name` does not: it then contains this
-    definition as the agent wrote it. The answer is code, or prose around code, fenced or not.
+    Returns the code in an agent's answer, which parses unless the only definition of the function `name` does not: it
+    then contains this definition as the agent wrote it. The answer is code, or prose around code, fenced or not.
     """
     return read_completion(completion, name).source
 
@@ -89,8 +92,9 @@ def join_sources(*parts: str) -> str:
 
 def parse_completion(completion: str) -> ast.Module:
     """
-    Returns the syntax tree of an answer: of all of it, or else of the code in its fences, or else of the runs of lines that are code. Of a
-    class that does not parse as a whole, the parts that do are read as if they stood outside of it.
+    Returns the syntax tree of an answer: of all of it, or else of the code in its fences, or else of the runs of lines
+    that are code. Of a class that does not parse as a whole, the parts that do are read as if they stood outside of
+    it.
     """
     text = textwrap.dedent(completion[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff"))
     tree = _parse(text)[0]
@@ -107,7 +111,10 @@ def parse_completion(completion: str) -> ast.Module:
 
 
 def read_completion(completion: str, name: str, prompt: str = "") -> Code:
-    """Reads an agent's answer to the request for the function `name`. It may repeat the imports of `prompt`, the source before the function."""
+    """
+    Reads an agent's answer to the request for the function `name`. It may repeat the imports of `prompt`, the source
+    before the function.
+    """
     given = {imported for node in ast.parse(prompt).body for imported in _imports(node)}
     if len(completion) > MAX_CHARS:
         completion = ""
@@ -193,7 +200,9 @@ def _read_module(tree: ast.Module, lines: list[bytes]) -> Module:
 
 
 def _is_code(statement: ast.stmt) -> bool:
-    """False for statements that prose can look like: expressions that call nothing, and annotations without a value."""
+    """
+    False for statements that prose can look like: expressions that call nothing, and annotations without a value.
+    """
     if isinstance(statement, ast.AnnAssign):
         return statement.value is not None
     effects = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
@@ -201,7 +210,9 @@ def _is_code(statement: ast.stmt) -> bool:
 
 
 def _byte_lines(text: str) -> list[bytes]:
-    """Returns the lines in UTF-8, since a syntax tree counts columns in bytes. Broken text may contain lone surrogates."""
+    """
+    Returns the lines in UTF-8, since a syntax tree counts columns in bytes. Broken text may contain lone surrogates.
+    """
     return text.encode(errors="surrogatepass").split(b"\n")
 
 
@@ -224,7 +235,10 @@ class _Budget:
 
 
 def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
-    """Yields the runs of lines that may be code, in order, each with whether it parses. Code between prose may be indented."""
+    """
+    Yields the runs of lines that may be code, in order, each with whether it parses. Code between prose may be
+    indented.
+    """
     lines = text.split("\n")
     if budget.parses(lines):
         yield text, True
@@ -246,8 +260,9 @@ def _stretch_end(lines: list[str], start: int, budget: _Budget) -> tuple[int, bo
     """
     Returns the index of the line after the statement that starts at a line, and whether the statement parses.
 
-    A statement may end before any line that is not indented. If it does not parse up to there, it is extended to the next such
-    line, because lines inside brackets and long strings need no indentation. It is not extended past the next definition.
+    A statement may end before any line that is not indented. If it does not parse up to there, it is extended to the
+    next such line, because lines inside brackets and long strings need no indentation. It is not extended past the
+    next definition.
     """
     head = start
     while not budget.spent and head < len(lines) - 1 and lines[head].startswith("@"):
@@ -302,8 +317,8 @@ def _segment(lines: list[bytes], node: ast.stmt) -> str:
 
 def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
     """
-    Returns the number of visible characters in some statements. A statement extends to the end of its last line, or to the next
-    statement on that line. Indented comments that follow belong to it. Identical statements count once.
+    Returns the number of visible characters in some statements. A statement extends to the end of its last line, or to
+    the next statement on that line. Indented comments that follow belong to it. Identical statements count once.
     """
     starts = [_start(statement.node) for statement in module.statements] + [(len(lines) + 1, 0)]
     texts = set()
@@ -327,9 +342,9 @@ def _visible_length(text: str) -> int:
 
 def _repaired(code: str, name: str) -> str:
     """
-    Code that does not parse, with its broken lines replaced by similar statements; empty if that is not possible. Only the definitions
-    in it are of use: a syntax error inside a function loses the reward for syntax, but not the reward for the definition. The
-    function's own header is not replaced.
+    Code that does not parse, with its broken lines replaced by similar statements; empty if that is not possible. Only
+    the definitions in it are of use: a syntax error inside a function loses the reward for syntax, but not the reward
+    for the definition. The function's own header is not replaced.
     """
     lines = code.split("\n")
     for _ in range(MAX_REPAIRS):

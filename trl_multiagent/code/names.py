@@ -1,7 +1,8 @@
 """
 Reads which names the top-level statements of a module bind, read and change, and which statements a function needs.
 
-The code is not run. Completions can be long and hostile. Therefore nodes are visited without recursion, and each one once.
+The code is not run. Completions can be long and hostile. Therefore nodes are visited without recursion, and each one
+once.
 """
 
 import ast
@@ -72,7 +73,10 @@ def all_tables(source: str) -> list[symtable.SymbolTable]:
 
 
 def read_globals(tables: Iterable[symtable.SymbolTable]) -> set[str]:
-    """Returns the module's names, and those of builtins, that code reads. In `class A: x = x`, the value is that of the module."""
+    """
+    Returns the module's names, and those of builtins, that code reads. In `class A: x = x`, the value is that of the
+    module.
+    """
     return {
         symbol.get_name()
         for table in tables
@@ -174,7 +178,10 @@ def changed_names(node: ast.AST) -> set[str]:
 
 
 def root_name(node: ast.expr) -> str:
-    """Returns the first name of a chain of attributes, items and calls: `a` in `a.b[0].c()`. Empty if it begins otherwise."""
+    """
+    Returns the first name of a chain of attributes, items and calls: `a` in `a.b[0].c()`. Empty if it begins
+    otherwise.
+    """
     for _ in range(MAX_CHAIN):
         if isinstance(node, ast.Name):
             return node.id
@@ -202,7 +209,8 @@ def assignments(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
 
 class Module:
     """
-    A module's statements, or some of them, in the order of the source. The dictionaries map names to indices of statements.
+    A module's statements, or some of them, in the order of the source. The dictionaries map names to indices of
+    statements.
 
     Attributes:
         imported (`set[str]`): The names that the module imports at its top level.
@@ -240,7 +248,10 @@ class Module:
                 self.changing.setdefault(name, set()).update(statement.binds)
 
     def bindings(self, name: str, before: int = END) -> Iterator[tuple[int, Statement]]:
-        """Yields the statements before an index that may have bound a name, with their indices: the latest first, up to one that always does."""
+        """
+        Yields the statements before an index that may have bound a name, with their indices: the latest first, up to
+        one that always does.
+        """
         for place in reversed(self.binders.get(name, ())):
             if place < before:
                 yield place, self.statements[place]
@@ -250,12 +261,12 @@ class Module:
 
 def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
     """
-    Returns the indices of the statements of a completion to keep in the program, and of those that the function `name` needs, for which the
-    agent was asked. Calls of this function are examples, which are never needed.
+    Returns the indices of the statements of a completion to keep in the program, and of those that the function `name`
+    needs, for which the agent was asked. Calls of this function are examples, which are never needed.
 
-    All definitions and imports are kept, with the statements that they need. A call is kept only if the function that was asked for needs
-    it; a call such as `main()` may fill a variable that only `main` reads. Bindings that later ones replace are kept, but the function
-    does not need them.
+    All definitions and imports are kept, with the statements that they need. A call is kept only if the function that
+    was asked for needs it; a call such as `main()` may fill a variable that only `main` reads. Bindings that later
+    ones replace are kept, but the function does not need them.
     """
     always = {name, FUTURE, SETTING}
     kept = _needs(module, name, always, only_last=False)
@@ -267,9 +278,10 @@ def kept_and_needed(module: Module, name: str) -> tuple[list[int], list[int]]:
 
 def _needs(module: Module, name: str, names: set[str], only_last: bool, with_calls: bool = True) -> set[int]:
     """
-    Collects the statements that names need: those that bind them, those that change their objects, and what these need. Calls of the
-    function `name` are examples. `only_last` leaves out bindings of a name that a later one replaces, and calls that print. `with_calls`
-    collects calls of the module's functions for the variables that they change.
+    Collects the statements that names need: those that bind them, those that change their objects, and what these
+    need. Calls of the function `name` are examples. `only_last` leaves out bindings of a name that a later one
+    replaces, and calls that print. `with_calls` collects calls of the module's functions for the variables that they
+    change.
     """
     places: set[int] = set()
     seen: set[str] = set()
@@ -300,8 +312,8 @@ def _needs(module: Module, name: str, names: set[str], only_last: bool, with_cal
 
 def _binders(module: Module, name: str, only_last: bool) -> Iterator[int]:
     """
-    Yields the statements that bind a name. With `only_last`, a binding that always happens replaces all earlier ones, and one in a branch
-    replaces those in other branches.
+    Yields the statements that bind a name. With `only_last`, a binding that always happens replaces all earlier ones,
+    and one in a branch replaces those in other branches.
     """
     in_branch = False  # whether a later branch binds the name
     for place in reversed(module.binders.get(name, ())):
@@ -315,7 +327,10 @@ def _binders(module: Module, name: str, only_last: bool) -> Iterator[int]:
 
 
 def _calls(module: Module, functions: set[str], called: set[str], only_last: bool) -> Iterator[int]:
-    """Yields the statements that call some functions not in `called`: directly, through other functions, or by another name."""
+    """
+    Yields the statements that call some functions not in `called`: directly, through other functions, or by another
+    name.
+    """
     queue = [*functions]
     while queue:
         name = queue.pop()

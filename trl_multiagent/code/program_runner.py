@@ -1,4 +1,6 @@
-"""Runs the programs of an environment, counts their results for the training log, and stores suspicious programs on disk."""
+"""
+Runs the programs of an environment, counts their results for the training log, and stores suspicious programs on disk.
+"""
 
 import json
 import logging
@@ -24,8 +26,8 @@ class ProgramRunner:
 
     Args:
         sandbox (`Sandbox`): The sandbox that runs the programs.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for programs whose verdict is suspicious, one JSON file each.
-            By default they are not stored.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for programs whose verdict is suspicious, one JSON file
+            each. By default they are not stored.
     """
 
     sandbox: Sandbox
@@ -48,7 +50,9 @@ class ProgramRunner:
         return verdicts
 
     def run_experiments(self, programs: Sequence[Program]) -> list[Verdict]:
-        """Runs the agents' programs with a change, or others, such as reference solutions. Only the time is counted."""
+        """
+        Runs the agents' programs with a change, or others, such as reference solutions. Only the time is counted.
+        """
         return self._run(programs, "experiment_seconds")
 
     def _run(self, programs: Sequence[Program], count: str) -> list[Verdict]:
@@ -63,9 +67,10 @@ class ProgramRunner:
         Returns the results since the last call of this method.
 
         Returns:
-            `dict[str, float]`: `executions_per_second`, the agents' programs per second spent running them, with equal programs of a
-            batch counted once; `experiment_seconds`, the time for all other runs; the number of checks that hit a deadline,
-            `timeouts`; and the numbers of programs that ran out of memory, `memory_kills`, or looked `suspicious`.
+            `dict[str, float]`: `executions_per_second`, the agents' programs per second spent running them, with equal
+            programs of a batch counted once; `experiment_seconds`, the time for all other runs; the number of checks
+            that hit a deadline, `timeouts`; and the numbers of programs that ran out of memory, `memory_kills`, or
+            looked `suspicious`.
         """
         counts, self._counts = self._counts, defaultdict(float)
         speed = counts["executions"] / counts["seconds"] if counts["seconds"] else 0.0

@@ -11,7 +11,8 @@ MARKER = re.compile(r"<(?=[^\s=])")
 
 def shown_line(text: str) -> str:
     """
-    Shortens a text that an agent may have written, and makes it one line without control characters. A space behind each `<` breaks the
-    markers of chats, such as `<|im_end|>`, which would end the prompt. Python code has this space anyway.
+    Shortens a text that an agent may have written, and makes it one line without control characters. A space behind
+    each `<` breaks the markers of chats, such as `<|im_end|>`, which would end the prompt. Python code has this space
+    anyway.
     """
     return MARKER.sub("< ", printable(" ".join(text[:MAX_TEXT].split())))

@@ -18,11 +18,12 @@ def conventions(
     problems: Sequence[Problem], joint_actions: Sequence[JointAction], sandbox: Sandbox
 ) -> list[dict[str, str | None]]:
     """
-    Finds the convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps them), or
-    `None` for an answer that fits neither, for example because it is wrong or because main does not use `aux`.
+    Finds the convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps
+    them), or `None` for an answer that fits neither, for example because it is wrong or because main does not use
+    `aux`.
 
-    Each function runs without the partner's function: aux alone, and main with a correct aux of each convention. `problems`: the problem
-    of each joint action.
+    Each function runs without the partner's function: aux alone, and main with a correct aux of each convention.
+    `problems`: the problem of each joint action.
     """
     programs = []
     for problem, answers in zip(problems, joint_actions, strict=True):

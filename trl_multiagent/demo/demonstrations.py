@@ -1,9 +1,9 @@
 """
 Demonstrations for the demo's base model. Some contain mistakes, and they divide the work in two different ways.
 
-In convention A the helper keeps elements and main maps them; in convention B the helper keeps and maps. The convention of each
-demonstration is drawn independently. So two copies of a model that was trained on them only solve a problem when both happen
-to follow the same convention.
+In convention A the helper keeps elements and main maps them; in convention B the helper keeps and maps. The convention
+of each demonstration is drawn independently. So two copies of a model that was trained on them only solve a problem
+when both happen to follow the same convention.
 """
 
 import random
@@ -45,8 +45,8 @@ def write(problem: Problem, role: str, convention: str, fault: str, rng: random.
 
 def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
     """
-    Writes the helper's answer: in convention `"A"` it keeps elements, in `"B"` it keeps and maps them. `fault`: a key of `AUX_FAULTS`, or none.
-    `rng` draws the wrong condition of the fault `"condition"`.
+    Writes the helper's answer: in convention `"A"` it keeps elements, in `"B"` it keeps and maps them. `fault`: a key
+    of `AUX_FAULTS`, or none. `rng` draws the wrong condition of the fault `"condition"`.
     """
     condition = problem.condition
     if fault == "condition":
@@ -63,8 +63,8 @@ def write_aux(problem: Problem, convention: str, fault: str = "", rng: random.Ra
 
 def write_main(problem: Problem, convention: str, fault: str = "", rng: random.Random | None = None) -> str:
     """
-    Writes the main function's answer: in convention `"A"` it maps the values that aux returns, in `"B"` it does not. `fault`: a key of
-    `MAIN_FAULTS`, or none. `rng` draws the wrong reduction of the fault `"reduction"`.
+    Writes the main function's answer: in convention `"A"` it maps the values that aux returns, in `"B"` it does not.
+    `fault`: a key of `MAIN_FAULTS`, or none. `rng` draws the wrong reduction of the fault `"reduction"`.
     """
     argument, call = problem.argument, f"aux({problem.argument})"
     values = f"[{problem.map.code} for x in {call}]" if convention == "A" else call

@@ -16,7 +16,10 @@ from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
 
 
 def make_demonstrations(number: int, rng: random.Random, num_turns: int = 1) -> list[tuple[str, str]]:
-    """Draws pairs of a prompt and one agent's answer, for random training problems. With two turns, half of them are revisions."""
+    """
+    Draws pairs of a prompt and one agent's answer, for random training problems. With two turns, half of them are
+    revisions.
+    """
     problems = {problem.name: problem for problem in demo_problems("train")}
     items = demo_dataset("train").to_list()
     pairs = []
@@ -42,8 +45,8 @@ TWO_TURNS = ImitationModel("demo-two-turns", lambda number, rng: make_demonstrat
 
 def demo_model(progress: bool = True, num_turns: int = 1) -> str:
     """
-    Returns the path of the demo's base model and tokenizer. The first call builds them, which takes about half a minute on one core, or
-    two minutes for two turns. See [`ImitationModel.path`].
+    Returns the path of the demo's base model and tokenizer. The first call builds them, which takes about half a
+    minute on one core, or two minutes for two turns. See [`ImitationModel.path`].
 
     Args:
         progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.

@@ -1,9 +1,11 @@
 """
-A procedural family of small HumanEval-shaped problems: keep some elements, map each of them, reduce them to the result.
+A procedural family of small HumanEval-shaped problems: keep some elements, map each of them, reduce them to the
+result.
 
-`sum_square_even` keeps the even numbers of a list, squares each and sums them. A list problem takes one of 8 conditions, 7
-maps and 7 reductions, a string problem one of 6, 3 and 5; a fifth of the 482 combinations is held out. Every solution
-splits naturally into a helper that prepares a list and a main function that reduces it, and there are two ways to split it.
+`sum_square_even` keeps the even numbers of a list, squares each and sums them. A list problem takes one of 8
+conditions, 7 maps and 7 reductions, a string problem one of 6, 3 and 5; a fifth of the 482 combinations is held out.
+Every solution splits naturally into a helper that prepares a list and a main function that reduces it, and there are
+two ways to split it.
 """
 
 import random
@@ -42,8 +44,8 @@ class Family:
     reductions: tuple[Part, ...]
 
 
-# No map is idempotent, so mapping twice changes the result. No reduction is the identity, which would make main a thin wrapper
-# of aux, or `len`, which does not depend on the map.
+# No map is idempotent, so mapping twice changes the result. No reduction is the identity, which would make main a thin
+# wrapper of aux, or `len`, which does not depend on the map.
 LISTS = Family(
     argument="xs",
     conditions=(
@@ -145,8 +147,8 @@ class Problem:
         """
         Draws an argument on which the likely wrong solutions differ from the right one.
 
-        At least two of its elements are kept and at least one is not. The result changes if the map is left out or applied twice,
-        which happens when the agents follow different conventions.
+        At least two of its elements are kept and at least one is not. The result changes if the map is left out or
+        applied twice, which happens when the agents follow different conventions.
         """
         while True:
             values: list | str
@@ -209,8 +211,8 @@ def demo_dataset(split: str) -> Dataset:
     Returns the demo's problems in the schema of HumanEval: task_id, prompt, entry_point, test, canonical_solution.
 
     Args:
-        split (`str`): `"train"` (1158 rows: 386 combinations in three variants of inputs and wording) or `"test"` (96 rows, one for each of
-            the combinations that are not in `"train"`).
+        split (`str`): `"train"` (1158 rows: 386 combinations in three variants of inputs and wording) or `"test"` (96
+            rows, one for each of the combinations that are not in `"train"`).
     """
     variants = 1 if split == "test" else VARIANTS
     problems = demo_problems(split)

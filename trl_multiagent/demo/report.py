@@ -76,7 +76,10 @@ class DemoReport(TrainerCallback):
         self.is_main_process = PartialState().is_main_process
 
     def before(self, trainer: RolloutTrainer) -> None:
-        """Evaluates the untrained team, and replaces the trainer's log lines by one progress bar. All processes have to call this."""
+        """
+        Evaluates the untrained team, and replaces the trainer's log lines by one progress bar. All processes have to
+        call this.
+        """
         self.trainer = trainer
         self.start = self.evaluate(trainer, "Held-out problems, before")
         show_one_bar(trainer)
@@ -171,7 +174,10 @@ def wrap(line: str, width: int) -> list[str]:
 
 
 def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluation, path: Path) -> None:
-    """Draws joint reward and share of tests passed in the last turn against the optimizer step, with the held-out values as dots."""
+    """
+    Draws joint reward and share of tests passed in the last turn against the optimizer step, with the held-out values
+    as dots.
+    """
     logs = [entry for entry in log_history if "reward" in entry]
     turn = f"turn_{start.num_turns}"
     reward = "reward" if start.num_turns == 1 else f"{turn}/reward_mean"

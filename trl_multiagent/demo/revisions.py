@@ -1,10 +1,11 @@
 """
 Demonstrations of a second turn: an agent's first answer, the feedback on the team's program, and a better answer.
 
-The feedback is that of the code generation environment, on the program of two first demonstrations. It tells an agent which of its
-functions are missing or malformed and which test fails, but not which convention its partner follows. So a demonstrator repairs its own
-mistakes; if it made none and the tests fail, it changes its convention in half of the cases. Two copies of a model that was trained on
-these demonstrations often both change it, and disagree again. The team has to learn which agent changes.
+The feedback is that of the code generation environment, on the program of two first demonstrations. It tells an agent
+which of its functions are missing or malformed and which test fails, but not which convention its partner follows. So
+a demonstrator repairs its own mistakes; if it made none and the tests fail, it changes its convention in half of the
+cases. Two copies of a model that was trained on these demonstrations often both change it, and disagree again. The
+team has to learn which agent changes.
 """
 
 import random
@@ -34,8 +35,8 @@ def demonstrate_revisions(
         rng (`random.Random`): Draws the answers.
 
     Returns:
-        `list[dict[str, tuple[str, str]]]`: For each item, each role's prompt of the second turn, which contains the first turn, and
-        its answer.
+        `list[dict[str, tuple[str, str]]]`: For each item, each role's prompt of the second turn, which contains the
+        first turn, and its answer.
     """
     environment = CodeGenerationEnvironment(first_prompts=demo_prompts, warn_about_items=False)
     styles = [{role: draw_style(role, rng) for role in (AUX, MAIN)} for _ in items]
@@ -69,7 +70,9 @@ def demonstrate_revisions(
 def revise(
     problem: Problem, role: str, convention: str, fault: str, answer: str, passed: bool, rng: random.Random
 ) -> str:
-    """Writes the second answer of an agent, after its first `answer` with this convention and fault (`""` for none)."""
+    """
+    Writes the second answer of an agent, after its first `answer` with this convention and fault (`""` for none).
+    """
     if fault and rng.random() >= REMAINING_FAULT:
         return write(problem, role, convention, "", rng)
     if not fault and not passed and rng.random() < CHANGE_OF_CONVENTION:

@@ -48,7 +48,8 @@ class DemoDataset(code_generation.CodeDataset):
             raise ValueError(f"`dataset.type` is {self.type!r}; it must be one of {', '.join(map(repr, types))}.")
         if self.type == NAME and self.name != NAME:
             raise ValueError(
-                f"`dataset.type` is '{NAME}', which has its own problems, but `dataset.name` is {self.name!r}: set it to "
+                f"`dataset.type` is '{NAME}', which has its own problems, but `dataset.name` is {self.name!r}: "
+                "set it to "
                 f"'{NAME}', or choose another type."
             )
 
@@ -77,7 +78,8 @@ def make_environment(settings: TaskSettings) -> Environment:
     from trl_multiagent.demo.problems import demo_prompts
 
     dataset: DemoDataset = settings.sections["dataset"]
-    # A few of the demo's items have tests that trivial answers pass. Its user cannot change them, so no warning is needed
+    # A few of the demo's items have tests that trivial answers pass. Its user cannot change them, so no warning is
+    # needed
     prompts = demo_prompts if dataset.is_demo else None
     return code_generation.make_environment(settings, prompts, warn_about_items=not dataset.is_demo)
 
@@ -113,7 +115,8 @@ def callbacks(settings: TaskSettings, trainer: Trainer) -> list[TrainerCallback]
     return [report]
 
 
-# Code generation in which the name `demo` selects the demo's problems and base model, and `demo_two_turns` a base model for two turns
+# Code generation in which the name `demo` selects the demo's problems and base model, and `demo_two_turns` a base
+# model for two turns
 TASK = Task(
     make_environment,
     load_datasets,

@@ -1,7 +1,8 @@
 """
 Sends many requests to an endpoint at the same time.
 
-The requests go through the providers' own clients, which repeat nothing themselves: what is tried again, and when, is decided here alone.
+The requests go through the providers' own clients, which repeat nothing themselves: what is tried again, and when, is
+decided here alone.
 """
 
 import asyncio
@@ -69,12 +70,13 @@ class EndpointClient:
 
     def ask(self, questions: Sequence[Question], stop_at_failure: bool = False) -> list[Answer | EndpointError]:
         """
-        Sends all questions at the same time, as far as `concurrency` allows. A question that occurs twice is sent once.
+        Sends all questions at the same time, as far as `concurrency` allows. A question that occurs twice is sent
+        once.
 
         Args:
             questions (`Sequence[Question]`): The questions.
-            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether to send no more requests after a question got no answer.
-                Requests that are under way are completed, and their answers kept.
+            stop_at_failure (`bool`, *optional*, defaults to `False`): Whether to send no more requests after a
+                question got no answer. Requests that are under way are completed, and their answers kept.
 
         Returns:
             `list[Answer | EndpointError]`: The answer to each question, or the error that prevented it.
@@ -132,8 +134,8 @@ class _Call:
 
     def connect(self) -> AbstractAsyncContextManager[Any]:
         """
-        Returns the provider's client. It reads no key from the environment, repeats no request, reads at most `MAX_BODY` bytes of an answer,
-        and follows no redirect, because a redirect could send prompts to another host.
+        Returns the provider's client. It reads no key from the environment, repeats no request, reads at most
+        `MAX_BODY` bytes of an answer, and follows no redirect, because a redirect could send prompts to another host.
         """
         endpoint, library = self.endpoint, self.library
         settings: dict[str, Any] = {"follow_redirects": False, "event_hooks": {"response": [read_body]}}
@@ -186,7 +188,8 @@ class _Call:
             await self.changed.wait_for(lambda: self.reserved == 0 or self.is_affordable(most))
             if not self.is_affordable(most):
                 raise EndpointError(
-                    f"the token budget of {endpoint.token_budget} is used up: {self.client.ledger.tokens} tokens were used, and the "
+                    f"the token budget of {endpoint.token_budget} is used up: {self.client.ledger.tokens} tokens "
+                    "were used, and the "
                     f"next request may use {most}",
                     concerns_all=True,
                 )
@@ -281,12 +284,16 @@ class _Call:
         return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
 
     def without_key(self, text: str) -> str:
-        """Removes the key from a received text. An endpoint may repeat the key, which must not get into logs and files."""
+        """
+        Removes the key from a received text. An endpoint may repeat the key, which must not get into logs and files.
+        """
         return text.replace(self.key, "[key]") if self.key is not None and len(self.key) >= MIN_KEY else text
 
 
 async def read_body(response: Any) -> None:
-    """Reads the body of an answer with any status. Raises `ReadError` if it is compressed or longer than `MAX_BODY`."""
+    """
+    Reads the body of an answer with any status. Raises `ReadError` if it is compressed or longer than `MAX_BODY`.
+    """
     from httpx2 import ByteStream, ReadError  # the HTTP library of the providers' clients
 
     if response.headers.get("content-encoding", "identity") != "identity":
@@ -302,7 +309,10 @@ async def read_body(response: Any) -> None:
 
 
 def as_count(value: Any) -> int | None:
-    """Returns a value as a number of tokens, or `None` if it is not one. 0 is not, because it would never use up a budget."""
+    """
+    Returns a value as a number of tokens, or `None` if it is not one. 0 is not, because it would never use up a
+    budget.
+    """
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else None
 
 

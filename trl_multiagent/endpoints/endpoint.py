@@ -34,8 +34,9 @@ SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.I
 
 class EndpointError(RuntimeError):
     """
-    Raised if a question gets no answer. The message says why, on one line and without the key. `retry`: another try may help, after `wait`
-    seconds if the endpoint has sent a time. `concerns_all`: other questions would fail for the same reason.
+    Raised if a question gets no answer. The message says why, on one line and without the key. `retry`: another try
+    may help, after `wait` seconds if the endpoint has sent a time. `concerns_all`: other questions would fail for the
+    same reason.
     """
 
     def __init__(self, message: str, retry: bool = False, wait: float | None = None, concerns_all: bool = False):
@@ -46,8 +47,9 @@ class EndpointError(RuntimeError):
 @dataclass(frozen=True)
 class EndpointSettings:
     """
-    A model that answers over the network, and the limits of its use. [`make_endpoint`] checks the settings, and derives missing ones from
-    the model's name. [`endpoint_section`] adds them to a section that has other settings, too.
+    A model that answers over the network, and the limits of its use. [`make_endpoint`] checks the settings, and
+    derives missing ones from the model's name. [`endpoint_section`] adds them to a section that has other settings,
+    too.
     """
 
     model: str = setting("The model's name, at its provider or at `base_url`.")
@@ -57,7 +59,8 @@ class EndpointSettings:
     )
     base_url: str = setting("URL of the endpoint; by default that of the model's provider.")
     key_env: str | None = setting(
-        "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With a URL and without "
+        "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With a URL "
+        "and without "
         "this, no key is sent."
     )
     max_tokens: int = setting("Maximum number of tokens of an answer.", 2048, ge=1)
@@ -109,7 +112,9 @@ class EndpointSettings:
         return None
 
     def read_key(self) -> str | None:
-        """Reads the key from its environment variable. Raises [`EndpointError`] if it is missing or cannot be a key."""
+        """
+        Reads the key from its environment variable. Raises [`EndpointError`] if it is missing or cannot be a key.
+        """
         if self.key_env is None:
             return None
         key = os.environ.get(self.key_env, "").strip()
@@ -131,8 +136,9 @@ FIELDS = {field.name: field for field in dataclasses.fields(EndpointSettings)}
 
 def endpoint_section(keys: Mapping[str, str], own: Collection[str]) -> Any:
     """
-    Makes a base class for a section that has settings of an endpoint among others. It is a dataclass with those fields of
-    [`EndpointSettings`] that are in `keys`, each under its name there. Fields in `own` are left out: the section defines them itself.
+    Makes a base class for a section that has settings of an endpoint among others. It is a dataclass with those fields
+    of [`EndpointSettings`] that are in `keys`, each under its name there. Fields in `own` are left out: the section
+    defines them itself.
     """
     fields = []
     for name, key in keys.items():
@@ -155,14 +161,16 @@ def make_endpoint(
     Makes the settings of an endpoint. Missing ones follow from the model's name.
 
     Args:
-        model (`str`): The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider follows from it.
-        base_url, key_env, api (`str`, *optional*): See [`EndpointSettings`]. A key is only sent to a URL that is given here if `key_env` is
-            given, too.
+        model (`str`): The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider
+            follows from it.
+        base_url, key_env, api (`str`, *optional*): See [`EndpointSettings`]. A key is only sent to a URL that is given
+            here if `key_env` is given, too.
         called (`Callable[[str], str]`, *optional*): Returns the name of a field in messages.
         **settings: The other fields of [`EndpointSettings`].
 
     Raises:
-        ValueError: The provider does not follow from the name and there is no `base_url`; or a value is impossible, would make every request
+        ValueError: The provider does not follow from the name and there is no `base_url`; or a value is impossible,
+        would make every request
             fail, or would put a key into saved settings.
     """
     provider = next((provider for provider in PROVIDERS if provider[0] in model.lower()), None)
@@ -171,7 +179,8 @@ def make_endpoint(
     if key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", key_env):
         # The value is not shown, because it may be the key itself
         raise ValueError(
-            f"`{called('key_env')}` must be the name of an environment variable in capital letters, such as DEEPSEEK_API_KEY: keys do "
+            f"`{called('key_env')}` must be the name of an environment variable in capital letters, such as "
+            "DEEPSEEK_API_KEY: keys do "
             "not belong in settings."
         )
     if base_url is not None:
@@ -188,11 +197,15 @@ def make_endpoint(
 
 
 def check_requests(endpoint: EndpointSettings, called: Callable[[str], str]) -> None:
-    """Raises a `ValueError` if the settings of an endpoint would make every request fail, or would put a key into the saved settings."""
+    """
+    Raises a `ValueError` if the settings of an endpoint would make every request fail, or would put a key into the
+    saved settings.
+    """
     budget, limit = endpoint.token_budget, endpoint.max_tokens
     if budget is not None and budget <= limit:
         raise ValueError(
-            f"`{called('token_budget')}` is {budget}, which is not enough for one request: an answer may have {limit} tokens, and the "
+            f"`{called('token_budget')}` is {budget}, which is not enough for one request: an answer may have "
+            f"{limit} tokens, and the "
             "question has some, too."
         )
     for name in endpoint.extra_body or {}:
@@ -200,13 +213,16 @@ def check_requests(endpoint: EndpointSettings, called: Callable[[str], str]) -> 
             raise ValueError(f"`{called('extra_body')}` has {name!r}, which every request has: remove it.")
         if SECRET.search(name):
             raise ValueError(
-                f"`{called('extra_body')}` has {name!r}, which looks like a key: settings are saved with the run. Name the environment "
+                f"`{called('extra_body')}` has {name!r}, which looks like a key: settings are saved with the run. "
+                "Name the environment "
                 f"variable that holds it in `{called('key_env')}`."
             )
 
 
 def check_url(name: str, url: str) -> None:
-    """Raises a `ValueError` that names the setting if a URL is not the address of an endpoint, or has a secret in it."""
+    """
+    Raises a `ValueError` that names the setting if a URL is not the address of an endpoint, or has a secret in it.
+    """
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -219,7 +235,10 @@ def check_url(name: str, url: str) -> None:
 
 
 def describe_requests(endpoint: EndpointSettings | None, requests: int, input_tokens: int, output_tokens: int) -> str:
-    """Describes the largest number of requests to an endpoint, or to this machine if it is `None`, and their cost, for a plan."""
+    """
+    Describes the largest number of requests to an endpoint, or to this machine if it is `None`, and their cost, for a
+    plan.
+    """
     text = f"{requests} requests with about {input_tokens} prompt tokens and {output_tokens} answer tokens at most"
     if endpoint is None:
         return f"{text}, on this machine"
@@ -230,5 +249,8 @@ def describe_requests(endpoint: EndpointSettings | None, requests: int, input_to
 
 
 def describe_endpoint(endpoint: EndpointSettings) -> dict[str, Any]:
-    """Returns the settings on which an endpoint's answers depend, as plain values. The URL is not one of them: a server may move."""
+    """
+    Returns the settings on which an endpoint's answers depend, as plain values. The URL is not one of them: a server
+    may move.
+    """
     return {"api": endpoint.api, **endpoint.parameters}

@@ -1,4 +1,7 @@
-"""Files of an endpoint: a cache, so that no answer is paid for twice, and a count of used tokens, so that a budget holds across restarts."""
+"""
+Files of an endpoint: a cache, so that no answer is paid for twice, and a count of used tokens, so that a budget holds
+across restarts.
+"""
 
 import contextlib
 import hashlib
@@ -69,8 +72,8 @@ class AnswerCache:
 
 class Ledger:
     """
-    The tokens of all requests so far, one line per answer. All processes append to the same file in the folder, and a resumed run
-    continues it, so a budget holds for the whole run.
+    The tokens of all requests so far, one line per answer. All processes append to the same file in the folder, and a
+    resumed run continues it, so a budget holds for the whole run.
     """
 
     def __init__(self, folder: Path):

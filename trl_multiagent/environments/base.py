@@ -21,15 +21,16 @@ PASSED = "passed"
 # The same for those of its tests that no feedback between turns shows
 PASSED_HIDDEN = "passed_hidden"
 
-# Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a name
+# Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a
+# name
 RESERVED_ROLES = ("shared", "default")
 MAX_ROLE = 100  # characters; names are in prompts, too
 
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
     """
-    Returns roles as a tuple. Raises `ValueError` if they are not a list of distinct names, or if a name cannot be used for a folder and a
-    module. Names that differ only in case are equal, because many file systems ignore case.
+    Returns roles as a tuple. Raises `ValueError` if they are not a list of distinct names, or if a name cannot be used
+    for a folder and a module. Names that differ only in case are equal, because many file systems ignore case.
     """
     if isinstance(roles, str) or not isinstance(roles, Sequence):
         raise ValueError(f"`roles` must be a list with one name per agent, such as ['aux', 'main'], not {roles!r}.")
@@ -52,14 +53,19 @@ class Outcome:
     The environment's verdict on one joint action.
 
     Args:
-        reward (`float` or `dict[str, float]`): Joint reward, shared by all agents, or one reward per role of the environment, also for
-            roles that do not act. [`judge`] moves these to `role_rewards` and leaves their mean, the team's reward.
-        metrics (`dict[str, float]`, *optional*): Numbers to log. Their means over the joint actions of a turn are logged as
-            `turn_{k}/{name}`. The metric `passed` is 1.0 for a joint action that solves its item and 0.0 for any other; pass@k is computed
-            from it. `passed_hidden` is the same for the tests that no feedback between turns shows.
-        info (`Any`, *optional*): Data from which the environment builds the next turn's prompts. The trainer only stores it.
-        extra (`dict[str, Any]`, *optional*): More columns of the joint action's row in the tables of completions and in the trace.
-        role_rewards (`dict[str, float]`, *optional*): The reward of each role; empty if all share one. Set by [`judge`].
+        reward (`float` or `dict[str, float]`): Joint reward, shared by all agents, or one reward per role of the
+            environment, also for roles that do not act. [`judge`] moves these to `role_rewards` and leaves their mean,
+            the team's reward.
+        metrics (`dict[str, float]`, *optional*): Numbers to log. Their means over the joint actions of a turn are
+            logged as `turn_{k}/{name}`. The metric `passed` is 1.0 for a joint action that solves its item and 0.0 for
+            any other; pass@k is computed from it. `passed_hidden` is the same for the tests that no feedback between
+            turns shows.
+        info (`Any`, *optional*): Data from which the environment builds the next turn's prompts. The trainer only
+            stores it.
+        extra (`dict[str, Any]`, *optional*): More columns of the joint action's row in the tables of completions and
+            in the trace.
+        role_rewards (`dict[str, float]`, *optional*): The reward of each role; empty if all share one. Set by
+            [`judge`].
     """
 
     reward: float
@@ -75,7 +81,9 @@ class Outcome:
 
 @dataclass
 class Turn:
-    """One past turn of a branch: the prompts and answers of the roles that acted, and the outcome of their joint action."""
+    """
+    One past turn of a branch: the prompts and answers of the roles that acted, and the outcome of their joint action.
+    """
 
     prompts: dict[str, Prompt]
     joint_action: JointAction
@@ -89,16 +97,18 @@ class Environment(ABC):
     """
     Base class of a task family: the team's roles, the prompts of each turn, and the joint reward.
 
-    An environment must not store the state of an episode. Its methods get the history of each branch, so many branches of a rollout tree
-    can be played at once. The model card of the team contains its `repr`, which may include a version of the reward.
+    An environment must not store the state of an episode. Its methods get the history of each branch, so many branches
+    of a rollout tree can be played at once. The model card of the team contains its `repr`, which may include a
+    version of the reward.
 
-    `watched_metrics` maps metrics of the outcomes that are near zero if something is wrong to a description of the problem. A training
-    warns if one of them stays near zero in the first turn.
+    `watched_metrics` maps metrics of the outcomes that are near zero if something is wrong to a description of the
+    problem. A training warns if one of them stays near zero in the first turn.
 
-    `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An evaluation uses them
-    for confidence intervals and for percentages of the largest value.
+    `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An
+    evaluation uses them for confidence intervals and for percentages of the largest value.
 
-    `order` holds the roles that act at each turn, if they are the same in all episodes. After these turns, the episodes end.
+    `order` holds the roles that act at each turn, if they are the same in all episodes. After these turns, the
+    episodes end.
 
     `unseen` is the sentence in prompts that says that agents do not see each other's answers, and its replacement in
     [`~Environment.show_answers`].
@@ -118,22 +128,23 @@ class Environment(ABC):
     @abstractmethod
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         """
-        Makes the prompts of one turn. The roles with a prompt act in this turn; the others do not answer and are not trained on it. No
-        prompt for any role ends the episode. At the first turn, at least one role acts.
+        Makes the prompts of one turn. The roles with a prompt act in this turn; the others do not answer and are not
+        trained on it. No prompt for any role ends the episode. At the first turn, at least one role acts.
 
         Args:
             item (`dict`): The dataset row.
             history (`History`): The branch's past turns, oldest first; empty at the first turn.
 
         Returns:
-            `dict[str, Prompt]`: The new prompt of each role that acts. The trainer adds the agent's own past prompts and responses in
-            front of it.
+            `dict[str, Prompt]`: The new prompt of each role that acts. The trainer adds the agent's own past prompts
+            and responses in front of it.
         """
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """
-        Makes the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`] for each branch.
-        Override it if making many prompts at once is faster, for example if another model writes feedback.
+        Makes the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`]
+        for each branch. Override it if making many prompts at once is faster, for example if another model writes
+        feedback.
 
         Args:
             items (`list[dict]`): The dataset rows; an item occurs once per branch.
@@ -146,28 +157,35 @@ class Environment(ABC):
 
     def check_turns(self, num_turns: int) -> None:
         """
-        Raises `ValueError` if this environment cannot play so many turns: by default, if its `order` has more. It must not load anything.
+        Raises `ValueError` if this environment cannot play so many turns: by default, if its `order` has more. It must
+        not load anything.
         """
         if self.order is not None and num_turns < len(self.order):
             raise ValueError(f"`num_turns` is {num_turns}, but an episode has {len(self.order)}: set it to that.")
 
     def answers(self, joint_action: JointAction) -> JointAction:
-        """Returns the answers of the task's roles. They are the joint action, unless one agent answers for all roles of a wrapped task."""
+        """
+        Returns the answers of the task's roles. They are the joint action, unless one agent answers for all roles of a
+        wrapped task.
+        """
         return joint_action
 
     def prepare(self, num_turns: int) -> None:  # noqa: B027
         """
-        Checks or loads the outside resources of an episode of `num_turns`, such as another model, before any data or agent is loaded. Raises
-        [`UnavailableError`] if one is missing. A dry run does not call this method. By default it does nothing.
+        Checks or loads the outside resources of an episode of `num_turns`, such as another model, before any data or
+        agent is loaded. Raises [`UnavailableError`] if one is missing. A dry run does not call this method. By default
+        it does nothing.
         """
 
     def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
         """
-        Describes the cost of the environment itself, for the plan of a dry run. It must not load or contact anything. Empty by default.
+        Describes the cost of the environment itself, for the plan of a dry run. It must not load or contact anything.
+        Empty by default.
 
         Args:
             items (`Sequence[dict]`): The items to train on; none if they are not known.
-            num_later_prompts (`int`): Upper bound of the number of branches, after the first turn, for which prompts will be made.
+            num_later_prompts (`int`): Upper bound of the number of branches, after the first turn, for which prompts
+                will be made.
             answer_tokens (`int`): Largest number of tokens of an agent's answer.
 
         Returns:
@@ -186,18 +204,22 @@ class Environment(ABC):
             histories (`list[History]`): The past turns of each branch, oldest first; empty at the first turn.
 
         Returns:
-            `list[Outcome]`: One outcome per joint action, in order. A number is short for an outcome with this reward. An array or a tensor
-            of shape (number of joint actions,) may replace the list.
+            `list[Outcome]`: One outcome per joint action, in order. A number is short for an outcome with this reward.
+            An array or a tensor of shape (number of joint actions,) may replace the list.
         """
 
     def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        """Scores joint actions in an evaluation, by default with [`~Environment.score`]. Override it to report more metrics."""
+        """
+        Scores joint actions in an evaluation, by default with [`~Environment.score`]. Override it to report more
+        metrics.
+        """
         return self.score(items, joint_actions, histories)
 
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         """
-        Adds the answers of other agents to an agent's prompt, by default in front of it. Training never calls this: it is for baselines
-        whose agents see each other's answers. In a prompt that is text, it also replaces the sentence `unseen`.
+        Adds the answers of other agents to an agent's prompt, by default in front of it. Training never calls this: it
+        is for baselines whose agents see each other's answers. In a prompt that is text, it also replaces the sentence
+        `unseen`.
 
         Args:
             role (`str`): The agent.
@@ -212,26 +234,28 @@ class Environment(ABC):
 
     def metrics(self) -> dict[str, float]:
         """
-        Returns numbers about the scoring since the last call. They are summed over the processes and logged as `reward/{name}` once per
-        optimizer step. Empty by default.
+        Returns numbers about the scoring since the last call. They are summed over the processes and logged as
+        `reward/{name}` once per optimizer step. Empty by default.
         """
         return {}
 
     def state_dict(self) -> dict[str, Any]:
         """
-        Returns the state on which the next scores and prompts depend, such as that of the environment's own random number generators, as
-        plain values and tensors. It is saved in checkpoints. Empty by default.
+        Returns the state on which the next scores and prompts depend, such as that of the environment's own random
+        number generators, as plain values and tensors. It is saved in checkpoints. Empty by default.
         """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state that [`~Environment.state_dict`] returned. It is only called if that state was not empty."""
+        """
+        Restores a state that [`~Environment.state_dict`] returned. It is only called if that state was not empty.
+        """
         raise NotImplementedError(f"{type(self).__name__} has a `state_dict`, so it needs a `load_state_dict`.")
 
     def resume_settings(self) -> dict[str, Any]:
         """
-        Returns the settings on which prompts and rewards depend, by name, as plain values. A run can only continue a checkpoint that has
-        the same settings. Empty by default.
+        Returns the settings on which prompts and rewards depend, by name, as plain values. A run can only continue a
+        checkpoint that has the same settings. Empty by default.
         """
         return {}
 
@@ -241,8 +265,9 @@ class Environment(ABC):
 
 def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
     """
-    Calls [`~Environment.next_prompts`] and sorts the prompts of each item in the order of the roles. Raises [`TaskError`] if the method
-    fails, does not return a dict of valid prompts for each item, or returns no prompt for an item at its first turn.
+    Calls [`~Environment.next_prompts`] and sorts the prompts of each item in the order of the roles. Raises
+    [`TaskError`] if the method fails, does not return a dict of valid prompts for each item, or returns no prompt for
+    an item at its first turn.
     """
     name = f"`{type(environment).__name__}.next_prompts`"
     with task_code(name):
@@ -279,7 +304,10 @@ def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
 
 
 def check_all_act(subject: str, prompts: Mapping[str, Prompt], roles: Sequence[str]) -> None:
-    """Raises [`TaskError`] if one of the `roles` has no prompt. The message says that `subject` needs the answers of all roles."""
+    """
+    Raises [`TaskError`] if one of the `roles` has no prompt. The message says that `subject` needs the answers of all
+    roles.
+    """
     idle = [role for role in roles if role not in prompts]
     if idle:
         raise TaskError(f"{subject} needs the answers of all roles in every turn, but {', '.join(idle)} does not act.")
@@ -303,9 +331,9 @@ def judge(
     evaluation: bool = False,
 ) -> list[Outcome]:
     """
-    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to `float`. A reward per
-    role becomes the outcome's `role_rewards`, and their mean its reward. Raises [`TaskError`] if the method fails, or does not return one
-    outcome with finite rewards per joint action.
+    Calls [`~Environment.score`], or [`~Environment.evaluate`] in an evaluation, and converts rewards and metrics to
+    `float`. A reward per role becomes the outcome's `role_rewards`, and their mean its reward. Raises [`TaskError`] if
+    the method fails, or does not return one outcome with finite rewards per joint action.
     """
     name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
     with task_code(name):
@@ -325,7 +353,8 @@ def judge(
         if isinstance(reward, Mapping):
             if set(reward) != set(environment.roles):
                 raise TaskError(
-                    f"{name} returned rewards of {', '.join(map(str, reward))} {where}; it must return one number, or one for "
+                    f"{name} returned rewards of {', '.join(map(str, reward))} {where}; it must return one "
+                    "number, or one for "
                     f"each of the roles {', '.join(environment.roles)}."
                 )
             outcome.set_role_rewards(

@@ -28,7 +28,10 @@ MISSING, DOUBLED = "missing_blocks", "doubled_blocks"
 
 @dataclass
 class Blocks:
-    """An answer for all roles, split by role. Roles without a block (`missing`) or with several (`doubled`) have an empty answer."""
+    """
+    An answer for all roles, split by role. Roles without a block (`missing`) or with several (`doubled`) have an empty
+    answer.
+    """
 
     answers: dict[str, str]
     missing: list[str]
@@ -36,9 +39,15 @@ class Blocks:
 
 
 def central_prompt(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
-    """Writes the prompt of a model that answers for all roles, from the prompt of each role. It uses only the contents of chat messages."""
+    """
+    Writes the prompt of a model that answers for all roles, from the prompt of each role. It uses only the contents of
+    chat messages.
+    """
     tags = "\n".join(f"<{role}>\nanswer of {role}\n</{role}>" for role in roles)
-    return f"{assignments(roles, prompts)}Write the answers of all roles, each in its tags and with nothing else:\n{tags}\n\n"
+    return (
+        f"{assignments(roles, prompts)}Write the answers of all roles, each in its tags and with nothing "
+        f"else:\n{tags}\n\n"
+    )
 
 
 def assignments(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
@@ -52,8 +61,8 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
     """
     Divides an answer for all roles. Text outside of the blocks is dropped.
 
-    A block begins with `<role>` and ends with `</role>`. A block without an end tag ends at the next block, or at the end of the text. The
-    line breaks after the first tag and before the last one are removed.
+    A block begins with `<role>` and ends with `</role>`. A block without an end tag ends at the next block, or at the
+    end of the text. The line breaks after the first tag and before the last one are removed.
     """
     opening = re.compile(f"<({'|'.join(map(re.escape, roles))})>")
     found: dict[str, list[str]] = {role: [] for role in roles}
@@ -77,11 +86,12 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
 
 class CentralizedEnvironment(EnvironmentWrapper):
     """
-    A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see [`central_prompt`] and
-    [`split_blocks`]. The joint reward is the task's. As a control, it shows the gain of a team over one model that has all roles.
+    A task of several roles as a task of one agent, which answers for all of them in tagged blocks, see
+    [`central_prompt`] and [`split_blocks`]. The joint reward is the task's. As a control, it shows the gain of a team
+    over one model that has all roles.
 
-    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles with no block and with several.
-    Raises `ValueError` if the task has one role.
+    Episodes have one turn. The metrics `missing_blocks` and `doubled_blocks` are the numbers of roles with no block
+    and with several. Raises `ValueError` if the task has one role.
     """
 
     def __init__(self, task: Environment):

@@ -30,8 +30,8 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 
 def read_file(path: Path) -> list[dict]:
     """
-    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`. Raises `FileNotFoundError`, or, if the file is not JSON in UTF-8 or a
-    row is not an object, a `ValueError` that names the file and the row.
+    Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`. Raises `FileNotFoundError`, or, if the file is not
+    JSON in UTF-8 or a row is not an object, a `ValueError` that names the file and the row.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a {LOCAL_FILE}.")
@@ -68,8 +68,8 @@ def read_file(path: Path) -> list[dict]:
 
 def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
     """
-    Makes a dataset of rows. A field that a row lacks is null in it. Raises a `ValueError` that names `source` and the first row that differs
-    if a field has values of different types.
+    Makes a dataset of rows. A field that a row lacks is null in it. Raises a `ValueError` that names `source` and the
+    first row that differs if a field has values of different types.
     """
     import datasets
     import pyarrow
@@ -82,7 +82,8 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
         # The longest part from the start that is a column ends before the first row that differs
         row = bisect_left(range(1, len(values) + 1), True, key=lambda length: not is_column(values[:length]))
         raise ValueError(
-            f"{source}, row {row + 1}: field `{field}` is {kind_of(values[row])}, {' '.join(repr(values[row]).split())[:80]}, "
+            f"{source}, row {row + 1}: field `{field}` is {kind_of(values[row])}, "
+            f"{' '.join(repr(values[row]).split())[:80]}, "
             "which does not match its type in the rows before. A field must have one type."
         )
     try:
@@ -92,7 +93,10 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
 
 
 def check_texts(rows: list[dict], source: str) -> None:
-    """Raises `ValueError` if a row has half of a surrogate pair, such as `"\\ud800"` in JSON, which cannot be encoded as UTF-8."""
+    """
+    Raises `ValueError` if a row has half of a surrogate pair, such as `"\\ud800"` in JSON, which cannot be encoded as
+    UTF-8.
+    """
     for number, row in enumerate(rows, 1):
         for field, value in row.items():
             if SURROGATES.search(json.dumps([field, value], ensure_ascii=False, default=str)):
@@ -148,8 +152,8 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:
     """
-    Returns the split to load from the Hub. If `split` has no name, it is `test`, or the only split of the dataset. Raises `ValueError` if it
-    has several, and none of them is `test`.
+    Returns the split to load from the Hub. If `split` has no name, it is `test`, or the only split of the dataset.
+    Raises `ValueError` if it has several, and none of them is `test`.
     """
     if split and not split.startswith("["):
         return split
@@ -163,8 +167,8 @@ def hub_split(name: str, config: str | None, split: str | None) -> str:
 
 def load_from_hub(name: str, config: str | None, split: str) -> datasets.Dataset:
     """
-    Loads rows of a dataset on the Hub. Raises `ConnectionError` if the Hub cannot be reached, and `ValueError` if the dataset cannot be
-    loaded, for example because it is a script.
+    Loads rows of a dataset on the Hub. Raises `ConnectionError` if the Hub cannot be reached, and `ValueError` if the
+    dataset cannot be loaded, for example because it is a script.
     """
     import datasets
 
@@ -191,8 +195,8 @@ def without_marks(row: dict) -> dict:
 
 def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
     """
-    Raises `ValueError` if a field of a row is missing, is empty, or has another type than in `fields`. The message names the field and
-    begins with `where`, the file and number of the row.
+    Raises `ValueError` if a field of a row is missing, is empty, or has another type than in `fields`. The message
+    names the field and begins with `where`, the file and number of the row.
     """
     for field, required_type in fields.items():
         if row.get(field) is None:

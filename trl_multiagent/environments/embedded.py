@@ -1,4 +1,7 @@
-"""Reads the data that comes with the package, so that recipes run without a network. `data/README.md` has its sources and licences."""
+"""
+Reads the data that comes with the package, so that recipes run without a network. `data/README.md` has its sources and
+licences.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,8 @@ def read_embedded(name: str, split: str | None) -> list[dict]:
 
 def generated_rows(make: Callable[[str], list[dict]], sizes: dict[str, int], split: str | None) -> list[dict]:
     """
-    Returns the generated rows that a split selects, by default all of `train`. `make` makes the rows of a split; `sizes` has their numbers.
-    Raises `ValueError` as [`read_split`] does.
+    Returns the generated rows that a split selects, by default all of `train`. `make` makes the rows of a split;
+    `sizes` has their numbers. Raises `ValueError` as [`read_split`] does.
     """
     chosen = read_split(split, sizes, "the generated data", default="train")
     made = {name: make(name) for name in {name for name, _ in chosen}}
@@ -51,8 +54,9 @@ def generated_rows(make: Callable[[str], list[dict]], sizes: dict[str, int], spl
 
 def read_split(split: str | None, sizes: dict[str, int], source: str, default: str = "test") -> list[tuple[str, int]]:
     """
-    Returns the rows that a split such as `"train[:8]"` selects, each as the name of its split and its position there. `sizes`: the numbers
-    of rows. Without a name, the split is `default`. Raises `ValueError` if it does not exist, is malformed, or selects no rows of `source`.
+    Returns the rows that a split such as `"train[:8]"` selects, each as the name of its split and its position there.
+    `sizes`: the numbers of rows. Without a name, the split is `default`. Raises `ValueError` if it does not exist, is
+    malformed, or selects no rows of `source`.
     """
     import datasets  # takes a second to import
 
@@ -69,8 +73,9 @@ def read_split(split: str | None, sizes: dict[str, int], source: str, default: s
 
 def imitation_model(name: str, demonstrate: Callable, steps: int, module: str, *data: str) -> str:
     """
-    Returns the folder of the base model of a demo. The first call builds it, see [`~trl_multiagent.models.imitation.ImitationModel.path`]. Its
-    demonstrations depend on the folder of the file `module`, and on files of the folder `data`.
+    Returns the folder of the base model of a demo. The first call builds it, see
+    [`~trl_multiagent.models.imitation.ImitationModel.path`]. Its demonstrations depend on the folder of the file
+    `module`, and on files of the folder `data`.
     """
     from trl_multiagent.models.imitation import ImitationModel  # `--help` need not wait for transformers
 

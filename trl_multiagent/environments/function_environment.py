@@ -30,25 +30,27 @@ class FunctionEnvironment(Environment):
     An environment made of prompt templates and TRL reward functions.
 
     Args:
-        prompts (`dict[str, str | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a `str.format` template
-            filled with the item's columns, or a function from the item to a prompt.
-        reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see [`~trl.GRPOTrainer`]. Each is called with
-            keyword arguments, and returns one float per joint action, or `None` where it does not apply, or a dict of floats by role, which
-            only those roles get. It gets the arguments that it names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`),
-            `completions` (list of `{role: text}`), `episodes` (list of the joint actions of all turns), every column of the items, and from a
-            trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`, `log_metric` and `log_extra`.
-            [`role_reward`] makes one for a single agent. A reward model or its id alone needs a single role, unless
-            [`JointRewardTrainer`] trained it on these roles.
+        prompts (`dict[str, str | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a
+            `str.format` template filled with the item's columns, or a function from the item to a prompt.
+        reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see
+            [`~trl.GRPOTrainer`]. Each is called with keyword arguments, and returns one float per joint action, or
+            `None` where it does not apply, or a dict of floats by role, which only those roles get. It gets the
+            arguments that it names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions`
+            (list of `{role: text}`), `episodes` (list of the joint actions of all turns), every column of the items,
+            and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`,
+            `log_metric` and `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone
+            needs a single role, unless [`JointRewardTrainer`] trained it on these roles.
         reward_weights (`list[float]`, *optional*): Weight of each reward function, all 1.0 by default.
-        transition (`Callable[[dict, History], dict[str, Prompt]]`, *optional*): Function `(item, history) -> {role: prompt}` that
-            builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
-        order (`list[list[str]]`, *optional*): The roles that act at each turn, such as `[["writer"], ["editor"]]`. By default all act. A
-            template may then use a role as a column: `{writer}` is the writer's last answer, empty before its first one. The reward functions
-            score the end of the episode, with the last answer of every role; the rewards of earlier turns are 0.
-        conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of chat messages, as in
-            TRL, instead of texts for the roles whose tokenizer has a chat template.
-        reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take for a batch. With
-            `None`, they may take forever.
+        transition (`Callable[[dict, History], dict[str, Prompt]]`, *optional*): Function `(item, history) -> {role:
+            prompt}` that builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
+        order (`list[list[str]]`, *optional*): The roles that act at each turn, such as `[["writer"], ["editor"]]`. By
+            default all act. A template may then use a role as a column: `{writer}` is the writer's last answer, empty
+            before its first one. The reward functions score the end of the episode, with the last answer of every
+            role; the rewards of earlier turns are 0.
+        conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
+            chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
+        reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take
+            for a batch. With `None`, they may take forever.
 
     Raises:
         TypeError: A template or a reward function cannot be called.
@@ -114,12 +116,14 @@ class FunctionEnvironment(Environment):
                 return RoleReward(self.roles[0], model)
             if model.roles is None:
                 raise ValueError(
-                    f"A reward model judges the text of one agent: write `role_reward({self.roles[-1]!r}, ...)` instead of "
+                    f"A reward model judges the text of one agent: write `role_reward({self.roles[-1]!r}, ...)` "
+                    "instead of "
                     f"{show(function)}."
                 )
             if model.roles != self.roles:
                 raise ValueError(
-                    f"The reward model {show(function)} was trained on answers of {list(model.roles)}, but the roles are "
+                    f"The reward model {show(function)} was trained on answers of {list(model.roles)}, but the "
+                    "roles are "
                     f"{list(self.roles)}."
                 )
             return model
@@ -151,7 +155,9 @@ class FunctionEnvironment(Environment):
         return prompts
 
     def resume_settings(self) -> dict[str, Any]:
-        """Returns the templates, the weights, and the names of the functions. The code of the functions is not compared."""
+        """
+        Returns the templates, the weights, and the names of the functions. The code of the functions is not compared.
+        """
         prompts = {
             role: template if isinstance(template, str) else f"function {function_name(template)}"
             for role, template in self.templates.items()
@@ -239,7 +245,10 @@ class FunctionEnvironment(Environment):
 
 
 def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Returns the roles of each turn. Raises `ValueError` if `order` is not a list of lists of roles, or if a role does not occur."""
+    """
+    Returns the roles of each turn. Raises `ValueError` if `order` is not a list of lists of roles, or if a role does
+    not occur.
+    """
     turns = order if isinstance(order, list | tuple) else ()
     if not turns or not all(isinstance(turn, list | tuple) and turn for turn in turns):
         raise ValueError(f"`order` is {show(order)}; it must be a list of lists of roles, such as [[{roles[0]}]].")
@@ -268,20 +277,27 @@ def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict
 
 
 def fill_template(role: str, template: str, item: dict) -> str:
-    """Fills a template with the columns of an item. Raises [`TaskError`] if a column is missing, or a brace has no partner."""
+    """
+    Fills a template with the columns of an item. Raises [`TaskError`] if a column is missing, or a brace has no
+    partner.
+    """
     try:
         return template.format(**item)
     except KeyError as error:
         raise TaskError(f"The prompt of `{role}` needs the column {error}; items have {', '.join(item)}.") from None
     except (IndexError, ValueError, AttributeError, TypeError) as error:
         raise TaskError(
-            f"The prompt template of `{role}` cannot be filled: {error}. Write {{column}} for a column's value, and {{{{ "
+            f"The prompt template of `{role}` cannot be filled: {error}. Write {{column}} for a column's value, "
+            f"and {{{{ "
             "or }} for a brace."
         ) from error
 
 
 def is_model(function: Any) -> bool:
-    """Returns whether this is a reward model or its id. This does not import torch: before its import, there are no models."""
+    """
+    Returns whether this is a reward model or its id. This does not import torch: before its import, there are no
+    models.
+    """
     torch = sys.modules.get("torch")
     return isinstance(function, str) or (torch is not None and isinstance(function, torch.nn.Module))
 
@@ -304,7 +320,10 @@ def log_metric(name: str, metrics: dict[str, list[float]], metric: str, value: f
 
 
 def log_extra(name: str, outcomes: list[Outcome], column: str, values: Sequence) -> None:
-    """Implements TRL's `log_extra` for the reward function `name`. The values become a column of the tables of completions."""
+    """
+    Implements TRL's `log_extra` for the reward function `name`. The values become a column of the tables of
+    completions.
+    """
     values = list(values)
     if len(values) != len(outcomes):
         raise TaskError(

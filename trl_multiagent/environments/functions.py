@@ -57,8 +57,9 @@ class Rows(DatasetSource):
 
     def load(self, split: str | None) -> Dataset:
         """
-        Loads rows, such as those of the split `"train[:100]"`. A local file has one split, with any name. Raises `ConnectionError` if the Hub
-        cannot be reached, and `ValueError` if the file or the split is malformed, or there are no rows.
+        Loads rows, such as those of the split `"train[:100]"`. A local file has one split, with any name. Raises
+        `ConnectionError` if the Hub cannot be reached, and `ValueError` if the file or the split is malformed, or
+        there are no rows.
         """
         name = str(self.name)
         if self.is_file:
@@ -132,8 +133,8 @@ def make_environment(settings: TaskSettings) -> FunctionEnvironment:
 
 def load_datasets(settings: TaskSettings) -> Datasets:
     """
-    Loads the training set and, with `dataset.eval_split`, the evaluation set, see [`Rows.load`]. Raises `ValueError` if a template needs a
-    column that the rows do not have.
+    Loads the training set and, with `dataset.eval_split`, the evaluation set, see [`Rows.load`]. Raises `ValueError`
+    if a template needs a column that the rows do not have.
     """
     rows: Rows = settings.sections["dataset"]
     train_dataset = rows.load(rows.train_split)

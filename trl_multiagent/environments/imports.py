@@ -10,9 +10,9 @@ from trl_multiagent.environments.task_errors import show, task_code
 
 def import_object(setting: str, path: str, config: str | None = None) -> Any:
     """
-    Imports the object that a setting names as `package.module:name` or `package.module.name`. Its module is searched in the working
-    directory, then in the folder of the file `config` and the folders above, because a run's folder lies below that of its task. Raises
-    `ValueError` if there is no such object, or importing its module failed.
+    Imports the object that a setting names as `package.module:name` or `package.module.name`. Its module is searched
+    in the working directory, then in the folder of the file `config` and the folders above, because a run's folder
+    lies below that of its task. Raises `ValueError` if there is no such object, or importing its module failed.
     """
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):

@@ -15,13 +15,14 @@ CUT, SHUFFLED = "cut", "shuffled"
 
 class MessageAblation(EnvironmentWrapper):
     """
-    An environment that replaces the answers of an agent's partners before it makes the agent's prompt. The agent's own answers, all scores and the
-    outcomes of past turns stay. It has no effect around a [`~rollout.seats.SeatedEnvironment`]: wrap the task inside instead.
+    An environment that replaces the answers of an agent's partners before it makes the agent's prompt. The agent's own
+    answers, all scores and the outcomes of past turns stay. It has no effect around a
+    [`~rollout.seats.SeatedEnvironment`]: wrap the task inside instead.
 
     Args:
         task ([`Environment`]): The task.
-        how (`str`): The replacement: `"cut"` for empty answers, `"shuffled"` for the answers to another item that is played at the same time,
-            always the same one.
+        how (`str`): The replacement: `"cut"` for empty answers, `"shuffled"` for the answers to another item that is
+            played at the same time, always the same one.
     """
 
     def __init__(self, task: Environment, how: str):
@@ -45,7 +46,10 @@ class MessageAblation(EnvironmentWrapper):
 
 
 def with_answers_of(history: History, source: History, role: str) -> History:
-    """Returns the history that an agent reads. It has the other agents' answers from the history `source`, or empty ones without it."""
+    """
+    Returns the history that an agent reads. It has the other agents' answers from the history `source`, or empty ones
+    without it.
+    """
     turns = []
     for number, turn in enumerate(history):
         answers = source[number].joint_action if source else {}
@@ -56,8 +60,8 @@ def with_answers_of(history: History, source: History, role: str) -> History:
 
 def partners_of(items: list[dict]) -> list[int]:
     """
-    Returns, for each branch, the position of a branch of another item. The pairs of items depend on the items alone. Raises [`TaskError`]
-    if there is only one item.
+    Returns, for each branch, the position of a branch of another item. The pairs of items depend on the items alone.
+    Raises [`TaskError`] if there is only one item.
     """
     branches: dict[str, list[int]] = {}
     for position, item in enumerate(items):

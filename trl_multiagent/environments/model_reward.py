@@ -27,15 +27,18 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     """
     A task whose reward in training comes from a model. Prompts and evaluation are those of the task.
 
-    The metrics show both rewards: `rewards/model`; `rewards/task`; `rewards/model_scaled`, the model's reward on the task's scale; and
-    `rewards/correlation`, their correlation over a batch.
+    The metrics show both rewards: `rewards/model`; `rewards/task`; `rewards/model_scaled`, the model's reward on the
+    task's scale; and `rewards/correlation`, their correlation over a batch.
 
     Args:
         task ([`Environment`]): The task.
         reward (`Callable`): Reward function for the answers of all roles, such as a [`JointRewardModel`].
-        scale (`tuple[float, float]`, *optional*): Slope and intercept of the task's reward as a function of the model's.
-        score_task (`bool`, *optional*, defaults to `True`): Whether the task's reward is computed in training, too. It is only logged.
-        version (`str`, *optional*): Name of the reward model in checkpoints. A run with another reward model cannot resume them.
+        scale (`tuple[float, float]`, *optional*): Slope and intercept of the task's reward as a function of the
+            model's.
+        score_task (`bool`, *optional*, defaults to `True`): Whether the task's reward is computed in training, too. It
+            is only logged.
+        version (`str`, *optional*): Name of the reward model in checkpoints. A run with another reward model cannot
+            resume them.
     """
 
     def __init__(

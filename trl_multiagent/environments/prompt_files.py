@@ -28,8 +28,8 @@ class OwnPrompt:
 
     def make(self, values: Mapping[str, str], *arguments: Any) -> Prompt:
         """
-        Makes the prompt: fills the template with `values`, or calls the function with the `arguments`. Raises [`TaskError`] if the function
-        fails, or does not return a prompt.
+        Makes the prompt: fills the template with `values`, or calls the function with the `arguments`. Raises
+        [`TaskError`] if the function fails, or does not return a prompt.
         """
         if self.function is None:
             return (self.template or "").format(**values)
@@ -43,10 +43,12 @@ class OwnPrompt:
 @dataclass
 class PromptFiles:
     """
-    Base of a section whose settings each replace one prompt of a family. The value of a setting is the path of a template in UTF-8, a
-    function as `package.module:name`, or the text of a template, which contains a brace or the end of a line.
+    Base of a section whose settings each replace one prompt of a family. The value of a setting is the path of a
+    template in UTF-8, a function as `package.module:name`, or the text of a template, which contains a brace or the
+    end of a line.
 
-    A subclass names in `takes`, for each setting, the fields of its templates and the names of its function's arguments.
+    A subclass names in `takes`, for each setting, the fields of its templates and the names of its function's
+    arguments.
     """
 
     takes: ClassVar[dict[str, tuple[Sequence[str], Sequence[str]]]] = {}
@@ -64,7 +66,9 @@ class PromptFiles:
         return {name: value for name, value in values.items() if value is not None}
 
     def saved(self) -> dict[str, str]:
-        """Returns the settings with the texts of the templates in place of their paths. They are saved with the run."""
+        """
+        Returns the settings with the texts of the templates in place of their paths. They are saved with the run.
+        """
         saved = self.given()
         for name, prompt in self.prompts.items():
             if prompt.template is not None:
@@ -80,8 +84,8 @@ def is_text(value: str) -> bool:
 
 def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequence[str]) -> OwnPrompt:
     """
-    Reads the value of a setting, see [`PromptFiles`]. Raises `ValueError` if there is no such file or function, the file is not UTF-8 text,
-    a template has a field other than `fields`, or a function does not take these `arguments`.
+    Reads the value of a setting, see [`PromptFiles`]. Raises `ValueError` if there is no such file or function, the
+    file is not UTF-8 text, a template has a field other than `fields`, or a function does not take these `arguments`.
     """
     if is_text(value):
         check_template(f"`{setting}`", value, fields)
@@ -100,7 +104,8 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
         template = Path(value).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ValueError(
-            f"`{setting}` is {value!r}, but there is no such file in {Path.cwd()}. Give the path of a template, or a function as "
+            f"`{setting}` is {value!r}, but there is no such file in {Path.cwd()}. Give the path of a template, "
+            "or a function as "
             "package.module:name."
         ) from None
     except (OSError, ValueError) as error:  # such as a `UnicodeDecodeError`

@@ -66,16 +66,17 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
     """
     Makes a reward of one agent's completions, with a reward function that was written for a single model.
 
-    The role selects the completions that are scored, not the agent that learns from them: the score is added to the joint reward, on which
-    every agent is trained.
+    The role selects the completions that are scored, not the agent that learns from them: the score is added to the
+    joint reward, on which every agent is trained.
 
     Args:
         role (`str`): The agent.
         function (`Callable`, `str` or [`~transformers.PreTrainedModel`]): A reward function in TRL's form, such as
-            `trl.rewards.think_format_reward`, plain or `async`, or a reward model or its id. It gets the agent's prompts, completions and
-            `completion_ids`.
-        conversational (`bool`, *optional*): Whether the function gets lists of chat messages instead of texts. By default it does if the
-            agent's tokenizer has a chat template, so that its prompts are chat messages. TRL's own functions always get messages.
+            `trl.rewards.think_format_reward`, plain or `async`, or a reward model or its id. It gets the agent's
+            prompts, completions and `completion_ids`.
+        conversational (`bool`, *optional*): Whether the function gets lists of chat messages instead of texts. By
+            default it does if the agent's tokenizer has a chat template, so that its prompts are chat messages. TRL's
+            own functions always get messages.
 
     Example:
 
@@ -107,7 +108,10 @@ def is_async(function: Any) -> bool:
 
 
 def check_reward_function(function: Any) -> None:
-    """Raises `TypeError` for a value that is not a reward function: not callable, a class, a generator, or with positional-only parameters."""
+    """
+    Raises `TypeError` for a value that is not a reward function: not callable, a class, a generator, or with
+    positional-only parameters.
+    """
     inner = unwrapped(function)
     if not callable(inner):
         raise TypeError(f"`reward_funcs` contains {show(inner)}, which is not a function.")
@@ -120,7 +124,8 @@ def check_reward_function(function: Any) -> None:
     for parameter in (parameters or {}).values():
         if parameter.kind == parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise TypeError(
-                f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, because its "
+                f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, "
+                "because its "
                 f"parameter `{parameter.name}` is positional only."
             )
 
@@ -146,7 +151,10 @@ def _parameters(function: Callable) -> Mapping[str, inspect.Parameter] | None:
 
 @functools.cache
 def event_loop(process: int) -> asyncio.AbstractEventLoop:
-    """Starts the event loop of a process in a daemon thread. A forked process needs its own loop, because threads are not forked."""
+    """
+    Starts the event loop of a process in a daemon thread. A forked process needs its own loop, because threads are not
+    forked.
+    """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
     return loop
@@ -158,8 +166,9 @@ def call_rewards(
     """
     Calls reward functions with their arguments, and returns their results. `names`: their names in messages.
 
-    `async` functions run on the event loop of this process, concurrently with each other and with plain functions, which run one after the
-    other in this thread. They may take `timeout` seconds. Raises [`TaskError`] if a function fails, or does not finish in time.
+    `async` functions run on the event loop of this process, concurrently with each other and with plain functions,
+    which run one after the other in this thread. They may take `timeout` seconds. Raises [`TaskError`] if a function
+    fails, or does not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
     running: dict[Future, int] = {}
@@ -190,7 +199,10 @@ def call_rewards(
 
 
 async def _finish(name: str, output: Awaitable) -> tuple[Any, TaskError | TaskInterrupt | None]:
-    """Awaits the result of a function. Returns an error instead of raising it, because a raised interrupt would end the event loop."""
+    """
+    Awaits the result of a function. Returns an error instead of raising it, because a raised interrupt would end the
+    event loop.
+    """
     try:
         with task_code(name):
             return await output, None

@@ -28,7 +28,8 @@ class RewardModel:
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is saved with it.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is
+        saved with it.
 
     Raises:
         ValueError: The model or the tokenizer cannot be loaded.
@@ -41,7 +42,8 @@ class RewardModel:
         self._placed = not isinstance(model, str)
         if isinstance(model, str) and is_deepspeed_zero3_enabled():
             raise ValueError(
-                f"Under ZeRO-3, the reward model {model!r} would be loaded in parts. Load it before the training arguments are "
+                f"Under ZeRO-3, the reward model {model!r} would be loaded in parts. Load it before the training "
+                "arguments are "
                 "made, and give the model instead of its id."
             )
         try:
@@ -94,11 +96,11 @@ class RewardModel:
 
 class JointRewardModel(RewardModel):
     """
-    A joint reward model, see [`JointRewardTrainer`], as a reward function. It reads the problem and the answers of all roles, in the
-    wording of its training.
+    A joint reward model, see [`JointRewardTrainer`], as a reward function. It reads the problem and the answers of all
+    roles, in the wording of its training.
 
-    [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if it was trained on
-    the answers of a single role. Arguments and errors are those of [`RewardModel`].
+    [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if
+    it was trained on the answers of a single role. Arguments and errors are those of [`RewardModel`].
 
     Example:
 
@@ -129,7 +131,10 @@ class JointRewardModel(RewardModel):
 
 
 def load_reward_model(model: str | nn.Module) -> RewardModel:
-    """Makes a reward function from a model or its id: for the whole team if it is a joint reward model, else for one agent."""
+    """
+    Makes a reward function from a model or its id: for the whole team if it is a joint reward model, else for one
+    agent.
+    """
     reward = RewardModel(model)
     if not is_joint(reward.model):
         return reward

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class ScoringContext:
-    """Facts about the joint actions that an environment scores, in addition to the arguments of `Environment.score`."""
+    """
+    Facts about the joint actions that an environment scores, in addition to the arguments of `Environment.score`.
+    """
 
     prompts: "list[dict[str, Prompt]] | None" = None  # of each joint action
     completion_ids: list[dict[str, list[int]]] | None = None  # of each joint action, by role

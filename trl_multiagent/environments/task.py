@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class DatasetSource:
-    """The section `dataset`. A family with more settings for its data defines a subclass. `generated`: names of data that is made here or comes with the package."""
+    """
+    The section `dataset`. A family with more settings for its data defines a subclass. `generated`: names of data that
+    is made here or comes with the package.
+    """
 
     generated: ClassVar[tuple[str, ...]] = ()
     name: str | None = setting("Source of the data, such as a Hub id or the path of a file.")
@@ -31,7 +34,10 @@ class DatasetSource:
 
     @property
     def without_effect(self) -> list[str]:
-        """The settings of this section that the user gave but that have no effect, each with the reason. A note lists them."""
+        """
+        The settings of this section that the user gave but that have no effect, each with the reason. A note lists
+        them.
+        """
         return []
 
     @property
@@ -46,8 +52,8 @@ class TaskSettings:
     The settings of a run that are passed to its task.
 
     Args:
-        sections (`dict[str, Any]`): The sections in [`Task`]`.settings` and the section `dataset`, each as an instance of its dataclass
-            with the user's values.
+        sections (`dict[str, Any]`): The sections in [`Task`]`.settings` and the section `dataset`, each as an instance
+            of its dataclass with the user's values.
         num_agents (`int`): Number of agents.
         run_folder (`Path`): Folder of the run. It does not have to exist yet.
         is_centralized (`bool`, *optional*, defaults to `False`): Whether one agent answers for all roles.
@@ -65,7 +71,10 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class ModelBuilder:
-    """A function that builds a base model for the settings of a run and returns its folder, as a value of [`Task`]`.models`."""
+    """
+    A function that builds a base model for the settings of a run and returns its folder, as a value of
+    [`Task`]`.models`.
+    """
 
     build: Callable[[TaskSettings], str]
 
@@ -76,18 +85,22 @@ class Task:
     A task family. A recipe script passes it to [`~trl_multiagent.runs.run.run_recipe`].
 
     Args:
-        make_environment (`Callable[[TaskSettings], Environment]`): Makes the environment. It is called before any data or model is loaded.
-        load_datasets (`Callable[[TaskSettings], tuple[Dataset, Dataset | None]]`): Loads the training set and, if there is one, the
-            evaluation set. If it raises a `ConnectionError`, `--dry_run` still prints a plan.
-        settings (`dict[str, type]`, *optional*): The dataclasses of the family's own sections, by the section's name. Every field is a
-            [`~limits.setting`]. If `__post_init__` raises a `ValueError`, the run ends and the message is shown unchanged. The section
-            `dataset` is a [`DatasetSource`] by default.
-        models (`dict[str, Callable[[], str] | ModelBuilder]`, *optional*): Functions that build a base model and return its folder. The user
-            selects one with its name as `agent_model.name`. A [`ModelBuilder`] gets the settings of the run.
-        introduction (`Callable[[TaskSettings], str | None]`, *optional*): Returns a text to print before anything is loaded, or `None`.
-        callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*): Returns the callbacks to add to the trainer.
-        roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*): The agents' roles, or a function from the sections to
-            the roles. If it is given, `num_agents` is their number by default; otherwise it is 2.
+        make_environment (`Callable[[TaskSettings], Environment]`): Makes the environment. It is called before any data
+            or model is loaded.
+        load_datasets (`Callable[[TaskSettings], tuple[Dataset, Dataset | None]]`): Loads the training set and, if
+            there is one, the evaluation set. If it raises a `ConnectionError`, `--dry_run` still prints a plan.
+        settings (`dict[str, type]`, *optional*): The dataclasses of the family's own sections, by the section's name.
+            Every field is a [`~limits.setting`]. If `__post_init__` raises a `ValueError`, the run ends and the
+            message is shown unchanged. The section `dataset` is a [`DatasetSource`] by default.
+        models (`dict[str, Callable[[], str] | ModelBuilder]`, *optional*): Functions that build a base model and
+            return its folder. The user selects one with its name as `agent_model.name`. A [`ModelBuilder`] gets the
+            settings of the run.
+        introduction (`Callable[[TaskSettings], str | None]`, *optional*): Returns a text to print before anything is
+            loaded, or `None`.
+        callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*): Returns the callbacks to
+            add to the trainer.
+        roles (`list[str]` or `Callable[[dict[str, Any]], list[str]]`, *optional*): The agents' roles, or a function
+            from the sections to the roles. If it is given, `num_agents` is their number by default; otherwise it is 2.
 
     Example:
 
@@ -117,6 +130,8 @@ class Task:
     roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None
 
     def environment(self, settings: TaskSettings) -> Environment:
-        """Makes the environment of a run with `make_environment`, and wraps it if a single agent answers for all roles."""
+        """
+        Makes the environment of a run with `make_environment`, and wraps it if a single agent answers for all roles.
+        """
         environment = self.make_environment(settings)
         return CentralizedEnvironment(environment) if settings.is_centralized else environment

@@ -32,7 +32,10 @@ class TaskError(ValueError):
 
 
 class UnavailableError(TaskError):
-    """A resource outside of the task is missing, such as another model's answer. A recipe shows only the message and ends with status 2."""
+    """
+    A resource outside of the task is missing, such as another model's answer. A recipe shows only the message and ends
+    with status 2.
+    """
 
 
 class TaskInterrupt(KeyboardInterrupt):
@@ -44,7 +47,8 @@ def task_code(name: str) -> Iterator[None]:
     """
     Turns every exception that a task's function raises inside into a [`TaskError`] with the function's `name`.
 
-    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` becomes a [`TaskInterrupt`].
+    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` becomes a
+    [`TaskInterrupt`].
     """
     try:
         yield
@@ -69,7 +73,9 @@ def describe(error: BaseException) -> str:
 
 
 def function_name(function: Callable) -> str:
-    """Returns the name of a function, of the function inside a `functools.partial`, or of the class of a callable object."""
+    """
+    Returns the name of a function, of the function inside a `functools.partial`, or of the class of a callable object.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
@@ -77,8 +83,9 @@ def function_name(function: Callable) -> str:
 
 def as_rewards(name: str, rewards: Any, count: int) -> list[dict[str, float] | float | None]:
     """
-    Converts the return value of the reward function `name` to numbers, or dicts of numbers by role. `None` in place of a number means that
-    the function does not apply. Raises [`TaskError`] if the value is not a list with `count` of these, or a number is not finite.
+    Converts the return value of the reward function `name` to numbers, or dicts of numbers by role. `None` in place of
+    a number means that the function does not apply. Raises [`TaskError`] if the value is not a list with `count` of
+    these, or a number is not finite.
     """
     wanted = f"it must return a list of {count} numbers, one per joint action"
     values = as_list(rewards)
@@ -113,7 +120,9 @@ def as_list(values: Any) -> list[Any] | None:
 
 
 def as_number(value: Any) -> float | None:
-    """Converts a number, a `bool`, or an array or tensor with one number to `float`. Returns `None` for anything else."""
+    """
+    Converts a number, a `bool`, or an array or tensor with one number to `float`. Returns `None` for anything else.
+    """
     if isinstance(value, str | bytes | bytearray):  # `float` would convert them
         return None
     try:

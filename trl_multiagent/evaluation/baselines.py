@@ -1,9 +1,9 @@
 """
 Baselines: an untrained model alone or as a team, on the same items as the trained team.
 
-`raw_single_agent`: one agent gets the whole task. `concatenation`: the agents answer independently, and the environment joins their
-answers. `pipeline`: they answer one after the other, and each sees the answers before its own. `discussion`: all write a
-draft, each sees the others' drafts, and all answer again.
+`raw_single_agent`: one agent gets the whole task. `concatenation`: the agents answer independently, and the
+environment joins their answers. `pipeline`: they answer one after the other, and each sees the answers before its own.
+`discussion`: all write a draft, each sees the others' drafts, and all answer again.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ AGAIN = "Answer again, with the answers of the others in mind. Give your whole a
 
 class PipelineSampler(TeamSampler):
     """
-    Samples the agents one after the other. `environment.show_answers` adds the earlier agents' answers to an agent's prompt. The prompts of
-    the nodes are replaced by these longer ones.
+    Samples the agents one after the other. `environment.show_answers` adds the earlier agents' answers to an agent's
+    prompt. The prompts of the nodes are replaced by these longer ones.
     """
 
     def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
@@ -48,7 +48,10 @@ class PipelineSampler(TeamSampler):
 
 
 class DiscussionEnvironment(EnvironmentWrapper):
-    """An environment whose turns have two rounds: a draft, which is not scored, and an answer whose prompt shows the others' drafts."""
+    """
+    An environment whose turns have two rounds: a draft, which is not scored, and an answer whose prompt shows the
+    others' drafts.
+    """
 
     def check_turns(self, num_turns: int) -> None:
         self.task.check_turns((num_turns + 1) // 2)
@@ -91,8 +94,9 @@ def answers_of(history: History) -> History:
 
 def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
     """
-    Returns the token limit of one answer of a baseline, if that of the team's agents is `max_completion_length`. With the budget `"turn"`, the
-    baseline and the team have the same limit for all answers of a turn together; with `"answer"`, for a single answer.
+    Returns the token limit of one answer of a baseline, if that of the team's agents is `max_completion_length`. With
+    the budget `"turn"`, the baseline and the team have the same limit for all answers of a turn together; with
+    `"answer"`, for a single answer.
     """
     if budget == "answer":
         return max_completion_length

@@ -20,10 +20,11 @@ SAMPLING_FIELDS = (
 @dataclass
 class EvaluationConfig(HistoryOptions):
     """
-    The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent evaluate`.
+    The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent
+    evaluate`.
 
-    The settings from `num_turns` to `discount`, and those of [`~rollout.history_options.HistoryOptions`], default to the values of the
-    training, in the algorithm's section.
+    The settings from `num_turns` to `discount`, and those of [`~rollout.history_options.HistoryOptions`], default to
+    the values of the training, in the algorithm's section.
 
     Raises:
         ValueError: a value is impossible, or contradicts another one.
@@ -52,19 +53,22 @@ class EvaluationConfig(HistoryOptions):
     )
     baseline_model: str | None = setting("Model of the baselines; by default the one that the team started from.")
     baseline_budget: str = setting(
-        "Token limit that a baseline shares with the team: 'turn', that of all answers of a turn together, or 'answer', that of a "
+        "Token limit that a baseline shares with the team: 'turn', that of all answers of a turn together, or "
+        "'answer', that of a "
         "single answer.",
         "turn",
         choices=("turn", "answer"),
     )
     control: str | None = setting(
-        "Policy that is trained at the cost of each run, and compared with the run's team: 'single_agent' answers alone, "
+        "Policy that is trained at the cost of each run, and compared with the run's team: 'single_agent' answers "
+        "alone, "
         "'centralized' is one agent that answers for all roles.",
         choices=("single_agent", "centralized"),
     )
     control_model: str | None = setting("Model that the control starts from; by default that of the last agent.")
     contributions: bool = setting(
-        "Whether to replace each agent by nothing, by the untrained agent and, with several teams, by another team's agent.",
+        "Whether to replace each agent by nothing, by the untrained agent and, with several teams, by another "
+        "team's agent.",
         False,
     )
     ablate: list[str] | None = setting(

@@ -23,7 +23,9 @@ Mix = tuple[int, ...]  # the run from which each role's agent comes
 
 
 class MixedTeam:
-    """A team whose agents come from several teams, `sources`, by role. It can sample, but it cannot be trained or saved."""
+    """
+    A team whose agents come from several teams, `sources`, by role. It can sample, but it cannot be trained or saved.
+    """
 
     def __init__(self, sources: Mapping[str, SamplingTeam]):
         self.sources = dict(sources)
@@ -52,18 +54,26 @@ class MixedTeam:
 
 
 def mix(parts: Mapping[str, LoadedTeam]) -> LoadedTeam:
-    """Makes a team of agents that come from several teams. `parts`: the team of each role's agent, in the order of the roles."""
+    """
+    Makes a team of agents that come from several teams. `parts`: the team of each role's agent, in the order of the
+    roles.
+    """
     description = {f"agent {role}": part.description[f"agent {role}"] for role, part in parts.items()}
     return LoadedTeam(MixedTeam({role: part.team for role, part in parts.items()}), description)
 
 
 def roles_to_vary(roles: Sequence[str]) -> Sequence[str]:
-    """Returns the roles that have a matrix. With two roles, the second one's would be the transpose of the first one's."""
+    """
+    Returns the roles that have a matrix. With two roles, the second one's would be the transpose of the first one's.
+    """
     return roles[:1] if len(roles) == 2 else roles
 
 
 def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
-    """Returns all teams of a cross-play, each once: the teams as trained, and those in which one role's agent is from another run."""
+    """
+    Returns all teams of a cross-play, each once: the teams as trained, and those in which one role's agent is from
+    another run.
+    """
     runs = range(num_runs)
     return list(dict.fromkeys(mix_of(roles, role, i, j) for role in roles_to_vary(roles) for i in runs for j in runs))
 
@@ -76,14 +86,14 @@ def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:
 @dataclass
 class CrossPlay:
     """
-    The results of a cross-play in one metric of the last turn. The intervals are over items, for these runs: a mixed team depends on two
-    runs, so a few runs do not show how much other runs would differ.
+    The results of a cross-play in one metric of the last turn. The intervals are over items, for these runs: a mixed
+    team depends on two runs, so a few runs do not show how much other runs would differ.
     """
 
     metric: str
     runs: list[str]
-    # For each role of [`roles_to_vary`], the mean over items where the agent of this role is that of the run of the row, and all other
-    # agents are those of the run of the column. Shape `(num_runs, num_runs)`
+    # For each role of [`roles_to_vary`], the mean over items where the agent of this role is that of the run of the
+    # row, and all other agents are those of the run of the column. Shape `(num_runs, num_runs)`
     matrices: dict[str, np.ndarray]
     diagonal: Estimate  # the mean over teams as they were trained
     off_diagonal: Estimate  # the mean over mixed teams
@@ -101,8 +111,8 @@ def summarize_cross_play(
     results: Mapping[Mix, Result], runs: Sequence[str], metric: str, config: EvaluationConfig
 ) -> CrossPlay | None:
     """
-    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: the result of each of [`mixes`]. `runs`: the
-    names of the runs. Returns `None` if there is no such metric.
+    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: the result of each of
+    [`mixes`]. `runs`: the names of the runs. Returns `None` if there is no such metric.
     """
     roles = next(iter(results.values())).policy.environment.roles
     columns = {mix: result.column(metric) for mix, result in results.items()}

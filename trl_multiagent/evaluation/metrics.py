@@ -1,4 +1,7 @@
-"""The numbers of an evaluation, computed from its transcripts: the values of each item, cost, speed, and estimates over items and teams."""
+"""
+The numbers of an evaluation, computed from its transcripts: the values of each item, cost, speed, and estimates over
+items and teams.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,13 @@ class Result:
 
     policy: Policy
     names: list[tuple[str, str]]  # turn and metric of each column of `values`
-    # The means over each item's episodes, or pass@k of the item; NaN if the item does not have the metric. Shape `(num_items, len(names))`
+    # The means over each item's episodes, or pass@k of the item; NaN if the item does not have the metric. Shape
+    # `(num_items, len(names))`
     values: np.ndarray
     cost: dict[str, float]  # sums over all episodes, see [`total_cost`]
     speed: dict[str, Any] | None = None  # how fast the policy answered, see [`speed_of`]
-    # The smallest and the largest possible value of metrics, as in [`~trl_multiagent.environments.Environment`], with those of `return`
+    # The smallest and the largest possible value of metrics, as in [`~trl_multiagent.environments.Environment`], with
+    # those of `return`
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -78,8 +83,8 @@ def discount_of(config: EvaluationConfig) -> float:
 
 def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple[str, str], float]:
     """
-    Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts. If each role has a
-    reward of its own, `reward/<role>` and `return/<role>` are among the values.
+    Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts.
+    If each role has a reward of its own, `reward/<role>` and `return/<role>` are among the values.
     """
     roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
     values, discount = {}, discount_of(config)
@@ -99,7 +104,9 @@ def role_reward(turn: dict[str, Any], role: str | None) -> float:
 
 
 def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) -> dict[str, float]:
-    """Computes the values of one turn of an item's episodes, by metric. `roles`: the roles with rewards of their own."""
+    """
+    Computes the values of one turn of an item's episodes, by metric. `roles`: the roles with rewards of their own.
+    """
     values = {"reward": float(np.mean([turn["reward"] for turn in turns]))}
     values |= {f"reward/{role}": float(np.mean([role_reward(turn, role) for turn in turns])) for role in roles}
     passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
@@ -112,7 +119,10 @@ def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) 
 
 
 def total_cost(records: Records) -> dict[str, float]:
-    """Sums the cost of the episodes, drafts included. A call is one completion; the wall time of a batch includes scoring."""
+    """
+    Sums the cost of the episodes, drafts included. A call is one completion; the wall time of a batch includes
+    scoring.
+    """
     turns = [turn for record in records for turn in record["turns"]]
     return {
         "episodes": len(records),
@@ -125,14 +135,16 @@ def total_cost(records: Records) -> dict[str, float]:
 
 def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
     """
-    Computes the speed of a policy, without scoring, from the wall times of its generate calls. A call makes the answers of a whole batch, so
-    latency depends on the number of episodes that are played at a time. Every episode counts for its share of its batch.
+    Computes the speed of a policy, without scoring, from the wall times of its generate calls. A call makes the
+    answers of a whole batch, so latency depends on the number of episodes that are played at a time. Every episode
+    counts for its share of its batch.
 
     Returns:
-        `dict`: `episodes`, the mean number of episodes at a time. For each role, `latency`, the seconds that it generates in an episode, and
-        `tokens_per_second`, its tokens in each of these seconds. For the team, both as `sequential_*`, if the agents answer one after the
-        other, as they do here, and as `parallel_*`, if each agent had its own machine, so that a turn took as long as its slowest agent.
-        The agents of a pipeline cannot be parallel.
+        `dict`: `episodes`, the mean number of episodes at a time. For each role, `latency`, the seconds that it
+        generates in an episode, and `tokens_per_second`, its tokens in each of these seconds. For the team, both as
+        `sequential_*`, if the agents answer one after the other, as they do here, and as `parallel_*`, if each agent
+        had its own machine, so that a turn took as long as its slowest agent. The agents of a pipeline cannot be
+        parallel.
     """
     timings = [record["timing"] for record in records]
     tokens = Counter[str]()
@@ -159,7 +171,10 @@ def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
 
 
 def numbers_of(results: Sequence[Result], config: EvaluationConfig) -> Numbers:
-    """Estimates the mean over items, and over several teams, of every metric that all results have, with its confidence interval."""
+    """
+    Estimates the mean over items, and over several teams, of every metric that all results have, with its confidence
+    interval.
+    """
     names = common_names(results)
     bounds = [[result.bounds(metric) for _, metric in names] for result in results]
     return summarize(names, [columns_of(result, names) for result in results], bounds, config)
@@ -167,8 +182,8 @@ def numbers_of(results: Sequence[Result], config: EvaluationConfig) -> Numbers:
 
 def paired_differences(pairs: Sequence[tuple[Result, Result]], config: EvaluationConfig) -> Numbers:
     """
-    Estimates the mean difference between a team and the policy that is compared with it, on the same items. The confidence intervals are over
-    items, and over pairs if there are several.
+    Estimates the mean difference between a team and the policy that is compared with it, on the same items. The
+    confidence intervals are over items, and over pairs if there are several.
     """
     names = common_names([result for pair in pairs for result in pair])
     bounds = []
@@ -195,7 +210,10 @@ def summarize(
     bounds: Sequence[Sequence[tuple[float, float]]],
     config: EvaluationConfig,
 ) -> Numbers:
-    """Estimates all columns, by turn and metric, see [`~statistics.estimates`]. `values` and `bounds` have an entry per team."""
+    """
+    Estimates all columns, by turn and metric, see [`~statistics.estimates`]. `values` and `bounds` have an entry per
+    team.
+    """
     numbers: Numbers = {}
     widest = [(min(low for low, _ in x), max(high for _, high in x)) for x in zip(*bounds, strict=True)]
     columns = estimates(np.stack(values), widest, config.num_bootstraps, config.confidence, config.seed)

@@ -79,8 +79,8 @@ class Policy:
 
 class EpisodeGenerator(TransformersGenerator):
     """
-    Samples episodes, and measures the time. Neither the other episodes of a batch nor the number of processes changes a completion, up to
-    rounding.
+    Samples episodes, and measures the time. Neither the other episodes of a batch nor the number of processes changes
+    a completion, up to rounding.
     """
 
     def __init__(self, policy: Policy, team: SamplingTeam, config: EvaluationConfig):
@@ -125,11 +125,12 @@ class EpisodeGenerator(TransformersGenerator):
 
 def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, accelerator: Accelerator) -> Records:
     """
-    Plays all episodes of a policy that its transcripts do not have yet. Returns the transcripts in the order of the items in the main
-    process, and an empty list in the others.
+    Plays all episodes of a policy that its transcripts do not have yet. Returns the transcripts in the order of the
+    items in the main process, and an empty list in the others.
 
-    Items are played in batches that do not depend on the number of processes, each by one process. A batch that was interrupted is played
-    again as a whole. Raises `ValueError` if the roles do not match, or the folder holds the transcripts of another evaluation.
+    Items are played in batches that do not depend on the number of processes, each by one process. A batch that was
+    interrupted is played again as a whole. Raises `ValueError` if the roles do not match, or the folder holds the
+    transcripts of another evaluation.
     """
     with fail_together(accelerator):
         loaded = policy.load()
@@ -192,7 +193,9 @@ def part_of(batch: range) -> str:
 
 
 def _join_batches(stage: Stage, num_items: int, config: EvaluationConfig) -> Records:
-    """Joins the files of all batches into one, and returns the episodes by item. Raises `ValueError` if some are missing."""
+    """
+    Joins the files of all batches into one, and returns the episodes by item. Raises `ValueError` if some are missing.
+    """
     if not stage.has(TRANSCRIPTS):
         batches = chunks_of(num_items, config.items_per_batch)
         stage.save(TRANSCRIPTS, [record for batch in batches for record in stage.read(part_of(batch))])
@@ -214,8 +217,9 @@ def play_batch(
     config: EvaluationConfig,
 ) -> Records:
     """
-    Plays the episodes of some items. Returns one record per episode. Its `timing` is about the batch: the wall time in seconds with scoring,
-    the number of episodes, and for every turn the seconds of each role's generate call, which makes the answers of all these episodes.
+    Plays the episodes of some items. Returns one record per episode. Its `timing` is about the batch: the wall time in
+    seconds with scoring, the number of episodes, and for every turn the seconds of each role's generate call, which
+    makes the answers of all these episodes.
     """
     start = time.perf_counter()
     generator.generation_seconds = []

@@ -21,19 +21,32 @@ from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, pi
 from trl_multiagent.report.tables import text_table
 
 
-CROSS_PLAY_NOTE = ", for these runs. There is no interval over runs: a mixed team depends on two of them, so a few runs do not show how others differ."
+CROSS_PLAY_NOTE = (
+    ", for these runs. There is no interval over runs: a mixed team depends on two of them, so a "
+    "few runs do not show how others differ."
+)
 NOTHING_NOTE = (
-    "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss is the whole pass rate by "
+    "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the "
+    "loss is the whole pass rate by "
     "construction: it shows that the part is needed, not that the agent does it well."
 )
-RANGE_NOTE = " Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval, which is too narrow if rare values decide the mean."
+RANGE_NOTE = (
+    " Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval, which is "
+    "too narrow if rare values decide the mean."
+)
 SPEEDS = "sequential_latency parallel_latency sequential_tokens_per_second parallel_tokens_per_second".split()
-COST_NOTE = "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the batches, with scoring, per episode."
+COST_NOTE = (
+    "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the "
+    "batches, with scoring, per episode."
+)
 
 
 @dataclass
 class Report:
-    """The results of all policies of an evaluation. Teams are compared with baselines, their controls, and ablations of themselves."""
+    """
+    The results of all policies of an evaluation. Teams are compared with baselines, their controls, and ablations of
+    themselves.
+    """
 
     config: EvaluationConfig
     results: list[Result]  # one per policy, teams first
@@ -120,11 +133,16 @@ class Report:
 
     def table(self) -> str:
         """Returns the results as text."""
-        note = f". The row 'all teams' and its differences: over items, and over teams by Student's t, n = {len(self.teams)}; none if all teams have the same mean."
+        note = (
+            ". The row 'all teams' and its differences: over items, and over teams by Student's t, n = "
+            f"{len(self.teams)}; none if all teams have the same mean."
+        )
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
-            f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: {self.config.confidence:.0%} confidence "
-            f"interval over items{over} A number has no brackets if its values have no spread and no known bounds.{self.range_note}"
+            f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: "
+            f"{self.config.confidence:.0%} confidence "
+            f"interval over items{over} A number has no brackets if its values have no spread and no known "
+            f"bounds.{self.range_note}"
         ]
         lines += ["", *self._main_table(), "", *self._speed()]
         headings = {
@@ -254,7 +272,10 @@ def draw(report: Report, path: Path) -> None:
     rows = {result.name: report.numbers[result.name] for result in shown}
     rows |= {"all teams": report.over_teams} if report.over_teams else {}
     turns = [turn for turn in next(iter(rows.values())) if turn != FINAL]
-    title = f"{report.num_items} items, {config.num_episodes} episodes each. Lines: {config.confidence:.0%} intervals over items"
+    title = (
+        f"{report.num_items} items, {config.num_episodes} episodes each. Lines: {config.confidence:.0%} "
+        "intervals over items"
+    )
     title += f"; all teams: over items and {len(report.teams)} teams" if report.over_teams else ""
     with picture(path, len(panels) + 1, (4.2, 1.8 + 0.45 * len(rows)), title, sharey=True) as axes:
         for panel, (metric, heading) in zip(axes, panels.items(), strict=False):

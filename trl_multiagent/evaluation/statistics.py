@@ -1,8 +1,8 @@
 """
 Estimators: pass@k, and means with confidence intervals. No function here needs a model.
 
-Values with known bounds have the interval of Gaffke (2005), see [`bounded_intervals`]; other values have Student's t interval. Several teams
-widen it by the variation between teams, see [`estimates`].
+Values with known bounds have the interval of Gaffke (2005), see [`bounded_intervals`]; other values have Student's t
+interval. Several teams widen it by the variation between teams, see [`estimates`].
 """
 
 import math
@@ -28,8 +28,8 @@ class Estimate(NamedTuple):
 
 def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
     """
-    Computes the unbiased estimate of pass@k of one item: 1 - C(n - c, k) / C(n, k), the probability that k of the n sampled answers contain at
-    least one of the c that pass.
+    Computes the unbiased estimate of pass@k of one item: 1 - C(n - c, k) / C(n, k), the probability that k of the n
+    sampled answers contain at least one of the c that pass.
 
     Args:
         num_episodes (`int`): n, the number of sampled answers.
@@ -50,14 +50,17 @@ def estimates(
     """
     Computes means with confidence intervals over items and, if there are several teams, over teams.
 
-    The interval over items is computed from the items' means over the teams. The interval over teams is Student's t interval of the teams'
-    means over the items, with one degree of freedom less than teams. Both are combined by the method of variance estimates recovery (Zou and
-    Donner, 2008, Statistics in Medicine 27): on either side, the distance from the mean is the root of the sum of the squared distances.
+    The interval over items is computed from the items' means over the teams. The interval over teams is Student's t
+    interval of the teams' means over the items, with one degree of freedom less than teams. Both are combined by the
+    method of variance estimates recovery (Zou and Donner, 2008, Statistics in Medicine 27): on either side, the
+    distance from the mean is the root of the sum of the squared distances.
 
     Args:
-        values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`): The mean of each metric over an item's episodes; NaN if the
+        values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`): The mean of each metric over an item's
+        episodes; NaN if the
             item does not have the metric.
-        bounds (`Sequence[tuple[float, float]]`): The smallest and the largest possible value of each metric; infinite if not known.
+        bounds (`Sequence[tuple[float, float]]`): The smallest and the largest possible value of each metric; infinite
+            if not known.
         num_draws (`int`): Number of random draws for the intervals of bounded metrics.
         confidence (`float`): Level of the intervals, such as 0.95.
         seed (`int`): Decides the draws.
@@ -87,15 +90,17 @@ def bounded_intervals(
     values: np.ndarray, bounds: np.ndarray, num_draws: int, confidence: float, seed: int
 ) -> np.ndarray:
     """
-    Computes confidence intervals of the means of values with known bounds: Gaffke's (2005), studied by Learned-Miller and Thomas (2019,
-    https://huggingface.co/papers/1905.06208).
+    Computes confidence intervals of the means of values with known bounds: Gaffke's (2005), studied by Learned-Miller
+    and Thomas (2019, https://huggingface.co/papers/1905.06208).
 
-    The upper end is a quantile of the weighted mean of the n values and the upper bound, with weights from the flat Dirichlet distribution of
-    n + 1 parts; the lower end is the same with the lower bound. This is the Bayesian bootstrap with one more value, which stands for the unseen
-    part of the distribution. For zeros and ones it is the interval of Clopper and Pearson.
+    The upper end is a quantile of the weighted mean of the n values and the upper bound, with weights from the flat
+    Dirichlet distribution of n + 1 parts; the lower end is the same with the lower bound. This is the Bayesian
+    bootstrap with one more value, which stands for the unseen part of the distribution. For zeros and ones it is the
+    interval of Clopper and Pearson.
 
-    `values` have the shape `(num_items, num_metrics)`, with NaN if an item does not have the metric; `bounds`, the smallest and the largest
-    possible value of each metric, and the returned lower and upper ends have the shape `(2, num_metrics)`.
+    `values` have the shape `(num_items, num_metrics)`, with NaN if an item does not have the metric; `bounds`, the
+    smallest and the largest possible value of each metric, and the returned lower and upper ends have the shape `(2,
+    num_metrics)`.
     """
     is_there = ~np.isnan(values)
     filled = np.where(is_there, values, 0.0)

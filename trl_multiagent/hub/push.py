@@ -25,7 +25,8 @@ from trl_multiagent.folders import (
 from trl_multiagent.report.model_card import rename_card
 
 
-# The files of a team other than those of its agents: its description, the card, and the files that the card shows or links
+# The files of a team other than those of its agents: its description, the card, and the files that the card shows or
+# links
 TOP_FILES = (TEAM_FILE, CARD_FILE, CURVE_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
 AGENT_FILES = (
@@ -49,14 +50,16 @@ def push_folder(
     with_critics: bool = False,
 ) -> CommitInfo:
     """
-    Uploads only the team in the folder of a saved team or of a training run, see [`team_files`]. Files that the repository already has are not
-    sent again. The code in the model card of the folder is changed to load the team from this repository.
+    Uploads only the team in the folder of a saved team or of a training run, see [`team_files`]. Files that the
+    repository already has are not sent again. The code in the model card of the folder is changed to load the team
+    from this repository.
 
     Args:
         folder (`str` or `Path`): A folder that `save_pretrained` of a team or a trainer wrote.
         repo_id (`str`): Repository, created if it does not exist.
         private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
-        with_critics (`bool`, *optional*, defaults to `False`): Whether to upload the critics of an actor-critic run, too.
+        with_critics (`bool`, *optional*, defaults to `False`): Whether to upload the critics of an actor-critic run,
+            too.
 
     Raises:
         `ValueError`: The folder contains no team, or a part of one.
@@ -78,8 +81,8 @@ def push_folder(
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
-    Lists the files of the team in a folder, as paths relative to the folder: `team.json`, the models and tokenizers of its agents, the model
-    card and its picture, and the settings. Links that lead out of the folder are left out.
+    Lists the files of the team in a folder, as paths relative to the folder: `team.json`, the models and tokenizers of
+    its agents, the model card and its picture, and the settings. Links that lead out of the folder are left out.
 
     Raises:
         ValueError: an agent has no model there.
@@ -96,7 +99,8 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     for agent in agents:
         if not {f"{agent}/{MODEL_CONFIG}", f"{agent}/{ADAPTER_CONFIG}"} & {*files}:
             raise ValueError(
-                f"{folder / agent} holds no model. Links out of {folder} are not followed: push a folder that `save_pretrained` wrote."
+                f"{folder / agent} holds no model. Links out of {folder} are not followed: push a folder that "
+                "`save_pretrained` wrote."
             )
     return files
 
@@ -118,7 +122,8 @@ def upload_folder(
     files: Sequence[str] | None = None,
 ) -> CommitInfo:
     """
-    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. Files that the repository already has are not sent again.
+    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. Files that the repository already has
+    are not sent again.
 
     Raises:
         `RuntimeError`: The upload failed or was interrupted. The message ends with `advice` on how to repeat it.
@@ -172,7 +177,10 @@ def access_error_with_advice(repo_id: str) -> Iterator[None]:
         elif status is None:
             advice = "Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE."
         elif status in (401, 403, 404):
-            advice = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository. Check its name."
+            advice = (
+                "Log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository. "
+                "Check its name."
+            )
         elif status in (429, *range(500, 600)):
             advice = "Try again later."
         else:
@@ -187,7 +195,8 @@ def upload_error_with_advice(repo_id: str, advice: str) -> Iterator[None]:
         yield
     except Exception as error:  # the client raises errors of many kinds
         raise RuntimeError(
-            f"The push to {repo_id!r} was not completed: {error}\n{advice} Files that were uploaded are not sent again."
+            f"The push to {repo_id!r} was not completed: {error}\n{advice} Files that were uploaded are not sent "
+            "again."
         ) from error
 
 

@@ -56,7 +56,10 @@ def checksum_of_entries(entries: dict[str, Any]) -> str:
 
 
 def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
-    """Computes a digest of all values in a dataset and of their order, which does not depend on their source or storage format."""
+    """
+    Computes a digest of all values in a dataset and of their order, which does not depend on their source or storage
+    format.
+    """
     digest = hashlib.sha256()
     columns = sorted(dataset.column_names)
     digest.update(json.dumps([len(dataset), columns]).encode())
@@ -70,7 +73,9 @@ def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
 
 
 def column_bytes(column: pa.Array) -> list[bytes]:
-    """Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type."""
+    """
+    Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type.
+    """
     missing = column.is_null().to_numpy(zero_copy_only=False).tobytes()
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         texts = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
@@ -88,8 +93,9 @@ def column_bytes(column: pa.Array) -> list[bytes]:
 
 def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
-    Compares the settings of a checkpoint with those of a run. Returns both values of each setting that differs. Settings that only one of
-    them has are ignored, because releases save different settings. This does not apply to the environment's own settings.
+    Compares the settings of a checkpoint with those of a run. Returns both values of each setting that differs.
+    Settings that only one of them has are ignored, because releases save different settings. This does not apply to
+    the environment's own settings.
     """
     changes = {
         name: (saved[name], here[name])

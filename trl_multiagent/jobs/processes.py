@@ -24,7 +24,10 @@ class OtherProcessUnavailable(OtherProcessError):
 
 
 def start_processes() -> PartialState:
-    """Connects the processes of this run if they are not yet connected. Raises `ValueError` if accelerate found only one of several."""
+    """
+    Connects the processes of this run if they are not yet connected. Raises `ValueError` if accelerate found only one
+    of several.
+    """
     # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
     state = PartialState(cpu=not torch.accelerator.is_available())
     launched = int(os.environ.get("WORLD_SIZE", "1"))
@@ -36,12 +39,12 @@ def start_processes() -> PartialState:
 @contextlib.contextmanager
 def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
     """
-    Ends all processes if one of them raises an error within the block. The failed process ends with its error, the others with
-    [`OtherProcessError`].
+    Ends all processes if one of them raises an error within the block. The failed process ends with its error, the
+    others with [`OtherProcessError`].
 
-    The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next barrier and reports its
-    error there. Therefore no other collective operation may lie between code that can fail and the next barrier. With a single process,
-    nothing is synchronized.
+    The block ends with an [`error_barrier`] and may contain more of them. A process that fails proceeds to the next
+    barrier and reports its error there. Therefore no other collective operation may lie between code that can fail and
+    the next barrier. With a single process, nothing is synchronized.
     """
     try:
         yield
@@ -54,7 +57,10 @@ def fail_together(accelerator: Accelerator | PartialState) -> Iterator[None]:
 
 
 def error_barrier(accelerator: Accelerator | PartialState, error: BaseException | None = None) -> None:
-    """Waits for all processes. Raises [`OtherProcessError`] if another process reports an error and this process has no `error`."""
+    """
+    Waits for all processes. Raises [`OtherProcessError`] if another process reports an error and this process has no
+    `error`.
+    """
     if accelerator.num_processes == 1:
         return
     failures = torch.tensor(float(error is not None), device=accelerator.device)
@@ -73,8 +79,9 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
 
 def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
     """
-    Raises a `ValueError` on all processes if the `settings` of one, plain values by name, differ from those of the first. Such processes
-    would wait for each other forever, or average gradients of different losses. The message names every difference.
+    Raises a `ValueError` on all processes if the `settings` of one, plain values by name, differ from those of the
+    first. Such processes would wait for each other forever, or average gradients of different losses. The message
+    names every difference.
     """
     if accelerator.num_processes == 1:
         return
@@ -90,7 +97,10 @@ def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str,
 
 
 def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:
-    """Returns whether one of the processes got a signal to end, with the same result on all of them. All processes must call this."""
+    """
+    Returns whether one of the processes got a signal to end, with the same result on all of them. All processes must
+    call this.
+    """
     if not REQUEST.is_expected:
         return False
     if accelerator.num_processes > 1:

@@ -19,15 +19,19 @@ MANIFEST = "stage.json"  # in the folder of a stage, written first
 
 
 class StageChanged(ValueError):
-    """A folder holds work that cannot be resumed. The message, of one line, names the differences and says what to do."""
+    """
+    A folder holds work that cannot be resumed. The message, of one line, names the differences and says what to do.
+    """
 
 
 class Stage:
     """
-    Resumable work in a folder of its own. The manifest, which is written first, holds the settings that the work depends on. Parts of the work
-    are files that are written atomically, so a killed run repeats at most one part. The work is complete when its last part exists.
+    Resumable work in a folder of its own. The manifest, which is written first, holds the settings that the work
+    depends on. Parts of the work are files that are written atomically, so a killed run repeats at most one part. The
+    work is complete when its last part exists.
 
-    All processes make a stage with the same settings. Each process saves its own parts; the main process writes the manifest.
+    All processes make a stage with the same settings. Each process saves its own parts; the main process writes the
+    manifest.
 
     Args:
         folder (`Path`): The folder, which all processes can reach.
@@ -53,9 +57,9 @@ class Stage:
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
         """
-        Locks the folder, compares its manifest with this work, and writes the manifest. Parts can be saved within the block. Raises
-        [`StageChanged`] if the folder holds other work or files, and `ValueError` if another program is writing to it, or the processes have
-        different settings.
+        Locks the folder, compares its manifest with this work, and writes the manifest. Parts can be saved within the
+        block. Raises [`StageChanged`] if the folder holds other work or files, and `ValueError` if another program is
+        writing to it, or the processes have different settings.
         """
         check_agreement(self.state, self.settings)
         with contextlib.ExitStack() as stack:
@@ -68,7 +72,10 @@ class Stage:
             yield
 
     def check(self) -> None:
-        """Compares the manifest in the folder with this work. Raises [`StageChanged`] if they differ, or there is no manifest."""
+        """
+        Compares the manifest in the folder with this work. Raises [`StageChanged`] if they differ, or there is no
+        manifest.
+        """
         path = self.folder / MANIFEST
         if not path.is_file():
             raise StageChanged(f"{self.folder} holds other files, or work of an earlier release: {self.advice}.")
@@ -115,7 +122,10 @@ class Stage:
 
 
 def progress_bar(text: str, own: Sequence[range], missing: Sequence[range], disable: bool) -> tqdm:
-    """Makes a progress bar over the items in the parts of this process. It starts at the number of items that are not `missing`."""
+    """
+    Makes a progress bar over the items in the parts of this process. It starts at the number of items that are not
+    `missing`.
+    """
     total, left = sum(map(len, own)), sum(map(len, missing))
     return tqdm(desc=text, unit=" items", total=total, initial=total - left, disable=disable)
 

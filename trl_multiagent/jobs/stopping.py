@@ -16,7 +16,10 @@ NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
 class Ended(KeyboardInterrupt):
-    """A signal ends the program. If an `eval` raised `KeyboardInterrupt` itself, `python -m` would later end with SIGINT's status."""
+    """
+    A signal ends the program. If an `eval` raised `KeyboardInterrupt` itself, `python -m` would later end with
+    SIGINT's status.
+    """
 
 
 class Stopped(KeyboardInterrupt):
@@ -53,9 +56,10 @@ def ending_later() -> Iterator[None]:
 @contextlib.contextmanager
 def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None, raises: bool = True) -> Iterator[None]:
     """
-    Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to resume. A training ends after its
-    current step, anything else at once. A second Ctrl-C always ends the program at once. `arguments` returns the arguments that resume the
-    program; by default, they name the checkpoint. Without `raises`, no error is raised, which an import could turn into another one.
+    Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to resume. A
+    training ends after its current step, anything else at once. A second Ctrl-C always ends the program at once.
+    `arguments` returns the arguments that resume the program; by default, they name the checkpoint. Without `raises`,
+    no error is raised, which an import could turn into another one.
     """
 
     def say(text: str) -> None:
@@ -105,7 +109,9 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None, r
 
 
 def ignore_signals() -> None:
-    """Prevents a traceback or a second line when the program itself has ended. A Ctrl-C still ends a slow exit of Python."""
+    """
+    Prevents a traceback or a second line when the program itself has ended. A Ctrl-C still ends a slow exit of Python.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
@@ -113,15 +119,16 @@ def ignore_signals() -> None:
 @contextlib.contextmanager
 def leaving_signals_to_children() -> Iterator[None]:
     """
-    Makes a launcher wait for the program that it has started to end after Ctrl-C, which a terminal sends to both, or SIGTERM. The first
-    signal that it gets is `REQUEST.passed_on`.
+    Makes a launcher wait for the program that it has started to end after Ctrl-C, which a terminal sends to both, or
+    SIGTERM. The first signal that it gets is `REQUEST.passed_on`.
     """
     import psutil  # a requirement of accelerate
 
     def forward(number: int, frame: FrameType | None) -> None:
         REQUEST.passed_on = REQUEST.passed_on or number
         for process in psutil.Process().children():
-            # SIGINT is passed on as SIGTERM: after a Ctrl-C, the child has its SIGINT, and a second one would end it at once
+            # SIGINT is passed on as SIGTERM: after a Ctrl-C, the child has its SIGINT, and a second one would end it
+            # at once
             process.send_signal(signal.SIGTERM)
 
     before = {number: signal.signal(number, forward) for number in NAMES}

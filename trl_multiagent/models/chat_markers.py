@@ -1,8 +1,9 @@
 """
 Prevents texts that models wrote from ending or beginning a turn of a chat.
 
-A tokenizer turns every text that spells a special token, such as the end of a turn, into that token. A model also follows the plain text with
-which its chat template begins a turn. An agent could write either, for example in an error message that its partner's next prompt contains.
+A tokenizer turns every text that spells a special token, such as the end of a turn, into that token. A model also
+follows the plain text with which its chat template begins a turn. An agent could write either, for example in an error
+message that its partner's next prompt contains.
 """
 
 import re
@@ -29,11 +30,12 @@ def marker_pattern(
     tokenizer: PreTrainedTokenizerBase, render: Callable[[list[dict[str, str]]], str]
 ) -> re.Pattern[str]:
     """
-    Returns a pattern for the spellings of a tokenizer's added tokens, and of the plain text that its chat template writes around messages:
-    the lines beside a message, such as `### User:`, and everything in brackets in the template, such as `[INST]`. Single words do not
-    count.
+    Returns a pattern for the spellings of a tokenizer's added tokens, and of the plain text that its chat template
+    writes around messages: the lines beside a message, such as `### User:`, and everything in brackets in the
+    template, such as `[INST]`. Single words do not count.
 
-    `render` applies the chat template to messages. The pattern matches where a marker begins in a folded text, see [`fold`].
+    `render` applies the chat template to messages. The pattern matches where a marker begins in a folded text, see
+    [`fold`].
     """
     tokens = [x.content for x in tokenizer.added_tokens_decoder.values()]
     lines = re.split("|".join(["\n", CONTENT, *map(re.escape, tokens)]), render(EXAMPLE))
@@ -45,15 +47,16 @@ def marker_pattern(
     markers = sorted({marker for marker in (*tokens, *lines) if len(marker) > 1})
     chosen = "|".join(re.escape(marker).replace(r"\ ", r"\ *") for marker in markers)
     beginnings = "".join(re.escape(marker[0]) for marker in markers)
-    # Lookahead consumes nothing, because a marker may be within another one. Without markers, the pattern never matches
+    # Lookahead consumes nothing, because a marker may be within another one. Without markers, the pattern never
+    # matches
     return re.compile(f"(?=[{beginnings}])(?={chosen})" if markers else r"(?!)")
 
 
 @lru_cache(maxsize=65536)
 def fold(character: str) -> str:
     """
-    Normalizes a character as a tokenizer may: removes case, accents, width, kinds of white space (SentencePiece writes `▁`), and characters
-    that are invisible, private or unknown.
+    Normalizes a character as a tokenizer may: removes case, accents, width, kinds of white space (SentencePiece writes
+    `▁`), and characters that are invisible, private or unknown.
     """
     return "".join(
         " " if x.isspace() or x == "▁" else x.casefold()
@@ -64,8 +67,8 @@ def fold(character: str) -> str:
 
 def without_markers(prompt: Text, pattern: re.Pattern[str]) -> Text:
     """
-    Returns a text, or chat messages, with a space within every marker of a [`marker_pattern`], so that it is tokenized like any other text.
-    People and models can still read it.
+    Returns a text, or chat messages, with a space within every marker of a [`marker_pattern`], so that it is tokenized
+    like any other text. People and models can still read it.
     """
     if isinstance(prompt, str):
         folded = [fold(character) for character in prompt]

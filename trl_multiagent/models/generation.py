@@ -1,4 +1,7 @@
-"""Samples all completions of a level of the rollout trees with transformers, in one call, or in several if they need too much memory."""
+"""
+Samples all completions of a level of the rollout trees with transformers, in one call, or in several if they need too
+much memory.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -43,19 +46,22 @@ def generate_groups(
     numbers: Sequence[int] | None = None,
 ) -> list[list[list[int]]]:
     """
-    Samples completions of each prompt, one per seed. A completion depends on its prompt and its seed alone, up to rounding.
+    Samples completions of each prompt, one per seed. A completion depends on its prompt and its seed alone, up to
+    rounding.
 
-    Each prompt is read once, see [`~shared_prompts.prompt_cache`]. Prompts are padded on the left. If the budget requires several calls,
-    prompts of similar length share a call.
+    Each prompt is read once, see [`~shared_prompts.prompt_cache`]. Prompts are padded on the left. If the budget
+    requires several calls, prompts of similar length share a call.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The agent.
         prompt_ids (`list[list[int]]`): Token ids of the prompts, without padding.
         seeds (`list[list[int]]`): For each prompt the seeds of its completions.
-        generation_config ([`~transformers.GenerationConfig`]): Sampling settings; `max_new_tokens`, `pad_token_id` and a list
+        generation_config ([`~transformers.GenerationConfig`]): Sampling settings; `max_new_tokens`, `pad_token_id` and
+        a list
             `eos_token_id` must be set.
-        token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate` call, padding
-            included. If the completions of a single prompt exceed it, they are sampled in several calls. A call samples at least one.
+        token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate`
+            call, padding included. If the completions of a single prompt exceed it, they are sampled in several calls.
+            A call samples at least one.
         agents ([`Agents`], *optional*): By default one agent, whose completions end with `eos_token_id`.
         numbers (`list[int]`, *optional*): The number of the agent of each prompt. By default, there is one agent.
 
@@ -79,8 +85,8 @@ def plan_calls(
     sizes: list[tuple[int, int]], max_new_tokens: int, token_budget: int | None
 ) -> list[list[tuple[int, slice]]]:
     """
-    Splits the work into `generate` calls. `sizes`: for each prompt, the number of its tokens and of its completions. Returns, for each call,
-    the indices of its prompts, each with a slice of its completions.
+    Splits the work into `generate` calls. `sizes`: for each prompt, the number of its tokens and of its completions.
+    Returns, for each call, the indices of its prompts, each with a slice of its completions.
     """
     calls: list[list[tuple[int, slice]]] = []
     if token_budget is None:
@@ -155,7 +161,10 @@ def _generate(
 
 @contextlib.contextmanager
 def without_own_settings(model: PreTrainedModel) -> Iterator[None]:
-    """Hides a model's generation configuration within the block. Its settings, such as `min_p`, would replace those that the caller leaves out."""
+    """
+    Hides a model's generation configuration within the block. Its settings, such as `min_p`, would replace those that
+    the caller leaves out.
+    """
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
         yield

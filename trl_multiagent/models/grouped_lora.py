@@ -1,7 +1,8 @@
 """
 Several LoRA adapters of one base in one forward, each on its own rows of the batch.
 
-The base computes all rows at once. A forward hook of every LoRA layer adds the output of each agent's adapter to that agent's rows.
+The base computes all rows at once. A forward hook of every LoRA layer adds the output of each agent's adapter to that
+agent's rows.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ from torch.nn.functional import linear
 
 def can_group(model: PeftModel, adapter: str) -> bool:
     """
-    Returns whether an adapter can share a forward with others. It must be LoRA or rsLoRA of linear layers, without biases. DoRA needs more
-    than the base's result, a copied module replaces the base's module, and an expert gets tokens without their row numbers.
+    Returns whether an adapter can share a forward with others. It must be LoRA or rsLoRA of linear layers, without
+    biases. DoRA needs more than the base's result, a copied module replaces the base's module, and an expert gets
+    tokens without their row numbers.
     """
     config = cast(LoraConfig, model.peft_config[adapter])
     if config.modules_to_save or config.trainable_token_indices is not None or config.lora_bias:
@@ -37,9 +39,10 @@ def can_group(model: PeftModel, adapter: str) -> bool:
 @dataclass
 class Stacked:
     """
-    Computes rows of several adapters, in any order, for sampling, where weights do not change. A layer's weights are stacked once. So it adds
-    two products for any number of adapters: with all A, where a row keeps only the part of its own adapter, and with all B. A name without an
-    adapter stands for the base alone. Before a forward, the caller sets `rows`: the position of each row's adapter in `adapters`.
+    Computes rows of several adapters, in any order, for sampling, where weights do not change. A layer's weights are
+    stacked once. So it adds two products for any number of adapters: with all A, where a row keeps only the part of
+    its own adapter, and with all B. A name without an adapter stands for the base alone. Before a forward, the caller
+    sets `rows`: the position of each row's adapter in `adapters`.
     """
 
     adapters: Sequence[str]
@@ -60,8 +63,9 @@ class Stacked:
 @torch.no_grad()
 def stack(layer: LoraLayer, adapters: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
-    Returns the weights A of all adapters of a layer, of shape `(sum of ranks, inputs)`, the weights B, of shape `(outputs, sum of ranks)`,
-    and the factors between them, of shape `(num_adapters, 1, sum of ranks)`: for each adapter, its scaling at its own ranks and 0 elsewhere.
+    Returns the weights A of all adapters of a layer, of shape `(sum of ranks, inputs)`, the weights B, of shape
+    `(outputs, sum of ranks)`, and the factors between them, of shape `(num_adapters, 1, sum of ranks)`: for each
+    adapter, its scaling at its own ranks and 0 elsewhere.
     """
     present = [adapter for adapter in adapters if adapter in layer.lora_A]
     all_a = torch.cat([layer.lora_A[adapter].weight for adapter in present])

@@ -1,8 +1,8 @@
 """
 Small language models that are trained from scratch on demonstrations, and cached. Nothing is downloaded.
 
-The name of a model's folder in the cache contains a hash of everything that determines the model. The folder is moved there when it is
-complete.
+The name of a model's folder in the cache contains a hash of everything that determines the model. The folder is moved
+there when it is complete.
 """
 
 import hashlib
@@ -43,17 +43,21 @@ Demonstration = tuple[str, str]  # a prompt and an answer
 @dataclass(frozen=True)
 class ImitationModel:
     """
-    A Llama of half a million parameters and its tokenizer, trained from scratch on demonstrations. It is the base model of a task's demo.
+    A Llama of half a million parameters and its tokenizer, trained from scratch on demonstrations. It is the base
+    model of a task's demo.
 
     Args:
         name (`str`): Name in the cache.
-        demonstrate (`Callable[[int, random.Random], list[tuple[str, str]]]`): Draws a number of pairs of a prompt and one agent's answer.
+        demonstrate (`Callable[[int, random.Random], list[tuple[str, str]]]`): Draws a number of pairs of a prompt and
+            one agent's answer.
         steps (`int`): Steps of training, each on `batch_size` demonstrations. 600 take half a minute on one core.
-        sources (`Sequence[Path]`): Files with the code and data that determine the demonstrations. A change of one makes a new model.
+        sources (`Sequence[Path]`): Files with the code and data that determine the demonstrations. A change of one
+            makes a new model.
         max_positions (`int`, *optional*, defaults to `512`): The longest text in tokens.
-        variant (`str`, *optional*, defaults to `""`): Other facts that determine the demonstrations. A change makes a new model.
-        vocabulary (`Sequence[str]`, *optional*): The words that texts consist of, for a tokenizer that splits at white space. By default a
-            byte-level tokenizer is trained.
+        variant (`str`, *optional*, defaults to `""`): Other facts that determine the demonstrations. A change makes a
+            new model.
+        vocabulary (`Sequence[str]`, *optional*): The words that texts consist of, for a tokenizer that splits at white
+            space. By default a byte-level tokenizer is trained.
         architecture (`Mapping[str, int]`, *optional*): Changes of the Llama's configuration.
         batch_size (`int`, *optional*, defaults to `8`): Demonstrations of a step.
         seed (`int`, *optional*, defaults to `7`): Seed of the demonstrations and of the initial weights.
@@ -74,9 +78,9 @@ class ImitationModel:
         """
         Returns the folder of the model and its tokenizer. The first call builds them.
 
-        They are cached in the folder that the environment variable `TRL_MULTIAGENT_CACHE` names, by default `~/.cache/trl_multiagent`. Of
-        several processes that call this at the same time, one builds the model. The caller's random state and number of threads are not
-        changed.
+        They are cached in the folder that the environment variable `TRL_MULTIAGENT_CACHE` names, by default
+        `~/.cache/trl_multiagent`. Of several processes that call this at the same time, one builds the model. The
+        caller's random state and number of threads are not changed.
 
         Args:
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
@@ -95,7 +99,10 @@ class ImitationModel:
         return str(folder)
 
     def fingerprint(self) -> str:
-        """Returns a hash of everything that determines the model: the code that makes the model and its data, and library versions."""
+        """
+        Returns a hash of everything that determines the model: the code that makes the model and its data, and library
+        versions.
+        """
         digest = hashlib.sha256(f"{self.steps} {self.max_positions} {self.seed} {self.variant}".encode())
         for path in (Path(__file__), *self.sources):
             digest.update(path.read_bytes())
@@ -173,10 +180,11 @@ def imitate(
     batch_size: int,
 ) -> None:
     """
-    Trains the model for one pass over the demonstrations. The loss covers the answers and their end tokens, not the prompts.
+    Trains the model for one pass over the demonstrations. The loss covers the answers and their end tokens, not the
+    prompts.
 
-    Prompt and answer are tokenized separately, as in generation. Padding is on the right, after all tokens that count, so no
-    attention mask is needed.
+    Prompt and answer are tokenized separately, as in generation. Padding is on the right, after all tokens that count,
+    so no attention mask is needed.
     """
     prompts = tokenizer([prompt for prompt, _ in demonstrations])["input_ids"]
     answers = tokenizer([answer + EOS for _, answer in demonstrations])["input_ids"]

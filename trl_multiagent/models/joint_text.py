@@ -1,5 +1,6 @@
 """
-The text that a joint reward model reads: the prompt of every role, then the answer of every role, each below a heading.
+The text that a joint reward model reads: the prompt of every role, then the answer of every role, each below a
+heading.
 
 The wording is stored in the configuration of the trained model, so it is the same in training and in use.
 """
@@ -32,7 +33,8 @@ class JointText:
         roles (`tuple[str, ...]`): The roles, in the order in which they are written.
         prompt_template (`str`, *optional*): How the prompt of a role is written, with `{role}` and `{text}`.
         answer_template (`str`, *optional*): How the answer of a role is written. All answers follow all prompts.
-        max_length (`int`, *optional*): Tokens of a text. Prompts are truncated at the end to fit; answers are never truncated.
+        max_length (`int`, *optional*): Tokens of a text. Prompts are truncated at the end to fit; answers are never
+            truncated.
 
     Raises:
         ValueError: a template has no `{text}`, or there are no roles.
@@ -51,7 +53,9 @@ class JointText:
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "JointText":
-        """Reads the values that [`~JointText.to_config`] returned. Raises `ValueError` if a later release wrote them."""
+        """
+        Reads the values that [`~JointText.to_config`] returned. Raises `ValueError` if a later release wrote them.
+        """
         values = dict(values)
         version = values.pop("version")
         if version != VERSION:
@@ -70,8 +74,8 @@ class JointText:
         Writes the text of a joint answer.
 
         Args:
-            prompts, answers (`Mapping[str, str | list[dict]]`): The prompt and the answer of every role. For chat messages, only the
-                contents are used.
+            prompts, answers (`Mapping[str, str | list[dict]]`): The prompt and the answer of every role. For chat
+                messages, only the contents are used.
             prompt_length (`int`, *optional*): Number of characters to which each prompt is truncated.
         """
         parts = [write(self.prompt_template, role, plain(prompts[role])[:prompt_length]) for role in self.roles]
@@ -81,8 +85,8 @@ class JointText:
         self, tokenizer: Any, prompts: Mapping[str, Text], answers: Mapping[str, Text]
     ) -> tuple[list[int], bool]:
         """
-        Tokenizes a joint answer, with an end-of-sequence token at its end. The prompts are truncated as little as needed for at most
-        `max_length` tokens. If the answers alone are longer, so is the text.
+        Tokenizes a joint answer, with an end-of-sequence token at its end. The prompts are truncated as little as
+        needed for at most `max_length` tokens. If the answers alone are longer, so is the text.
 
         Returns:
             `tuple[list[int], bool]`: The token ids, and whether the prompts were truncated.

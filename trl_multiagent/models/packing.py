@@ -1,9 +1,10 @@
 """
 Computes the common tokens of several sequences of an update only once.
 
-A packed row holds sequences as a tree: siblings share their prompt, and the prompts of later turns share earlier turns, as far as the token
-ids agree. A 4-dimensional attention mask limits a token to the tokens of its own sequence, and positions count from the start of that
-sequence. This needs no cache of keys and values, so it works with activation checkpointing.
+A packed row holds sequences as a tree: siblings share their prompt, and the prompts of later turns share earlier
+turns, as far as the token ids agree. A 4-dimensional attention mask limits a token to the tokens of its own sequence,
+and positions count from the start of that sequence. This needs no cache of keys and values, so it works with
+activation checkpointing.
 """
 
 from collections.abc import Sequence
@@ -36,8 +37,8 @@ class PackedRow:
 
     def add(self, number: int, ids: list[int], num_prompt_tokens: int, shared: list[int]) -> list[int]:
         """
-        Adds a sequence that begins with the tokens at the `shared` places of the row, without its last token, which predicts nothing. Returns
-        the places of its tokens.
+        Adds a sequence that begins with the tokens at the `shared` places of the row, without its last token, which
+        predicts nothing. Returns the places of its tokens.
         """
         new = range(len(shared), len(ids) - 1)
         places = [*shared, *range(len(self.input_ids), len(self.input_ids) + len(new))]
@@ -59,7 +60,10 @@ class PackedRow:
 
 
 def can_pack(model: PreTrainedModel, longest: int) -> bool:
-    """Returns whether a model accepts positions and 4-dimensional masks, and its attention spans sequences of up to `longest` tokens."""
+    """
+    Returns whether a model accepts positions and 4-dimensional masks, and its attention spans sequences of up to
+    `longest` tokens.
+    """
     if longest > MAX_ROW_LENGTH:
         return False
     if not (takes_masks(model) and can_continue_cache(model)):
@@ -108,7 +112,10 @@ def pack(
 
 
 def num_shared(one: list[int], other: list[int]) -> int:
-    """Returns how many tokens two sequences share. Their last common token is not shared, because it predicts different tokens."""
+    """
+    Returns how many tokens two sequences share. Their last common token is not shared, because it predicts different
+    tokens.
+    """
     common = 0
     for x, y in zip(one, other, strict=False):
         if x != y:
@@ -119,8 +126,8 @@ def num_shared(one: list[int], other: list[int]) -> int:
 
 def divide(lengths: list[int], shared: list[int], hidden_size: int) -> list[int]:
     """
-    Divides sequences among packed rows and returns the first sequence of each row. A sequence shares `shared` tokens with the sequence before
-    it in its row. Longer rows share more tokens, but cost more attention and padding.
+    Divides sequences among packed rows and returns the first sequence of each row. A sequence shares `shared` tokens
+    with the sequence before it in its row. Longer rows share more tokens, but cost more attention and padding.
     """
     best, least, capacity = [0], float("inf"), max(lengths)
     while True:
@@ -147,11 +154,13 @@ def run_packed(
     Runs a forward on packed rows.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]): The model, see [`can_pack`], with TRL's fused head.
-        readers (`torch.Tensor` of shape `(num_packed_rows, length, 2)`): The numbers of the first and the last sequence that contain a token.
-        places (`torch.Tensor` of shape `(num_sequences, completion_length)`): The place in the flattened rows that predicts each token of a
+        model ([`~transformers.PreTrainedModel`]): The model, see [`can_pack`], with TRL's fused head. readers
+        (`torch.Tensor` of shape `(num_packed_rows, length, 2)`): The numbers of the first and the last sequence that
+        contain a token. places (`torch.Tensor` of shape `(num_sequences, completion_length)`): The place in the
+        flattened rows that predicts each token of a
             completion; -1 for padding.
-        **inputs: Further arguments of the forward, such as `input_ids`, `position_ids` and `shift_labels` of the packed rows.
+        **inputs: Further arguments of the forward, such as `input_ids`, `position_ids` and `shift_labels` of the
+        packed rows.
 
     Returns:
         `ModelOutput`: `log_probs` and `entropy` have the shape of `places`, and are 0 at padding.

@@ -17,8 +17,8 @@ class TooLongError(ValueError):
 
 def learned_positions(model: PreTrainedModel) -> int | None:
     """
-    Returns the number of positions with learned embeddings, as in GPT-2 and OPT, which fail on longer texts. Returns `None` if the model
-    computes positions, such as rotary or ALiBi positions.
+    Returns the number of positions with learned embeddings, as in GPT-2 and OPT, which fail on longer texts. Returns
+    `None` if the model computes positions, such as rotary or ALiBi positions.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     tokens = model.get_input_embeddings()
@@ -37,8 +37,8 @@ def check_prompts(
     role: str, model: PreTrainedModel, prompts: Sequence[Any], lengths: Sequence[int], max_new_tokens: int
 ) -> None:
     """
-    Checks that prompts of an agent leave enough learned positions for a completion of `max_new_tokens`. Without prompts, it checks the
-    completions alone. `lengths`: the number of tokens of each prompt.
+    Checks that prompts of an agent leave enough learned positions for a completion of `max_new_tokens`. Without
+    prompts, it checks the completions alone. `lengths`: the number of tokens of each prompt.
 
     Raises:
         TooLongError: a prompt and its completion may have more tokens than the model has positions.
@@ -50,7 +50,8 @@ def check_prompts(
         original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
         if longest + max_new_tokens > original:
             logger.warning_once(
-                f"The model of {role!r} changes its rotary positions beyond {original} tokens for all rows of a batch: the completions and the update "
+                f"The model of {role!r} changes its rotary positions beyond {original} tokens for all rows of a "
+                "batch: the completions and the update "
                 "depend on which rows are computed together. Shorter prompts, or fewer completion tokens, avoid this."
             )
     if limit is None or longest + max_new_tokens <= limit:
@@ -58,23 +59,30 @@ def check_prompts(
     positions = f"the model of {role!r} has only {limit} positions, which are learned"
     if max_new_tokens >= limit:
         raise TooLongError(
-            f"A completion may have {max_new_tokens} tokens, but {positions}: let completions have fewer tokens, or choose a model that "
+            f"A completion may have {max_new_tokens} tokens, but {positions}: let completions have fewer tokens, "
+            "or choose a model that "
             "reads longer texts."
         )
     start = " ".join(str(prompts[list(lengths).index(longest)]).split())[:80]
     raise TooLongError(
-        f"A prompt of {role!r} has {longest} tokens and its completion may have {max_new_tokens}, but {positions}: shorten the prompt "
-        f"or its history, let completions have fewer tokens, or choose a model that reads longer texts. The prompt is {start!r}..."
+        f"A prompt of {role!r} has {longest} tokens and its completion may have {max_new_tokens}, but "
+        f"{positions}: shorten the prompt "
+        "or its history, let completions have fewer tokens, or choose a model that reads longer texts. The "
+        f"prompt is {start!r}..."
     )
 
 
 def check_texts(name: str, model: PreTrainedModel, lengths: Sequence[int]) -> None:
-    """Raises [`TooLongError`] if a text with one of these numbers of tokens is too long for the model. `name`: the model, for the message."""
+    """
+    Raises [`TooLongError`] if a text with one of these numbers of tokens is too long for the model. `name`: the model,
+    for the message.
+    """
     limit = learned_positions(model)
     longest = max(lengths, default=0)
     if limit is not None and longest > limit:
         raise TooLongError(
-            f"A text has {longest} tokens, but {name} has only {limit} positions, which are learned: shorten the prompts or the "
+            f"A text has {longest} tokens, but {name} has only {limit} positions, which are learned: shorten the "
+            "prompts or the "
             "answers, or choose a model that reads longer texts."
         )
 

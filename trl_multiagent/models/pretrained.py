@@ -37,7 +37,8 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
     """
-    Makes torch's random numbers within the block depend on the seed and the name alone, and restores the state of its generators afterwards.
+    Makes torch's random numbers within the block depend on the seed and the name alone, and restores the state of its
+    generators afterwards.
     """
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -46,7 +47,10 @@ def seeded(seed: int, name: str) -> Iterator[None]:
 
 
 def gathered(module: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Gathers the parameters of a module within the block. Under ZeRO-3, a copy of parameters that are not gathered would be empty."""
+    """
+    Gathers the parameters of a module within the block. Under ZeRO-3, a copy of parameters that are not gathered would
+    be empty.
+    """
     if not is_deepspeed_zero3_enabled():
         return contextlib.nullcontext()
     import deepspeed
@@ -56,8 +60,8 @@ def gathered(module: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 def copied(module: Module, memo: dict[int, Any] | None = None) -> Module:
     """
-    Copies a module as `copy.deepcopy` does. Under ZeRO-3, the weights of the copy are divided among the processes at once, so that no process
-    holds several whole models.
+    Copies a module as `copy.deepcopy` does. Under ZeRO-3, the weights of the copy are divided among the processes at
+    once, so that no process holds several whole models.
     """
     with gathered(module):
         copy_of_module, weight = copy.deepcopy(module, memo), next(module.parameters())
@@ -95,9 +99,11 @@ def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
 
 def keep_adapter_in_float32(model: PeftModel, adapter: str) -> None:
     """
-    Converts the weights of an adapter to float32, with the modules that it copies from a base in bfloat16, which PEFT does not convert.
+    Converts the weights of an adapter to float32, with the modules that it copies from a base in bfloat16, which PEFT
+    does not convert.
 
-    ZeRO-3 gathers parameters together, so all must have the same data type. There, the optimizer has the weights in float32.
+    ZeRO-3 gathers parameters together, so all must have the same data type. There, the optimizer has the weights in
+    float32.
     """
     if not is_deepspeed_zero3_enabled():
         for parameter in adapter_parameters(model, adapter):
@@ -108,9 +114,9 @@ def find_file(
     name: str, file: str, revision: str | None = None, token: str | bool | None = None, required: bool = False
 ) -> str | None:
     """
-    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. Returns its local path, or `None` if it does not
-    exist. If the Hub does not answer and the file is not `required`, a repository whose configuration is in the local cache counts as having
-    only the cached files.
+    Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. Returns its local path,
+    or `None` if it does not exist. If the Hub does not answer and the file is not `required`, a repository whose
+    configuration is in the local cache counts as having only the cached files.
 
     Raises:
         OSError: `name` is neither a folder nor a repository that can be read, or the Hub does not answer.
@@ -125,13 +131,15 @@ def find_file(
         if not required and any(isinstance(path, str) for path in cached):
             return None
         raise OSError(
-            f"Cannot find out whether {name!r} has a file {file}: the Hugging Face Hub did not answer, and the file is not "
+            f"Cannot find out whether {name!r} has a file {file}: the Hugging Face Hub did not answer, and the "
+            "file is not "
             f"in the local cache. Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE. ({error.__cause__ or error!r})"
         ) from error
     except EntryNotFoundError:
         return None
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise OSError(
-            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private or gated one, ask "
+            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private "
+            "or gated one, ask "
             "for access, and log in with `hf auth login` or pass `token`."
         ) from error

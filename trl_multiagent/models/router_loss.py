@@ -1,14 +1,14 @@
 """
 The load-balancing loss of mixture-of-experts agents, over a whole batch.
 
-Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k most probable experts.
-The loss is that of transformers:
+Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k
+most probable experts. The loss is that of transformers:
 
     num_experts * sum over experts e of load_e * P_e,   load_e = sum of w_t over the tokens sent to e / T,
                                                         P_e = sum over tokens of w_t p_te / T,   T = sum of w_t
 
-Gradients flow through P alone. With the load of the whole batch, the loss is a sum over tokens, so it does not depend on how the batch is
-split into micro-batches and processes.
+Gradients flow through P alone. With the load of the whole batch, the loss is a sum over tokens, so it does not depend
+on how the batch is split into micro-batches and processes.
 """
 
 import contextlib
@@ -22,7 +22,10 @@ from transformers.utils import ModelOutput
 
 
 def has_routers(model: PreTrainedModel) -> bool:
-    """Returns whether a model's class is a mixture of experts that can return its router logits. GRPOTrainer checks the same."""
+    """
+    Returns whether a model's class is a mixture of experts that can return its router logits. GRPOTrainer checks the
+    same.
+    """
     return hasattr(model.config.get_text_config(), "output_router_logits")
 
 
@@ -32,7 +35,10 @@ def without_router_logits(model: PreTrainedModel) -> dict[str, bool]:
 
 
 def router_loss_coef(config: PreTrainedConfig, given: float | None) -> float:
-    """Returns the weight of a model's router loss: the given one, else that of the model's configuration, as in GRPOTrainer."""
+    """
+    Returns the weight of a model's router loss: the given one, else that of the model's configuration, as in
+    GRPOTrainer.
+    """
     return getattr(config.get_text_config(), "router_aux_loss_coef", 0.0) if given is None else given
 
 
@@ -40,8 +46,8 @@ def forward_with_expert_sums(
     model: PreTrainedModel, token_weights: torch.Tensor, **inputs: torch.Tensor
 ) -> ModelOutput:
     """
-    Runs a forward of a mixture of experts. The `aux_loss` of its output holds the result of [`expert_sums`] in place of a loss. The
-    `token_weights` have the shape of the `input_ids`.
+    Runs a forward of a mixture of experts. The `aux_loss` of its output holds the result of [`expert_sums`] in place
+    of a loss. The `token_weights` have the shape of the `input_ids`.
     """
     with _collected_router_logits(model) as router_logits:
         outputs = model(**inputs)
@@ -52,7 +58,9 @@ def forward_with_expert_sums(
 
 @contextlib.contextmanager
 def _collected_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Collects the logits of all routers in a model's next forward, one tensor `(num_tokens, num_experts)` per layer."""
+    """
+    Collects the logits of all routers in a model's next forward, one tensor `(num_tokens, num_experts)` per layer.
+    """
     collected: list[torch.Tensor] = []
 
     def request(backbone: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -85,8 +93,9 @@ def expert_sums(
         token_weights (`torch.Tensor`): The weight of each token, 0 for padding. Any shape with `num_tokens` elements.
 
     Returns:
-        `torch.Tensor` of shape `(2, num_experts)`: for each expert, the total weight of the tokens that were sent to it, and the weighted
-        sum of its probabilities, which has a gradient. For a model without a sparse layer `num_experts` is 0.
+        `torch.Tensor` of shape `(2, num_experts)`: for each expert, the total weight of the tokens that were sent to
+        it, and the weighted sum of its probabilities, which has a gradient. For a model without a sparse layer
+        `num_experts` is 0.
     """
     if not router_logits:
         return token_weights.new_zeros(2, 0, dtype=torch.float32)
@@ -103,8 +112,9 @@ def expert_sums(
 
 def expert_load(sent: torch.Tensor, experts_per_token: int) -> torch.Tensor:
     """
-    Computes the factors of the experts' summed probabilities in the loss of a batch. `sent`: the total weight of the tokens that the whole
-    batch sent to each expert, of shape `(num_experts,)`. If the agent did not act, there are no tokens and the factors are 0.
+    Computes the factors of the experts' summed probabilities in the loss of a batch. `sent`: the total weight of the
+    tokens that the whole batch sent to each expert, of shape `(num_experts,)`. If the agent did not act, there are no
+    tokens and the factors are 0.
     """
     total = sent.sum() / experts_per_token
     return len(sent) * sent / torch.where(total > 0, total, 1.0) ** 2

@@ -1,6 +1,7 @@
 """
-A sampling loop that is faster than that of transformers: rows that have ended leave the batch, the cache is written in place, and a token is
-drawn with one random number instead of one per token of the vocabulary. A row's tokens depend only on its own random numbers.
+A sampling loop that is faster than that of transformers: rows that have ended leave the batch, the cache is written in
+place, and a token is drawn with one random number instead of one per token of the vocabulary. A row's tokens depend
+only on its own random numbers.
 """
 
 import copy
@@ -37,8 +38,9 @@ MOST_LIVE = 0.75  # ended rows leave the batch when at most this share of its ro
 
 class StopStrings(StoppingCriteria):
     """
-    Ends a completion with the token that completes a string. The prompt is not searched. `lengths` has the lengths of ended completions, one
-    per row. `stops`: the tokenizer and the strings of each agent. `agents`: the agent of each row.
+    Ends a completion with the token that completes a string. The prompt is not searched. `lengths` has the lengths of
+    ended completions, one per row. `stops`: the tokenizer and the strings of each agent. `agents`: the agent of each
+    row.
     """
 
     def __init__(self, stops: Sequence[tuple[Tokenizer, Sequence[str]]], agents: torch.Tensor, prompt_length: int):
@@ -65,7 +67,9 @@ class StopStrings(StoppingCriteria):
 
 
 class EndTokens(StoppingCriteria):
-    """Ends rows of several agents in transformers' own loop, each with one of its own `tokens`, of shape `(num_rows, n)`."""
+    """
+    Ends rows of several agents in transformers' own loop, each with one of its own `tokens`, of shape `(num_rows, n)`.
+    """
 
     def __init__(self, tokens: torch.Tensor):
         self.tokens = tokens
@@ -95,11 +99,12 @@ class Rows:
 
 class SamplingLoop:
     """
-    The argument `custom_generate` of `generate`. For settings that it does not cover, it calls transformers' own loop with the same random
-    numbers.
+    The argument `custom_generate` of `generate`. For settings that it does not cover, it calls transformers' own loop
+    with the same random numbers.
 
     Args:
-        attention_mask (`torch.Tensor`): Mask of the prompts, of shape `(num_rows, prompt_length)`. Padding is on the left.
+        attention_mask (`torch.Tensor`): Mask of the prompts, of shape `(num_rows, prompt_length)`. Padding is on the
+            left.
         numbers (`torch.Tensor`): Random numbers between 0 and 1, of shape `(num_rows, max_new_tokens)`, one per token.
         end_tokens (`torch.Tensor`): The tokens that end each row, of shape `(num_rows, n)`, padded with -1.
         agents (`torch.Tensor`): The number of each row's agent.
@@ -141,7 +146,8 @@ class SamplingLoop:
             reasons += [f"the cache of {type(model).__name__}"]
         if reasons:
             logger.warning_once(
-                f"transformers' own sampling loop is used, because of {', '.join(reasons)}: it draws the same, but takes longer."
+                f"transformers' own sampling loop is used, because of {', '.join(reasons)}: it draws the same, "
+                "but takes longer."
             )
             ends = [x for x in stopping_criteria if not isinstance(x, EosTokenCriteria)]
             stopping_criteria = StoppingCriteriaList([*ends, EndTokens(self.end_tokens)])
@@ -194,7 +200,10 @@ class SamplingLoop:
         return result[:, :length]
 
     def first_rows(self, model: PreTrainedModel, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
-        """Returns the rows with their prompts. A row's first token replaces its padding, because a repetition penalty reads all tokens."""
+        """
+        Returns the rows with their prompts. A row's first token replaces its padding, because a repetition penalty
+        reads all tokens.
+        """
         device, mask = input_ids.device, self.attention_mask
         first = input_ids.gather(1, mask.argmax(dim=1, keepdim=True))
         room = input_ids.new_full(self.numbers.shape, pad_token_id)
@@ -210,13 +219,19 @@ class SamplingLoop:
         )
 
     def first_mask(self, model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:
-        """Returns the mask that attention adds, of shape `(num_rows, 1, 1, length)`, so that the model does not make it again at every token."""
+        """
+        Returns the mask that attention adds, of shape `(num_rows, 1, 1, length)`, so that the model does not make it
+        again at every token.
+        """
         if not takes_masks(model) or any(type(layer) is not RoomyLayer for layer in cast(Cache, self.cache).layers):
             return mask
         return torch.zeros_like(mask, dtype=model.dtype).masked_fill(mask == 0, -torch.inf)[:, None, None]
 
     def forward(self, model: PreTrainedModel, rows: Rows, length: int) -> torch.Tensor:
-        """Returns the logits of the next token of each row, if rows have `length` tokens. A CUDA graph could replay this function."""
+        """
+        Returns the logits of the next token of each row, if rows have `length` tokens. A CUDA graph could replay this
+        function.
+        """
         if self.group is not None:
             self.group.rows = rows.agents
         outputs = model(
@@ -236,7 +251,10 @@ def period_of(device: torch.device) -> int:
 
 
 def live_rows(ended: torch.Tensor) -> torch.Tensor:
-    """Returns the indices of the rows that go on. The last ones fill the places of ended rows, so that few rows of the cache move."""
+    """
+    Returns the indices of the rows that go on. The last ones fill the places of ended rows, so that few rows of the
+    cache move.
+    """
     live = (~ended).nonzero().squeeze(1)
     order = torch.arange(len(live), device=ended.device)
     holes = ended[: len(live)].nonzero().squeeze(1)
@@ -246,8 +264,8 @@ def live_rows(ended: torch.Tensor) -> torch.Tensor:
 
 def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """
-    Returns the next token of each row: the first token at which the cumulative probability exceeds the row's random number. `numbers` has
-    the shape `(num_rows, 1)`.
+    Returns the next token of each row: the first token at which the cumulative probability exceeds the row's random
+    number. `numbers` has the shape `(num_rows, 1)`.
     """
     cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1:]
@@ -257,7 +275,9 @@ def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 class SeededChoice(LogitsProcessor):
-    """Chooses tokens in transformers' own loop as [`choose`] does: sets the probability of all other tokens to zero."""
+    """
+    Chooses tokens in transformers' own loop as [`choose`] does: sets the probability of all other tokens to zero.
+    """
 
     def __init__(self, numbers: torch.Tensor, prompt_length: int):
         self.numbers, self.prompt_length = numbers, prompt_length

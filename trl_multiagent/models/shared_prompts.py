@@ -1,6 +1,6 @@
 """
-Reads the prompt of several completions only once: one forward over the prompts fills a key-value cache, and each prompt's keys and values are
-repeated for its completions. In the update, [`~models.packing`] shares prompts.
+Reads the prompt of several completions only once: one forward over the prompts fills a key-value cache, and each
+prompt's keys and values are repeated for its completions. In the update, [`~models.packing`] shares prompts.
 """
 
 import inspect
@@ -12,7 +12,10 @@ from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWin
 
 
 def can_continue_cache(model: PreTrainedModel) -> bool:
-    """Returns whether a model's cache holds plain keys and values, and whether the model accepts positions that skip padding."""
+    """
+    Returns whether a model's cache holds plain keys and values, and whether the model accepts positions that skip
+    padding.
+    """
     if not cast(Any, model)._supports_default_dynamic_cache() or not takes_positions(model):
         return False
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
@@ -20,7 +23,9 @@ def can_continue_cache(model: PreTrainedModel) -> bool:
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
-    """Returns whether a model's forward accepts the positions of the tokens. Models with ALiBi, for example, do not."""
+    """
+    Returns whether a model's forward accepts the positions of the tokens. Models with ALiBi, for example, do not.
+    """
     return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
@@ -31,14 +36,17 @@ def takes_masks(model: PreTrainedModel) -> bool:
 
 
 def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
-    """Returns the positions of tokens, counted from the first one that is not padding, for a mask `(num_sequences, length)`."""
+    """
+    Returns the positions of tokens, counted from the first one that is not padding, for a mask `(num_sequences,
+    length)`.
+    """
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
 class RoomyLayer(DynamicLayer):
     """
-    A cache layer with room for `max_length` tokens, which are written in place. A growing layer would be copied at every token. Keys and
-    values may differ in data type, as under autocast.
+    A cache layer with room for `max_length` tokens, which are written in place. A growing layer would be copied at
+    every token. Keys and values may differ in data type, as under autocast.
     """
 
     def __init__(self, max_length: int):
@@ -81,8 +89,9 @@ def prompt_cache(
     max_length: int,
 ) -> Cache:
     """
-    Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left, for sampling. Returns the keys and values of all prompt tokens
-    but the last. Row k belongs to the prompt with the index `owners[k]`, and has room for `max_length` tokens.
+    Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left, for sampling. Returns the keys and
+    values of all prompt tokens but the last. Row k belongs to the prompt with the index `owners[k]`, and has room for
+    `max_length` tokens.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if input_ids.size(1) > 1:

@@ -16,8 +16,8 @@ END, PAD, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
 
 def tiny_model(folder: str | Path) -> str:
     """
-    Builds a Llama with about 50,000 random parameters and a tokenizer with one token per printable ASCII character in a folder, unless a
-    model is there already. Returns the folder.
+    Builds a Llama with about 50,000 random parameters and a tokenizer with one token per printable ASCII character in
+    a folder, unless a model is there already. Returns the folder.
     """
     folder = Path(folder)
     if (folder / MODEL_CONFIG).is_file():

@@ -1,4 +1,7 @@
-"""A small task to start from, `task.py` and `config.yaml`, and the function behind `trl-multiagent init`, which writes them."""
+"""
+A small task to start from, `task.py` and `config.yaml`, and the function behind `trl-multiagent init`, which writes
+them.
+"""
 
 from pathlib import Path
 
@@ -9,8 +12,8 @@ TEMPLATES = Path(__file__).parent
 
 def write_task(folder: str | Path) -> list[Path]:
     """
-    Writes a task that trains as it is, `task.py` and `config.yaml`, to a folder, which it creates if needed. Returns the files.
-    Raises `ValueError` if one of them exists already, or the folder cannot be written to.
+    Writes a task that trains as it is, `task.py` and `config.yaml`, to a folder, which it creates if needed. Returns
+    the files. Raises `ValueError` if one of them exists already, or the folder cannot be written to.
     """
     targets = [Path(folder) / name for name in FILES]
     existing = [str(path) for path in targets if path.exists()]

@@ -13,7 +13,9 @@ from trl_multiagent.environments.task import setting
 
 @dataclass
 class Letters:
-    """The section `letters` of config.yaml. `trl-multiagent train magrpo --task task:TASK --help` lists its settings."""
+    """
+    The section `letters` of config.yaml. `trl-multiagent train magrpo --task task:TASK --help` lists its settings.
+    """
 
     allowed: str = setting("Letters that earn a reward.", "abcdefghijklmnopqrstuvwxyz")
 
@@ -23,7 +25,9 @@ class Letters:
 
 
 def make_environment(settings):
-    """Makes the prompts and the reward. `settings.sections` has the sections of config.yaml that belong to the task."""
+    """
+    Makes the prompts and the reward. `settings.sections` has the sections of config.yaml that belong to the task.
+    """
     allowed = set(settings.sections["letters"].allowed)
 
     def shared_letters(completions, **columns):
@@ -39,7 +43,9 @@ def make_environment(settings):
 
 
 def load_datasets(settings):
-    """Returns the items to train on, and the items to evaluate on or `None`. Read your own with `datasets.load_dataset`."""
+    """
+    Returns the items to train on, and the items to evaluate on or `None`. Read your own with `datasets.load_dataset`.
+    """
     from datasets import Dataset
 
     topics = ["rain", "snow", "wind", "night", "river", "stone", "field", "fire"]

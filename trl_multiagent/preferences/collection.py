@@ -1,8 +1,10 @@
 """
-Collects joint preferences: samples joint answers to every item, scores them, pairs them, and writes an ordinary dataset.
+Collects joint preferences: samples joint answers to every item, scores them, pairs them, and writes an ordinary
+dataset.
 
-Items are collected in chunks. The candidates of an item depend only on the seed, the round and the item, and the random numbers of the
-environment only on the chunk. So neither an interruption nor the number of processes changes the result.
+Items are collected in chunks. The candidates of an item depend only on the seed, the round and the item, and the
+random numbers of the environment only on the chunk. So neither an interruption nor the number of processes changes the
+result.
 """
 
 import contextlib
@@ -80,29 +82,30 @@ def collect_preferences(
     """
     Collects joint preferences with the current team and writes them to `config.output_dir`.
 
-    For each item every agent samples `preference_num_candidates` completions; the c-th completions of all agents are one joint
-    answer. The environment scores all of them, and pairs of answers with different rewards become rows. With a comparator, the
-    c-th answer of the team is paired with the c-th of the comparator.
+    For each item every agent samples `preference_num_candidates` completions; the c-th completions of all agents are
+    one joint answer. The environment scores all of them, and pairs of answers with different rewards become rows. With
+    a comparator, the c-th answer of the team is paired with the c-th of the comparator.
 
-    An interrupted collection in the folder is resumed, with the same result as without the interruption. If only settings of the pairing
-    have changed, new pairs are made of the same candidates. All processes must call this function, with the same arguments.
+    An interrupted collection in the folder is resumed, with the same result as without the interruption. If only
+    settings of the pairing have changed, new pairs are made of the same candidates. All processes must call this
+    function, with the same arguments.
 
     Args:
         team ([`AgentTeam`]): The team. It stays on its device and is not changed.
         environment ([`Environment`]): Provides the prompts and the joint reward. Only the first turn is played.
         dataset ([`~datasets.Dataset`]): The items.
         config ([`PreferenceConfig`]): The settings.
-        round (`int`, *optional*, defaults to 0): Number of the round, which the rows contain. It changes the random numbers.
+        round (`int`, *optional*, defaults to 0): Number of the round, which the rows contain. It changes the random
+            numbers.
         comparator ([`Comparator`], *optional*): Samples the other answers. By default, [`make_comparator`] makes it.
 
     Returns:
         `datasets.Dataset`: The preferences, see [`~trl_multiagent.preferences.rows`] for the columns.
 
     Raises:
-        TypeError: `dataset` is not a `datasets.Dataset`.
-        ValueError: the roles differ, the weights are sharded, the folder holds another collection, or another program is writing to it.
-        TaskError: the environment failed, see [`~environments.base.judge`].
-        UnavailableError: the endpoint of a comparator gives no answers.
+        TypeError: `dataset` is not a `datasets.Dataset`. ValueError: the roles differ, the weights are sharded, the
+        folder holds another collection, or another program is writing to it. TaskError: the environment failed, see
+        [`~environments.base.judge`]. UnavailableError: the endpoint of a comparator gives no answers.
     """
     if not isinstance(dataset, Dataset):
         raise TypeError(f"`dataset` must be a `datasets.Dataset`, got `{type(dataset).__name__}`.")
@@ -208,7 +211,8 @@ class _Collection:
                 idle = [role for role in self.team.roles if role not in node.prompts]
                 if idle:
                     raise ValueError(
-                        f"Preferences compare the answers of all roles at the first turn, but {', '.join(idle)} does not act there. Use "
+                        f"Preferences compare the answers of all roles at the first turn, but {', '.join(idle)} "
+                        "does not act there. Use "
                         "an algorithm that learns from rollouts, such as MAGRPO."
                     )
                 for role, prompt in self._prompts(node).items():
@@ -353,7 +357,10 @@ def pairs_of(record: dict[str, Any]) -> list[Pair]:
 
 
 def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
-    """Makes a dataset of rows, possibly none, whose metrics may differ. A role's columns are texts if its prompt in `prompts` is one."""
+    """
+    Makes a dataset of rows, possibly none, whose metrics may differ. A role's columns are texts if its prompt in
+    `prompts` is one.
+    """
     messages = [{"role": Value("string"), "content": Value("string")}]
     features: dict[str, Any] = {}
     for role in roles:

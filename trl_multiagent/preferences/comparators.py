@@ -1,4 +1,7 @@
-"""Makes comparators, the policies that sample the other joint answer of a pair. They get the same nodes as the team that is trained."""
+"""
+Makes comparators, the policies that sample the other joint answer of a pair. They get the same nodes as the team that
+is trained.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,8 +67,9 @@ class Comparator:
 
 def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -> Comparator | None:
     """
-    Makes the comparator that `config.comparator_policy` names for a team that is trained, or `None` if there is none. `history` depends on
-    the number of the `round`. Raises `ValueError` if a model or team cannot be loaded or has other roles, or there is no saved team.
+    Makes the comparator that `config.comparator_policy` names for a team that is trained, or `None` if there is none.
+    `history` depends on the number of the `round`. Raises `ValueError` if a model or team cannot be loaded or has
+    other roles, or there is no saved team.
     """
     policy, seed = config.comparator_policy, f"{config.seed}/{round}/comparator"
     if policy is None:
@@ -106,7 +110,10 @@ def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Compa
 
 
 def history_folder(config: PreferenceConfig, round: int) -> Path:
-    """Returns the folder of the team as it was `comparator_history_k` rounds ago, or at the start. Raises `ValueError` without a team."""
+    """
+    Returns the folder of the team as it was `comparator_history_k` rounds ago, or at the start. Raises `ValueError`
+    without a team.
+    """
     assert config.policy_checkpoint_dir is not None  # the configuration has checked it
     folder = Path(config.policy_checkpoint_dir) / ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
     if not (folder / TEAM_FILE).is_file():
@@ -135,8 +142,8 @@ def ask_model(
     client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str, nodes: list[Node], num_candidates: int
 ) -> dict[str, list[Samples]]:
     """
-    Samples completions of a model at an endpoint. Each completion is a request of its own, and all of them are sent at the same time. For
-    `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
+    Samples completions of a model at an endpoint. Each completion is a request of its own, and all of them are sent at
+    the same time. For `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
     """
     prompts = [prompt for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
     texts = iter(ask_endpoint(client, prompts, seed, "The comparator"))
@@ -152,8 +159,9 @@ def sample_centralized(
     sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int
 ) -> dict[str, list[Samples]]:
     """
-    Samples joint answers of one model, whose role is `SOLO`. It sees the assignments of all roles and answers with a tagged block for each,
-    as in a [`~environments.centralized.CentralizedEnvironment`]. The answer of a role without a block, or with several, is empty.
+    Samples joint answers of one model, whose role is `SOLO`. It sees the assignments of all roles and answers with a
+    tagged block for each, as in a [`~environments.centralized.CentralizedEnvironment`]. The answer of a role without a
+    block, or with several, is empty.
     """
     asked = [Node(node.item, (), {SOLO: central_prompt(roles, node.prompts)}, tree=node.tree) for node in nodes]
     result: dict[str, list[Samples]] = {role: [] for role in roles}
@@ -169,7 +177,10 @@ def sample_centralized(
 def sample_sequentially(
     sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int
 ) -> dict[str, list[Samples]]:
-    """Samples joint answers of one model, whose role is `SOLO`, role by role. It sees all assignments and the answers so far."""
+    """
+    Samples joint answers of one model, whose role is `SOLO`, role by role. It sees all assignments and the answers so
+    far.
+    """
     answers: list[dict[str, str]] = [{} for _ in range(len(nodes) * num_candidates)]  # of every candidate
     result: dict[str, list[Samples]] = {}
     for number, role in enumerate(roles):

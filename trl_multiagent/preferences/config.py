@@ -10,7 +10,8 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 
 
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
-# Fields that decide which candidates are sampled and how they are scored. A collection can only be resumed with the same values
+# Fields that decide which candidates are sampled and how they are scored. A collection can only be resumed with the
+# same values
 SAMPLING_FIELDS = (
     *"preference_num_candidates comparator_num_candidates max_completion_length temperature top_p top_k min_p".split(),
     *"repetition_penalty use_chat_template generation_token_budget items_per_chunk".split(),
@@ -29,32 +30,37 @@ API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 @dataclass
 class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline")), SamplingOptions):  # type: ignore[misc]
     """
-    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as `madpo`. Raises `ValueError`
-    if a value is impossible, or contradicts another one.
+    The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as
+    `madpo`. Raises `ValueError` if a value is impossible, or contradicts another one.
     """
 
     output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
     preference_num_candidates: int = setting("Joint answers that are sampled per item.", 80, ge=1, le=1000000)
     preference_pairs_per_sample: int | None = setting("Pairs that are kept per item; null keeps all.", 16, ge=1)
     pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = setting(
-        "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose comparator has the greatest reward first.",
+        "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose "
+        "comparator has the greatest reward first.",
         "reward_gap",
     )
     use_environment_step: bool = setting("Whether pairs count as env steps, as CoMLRL counts them.", True)
     environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2, ge=1, le=1000000)
     log_reward_distribution: bool = setting("Whether to draw the rewards and the gaps, in rewards.png.", False)
     comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = setting(
-        "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, the team of an earlier round, other models, or a model at an endpoint. By default, both answers are candidates of the team."
+        "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, "
+        "the team of an earlier round, other models, or a model at an endpoint. By default, both answers are "
+        "candidates of the team."
     )
     comparator_generation_mode: Literal["decentralized", "centralized", "sequential"] = setting(
-        "How `comparator_policy: model` and `api` answer: one agent, or one request, per role; one model for all roles at once, in tagged blocks; or one model, role by role.",
+        "How `comparator_policy: model` and `api` answer: one agent, or one request, per role; one model for all "
+        "roles at once, in tagged blocks; or one model, role by role.",
         "decentralized",
     )
     comparator_model_name: str | None = setting("Model id or folder, or the folder of a saved team, of `model`.")
     comparator_agents: list[str] | None = setting("Model ids of `model`, one per role.")
     comparator_api_model: str | None = setting("With `api`, the model's name at its provider or `comparator_api_url`.")
     comparator_api_format: Literal["openai", "anthropic", "generic"] | None = setting(
-        "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name. 'generic', of CoMLRL, is not supported."
+        "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name. "
+        "'generic', of CoMLRL, is not supported."
     )
     comparator_api_deadline: float = setting("Seconds for all requests of a chunk of items.", 1800.0, gt=0, le=1000000)
     comparator_num_candidates: int | None = setting(
@@ -91,12 +97,15 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
             self.comparator_endpoint(1)
         elif mode != "decentralized" and (policy != "model" or self.comparator_model_name is None):
             raise ValueError(
-                f"`comparator_generation_mode: {mode}` has one model answer for all roles: set `comparator_policy: model` and "
+                f"`comparator_generation_mode: {mode}` has one model answer for all roles: set "
+                "`comparator_policy: model` and "
                 "`comparator_model_name`, or `comparator_policy: api`."
             )
 
     def comparator_endpoint(self, num_roles: int) -> EndpointSettings:
-        """Makes the endpoint of `comparator_policy: api`. Raises `ValueError` if a setting is missing or impossible."""
+        """
+        Makes the endpoint of `comparator_policy: api`. Raises `ValueError` if a setting is missing or impossible.
+        """
         if self.comparator_api_model is None:
             raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
         if self.comparator_api_format == "generic":
@@ -134,7 +143,10 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
         return reward * self.reward_scale + self.reward_shift
 
     def environment_steps(self, num_pairs: int) -> int:
-        """Returns the env steps as CoMLRL counts them: a fixed number per pair, or none. Sampling costs nothing in this count."""
+        """
+        Returns the env steps as CoMLRL counts them: a fixed number per pair, or none. Sampling costs nothing in this
+        count.
+        """
         return num_pairs * self.environment_steps_per_pair if self.use_environment_step else 0
 
     def values(self, names: tuple[str, ...]) -> dict[str, Any]:

@@ -49,15 +49,17 @@ def distinct(candidates: list[Candidate]) -> list[Candidate]:
 
 def all_pairs(candidates: list[Candidate]) -> list[Pair]:
     """
-    Returns every pair of different rewards, ordered by the position of the chosen and then of the rejected candidate. Candidates with the
-    same text count once. A candidate in which every role is silent is never the chosen one.
+    Returns every pair of different rewards, ordered by the position of the chosen and then of the rejected candidate.
+    Candidates with the same text count once. A candidate in which every role is silent is never the chosen one.
     """
     candidates = distinct(candidates)
     return [Pair(one, other) for one in candidates for other in candidates if _can_be_chosen(one, other)]
 
 
 def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[Pair]:
-    """Pairs the k-th candidate of the team with the k-th of a comparator, in either order. Drops ties and repeated pairs."""
+    """
+    Pairs the k-th candidate of the team with the k-th of a comparator, in either order. Drops ties and repeated pairs.
+    """
     pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
     for candidate, other in zip(candidates, others, strict=False):
         for chosen, rejected in ((candidate, other), (other, candidate)):
@@ -74,9 +76,9 @@ def _can_be_chosen(chosen: Candidate, rejected: Candidate) -> bool:
 
 def select_pairs(pairs: list[Pair], selection: str, limit: int | None, seed: int | str = 0) -> list[Pair]:
     """
-    Selects the first `limit` pairs of an item in the order `selection`: `"reward_gap"`, the largest gap first; `"comparator_reward"`, the
-    greatest reward of the comparator first, and among equals the largest gap; `"random"`, a random order, by `seed`; `"all"`, the order of
-    the candidates. Equal pairs keep their order.
+    Selects the first `limit` pairs of an item in the order `selection`: `"reward_gap"`, the largest gap first;
+    `"comparator_reward"`, the greatest reward of the comparator first, and among equals the largest gap; `"random"`, a
+    random order, by `seed`; `"all"`, the order of the candidates. Equal pairs keep their order.
     """
     if selection == "reward_gap":
         pairs = sorted(pairs, key=lambda pair: -pair.gap)

@@ -48,8 +48,9 @@ def replay(sizes: Sequence[int], config: ReplayConfig, seed: int = 42) -> list[t
     """
     Draws the preferences that a round trains on.
 
-    For each of them, a round is drawn with its probability, and then a preference of that round that was not drawn yet. When all
-    preferences of a round have been drawn, all of them can be drawn again. Rounds without preferences are left out.
+    For each of them, a round is drawn with its probability, and then a preference of that round that was not drawn
+    yet. When all preferences of a round have been drawn, all of them can be drawn again. Rounds without preferences
+    are left out.
 
     Args:
         sizes (`Sequence[int]`): Number of preferences of each round, the oldest first and the current one last.
@@ -57,8 +58,8 @@ def replay(sizes: Sequence[int], config: ReplayConfig, seed: int = 42) -> list[t
         seed (`int`, *optional*, defaults to 42): Seed of the run. The draw depends on it and on the number of rounds.
 
     Returns:
-        `list[tuple[int, int]]`: For each preference, its round and its position in the round. It is empty if no round with a
-        probability above 0 has preferences.
+        `list[tuple[int, int]]`: For each preference, its round and its position in the round. It is empty if no round
+        with a probability above 0 has preferences.
     """
     size = config.preference_replay_sample_size
     size = sizes[-1] if size is None else size

@@ -27,8 +27,9 @@ def summarize(
     records: list[dict[str, Any]], pairs: list[list[Pair]], selected: list[list[Pair]], config: PreferenceConfig
 ) -> dict[str, Any]:
     """
-    Counts the candidates in `records`, all pairs of each item, and the selected pairs. `env_steps` is the count of CoMLRL, which charges
-    pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of answers.
+    Counts the candidates in `records`, all pairs of each item, and the selected pairs. `env_steps` is the count of
+    CoMLRL, which charges pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of
+    answers.
     """
     candidates, compared = candidates_of(records, "candidates"), candidates_of(records, "comparator")
     kept = [pair for item_pairs in selected for pair in item_pairs]
@@ -70,8 +71,10 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
     if numbers["items_with_pairs"] >= FEW_ITEMS * numbers["items"] and numbers["pairs"] > 0:
         return
     logger.warning(
-        "Only %d of %d items have answers with different rewards, so there are only %d pairs. The mean reward is %.3g, and %d of %d "
-        "answers are different texts. Sample more candidates or at a higher temperature, or use items that are neither too "
+        "Only %d of %d items have answers with different rewards, so there are only %d pairs. The mean reward is "
+        "%.3g, and %d of %d "
+        "answers are different texts. Sample more candidates or at a higher temperature, or use items that are "
+        "neither too "
         "easy nor too hard.",
         *(numbers[name] for name in ("items_with_pairs", "items", "pairs", "mean_reward", "candidates_distinct")),
         numbers["candidates_sampled"],
@@ -79,7 +82,9 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
 
 
 def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path: Path) -> None:
-    """Draws the distributions of the rewards of all candidates, of the rewards of the selected pairs, and of their gaps."""
+    """
+    Draws the distributions of the rewards of all candidates, of the rewards of the selected pairs, and of their gaps.
+    """
     pairs = [pair for item_pairs in selected for pair in item_pairs]
     rewards = {
         "candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")],

@@ -40,7 +40,9 @@ def reference_columns(role: str) -> tuple[str, str]:
 
 
 def roles_of_columns(columns: Sequence[str]) -> list[str]:
-    """Returns the roles whose prompt, chosen and rejected answer are among the columns, in the order of their prompts."""
+    """
+    Returns the roles whose prompt, chosen and rejected answer are among the columns, in the order of their prompts.
+    """
     candidates = [name.removesuffix("_prompt") for name in columns if name.endswith("_prompt")]
     return [role for role in candidates if set(text_columns(role)) <= set(columns)]
 
@@ -53,7 +55,10 @@ def make_row(
     rejected_reward: float,
     **others: Any,
 ) -> dict[str, Any]:
-    """Builds a row of the texts of each role. Where a prompt is a list of chat messages, the answers become messages, too."""
+    """
+    Builds a row of the texts of each role. Where a prompt is a list of chat messages, the answers become messages,
+    too.
+    """
     row: dict[str, Any] = {}
     for role, prompt in prompts.items():
         answers: tuple[str | Messages, ...] = (chosen[role], rejected[role])
@@ -65,7 +70,10 @@ def make_row(
 
 @contextlib.contextmanager
 def temporary_cache_files() -> Iterator[None]:
-    """Makes datasets that are derived within the block use temporary cache files, because the folder of their source may be read-only."""
+    """
+    Makes datasets that are derived within the block use temporary cache files, because the folder of their source may
+    be read-only.
+    """
     was_enabled = datasets.is_caching_enabled()
     datasets.disable_caching()
     try:
@@ -119,7 +127,8 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
     extra_roles = [role for role in present_roles if role not in roles]
     if extra_roles:
         raise ValueError(
-            f"`{name}` has answers of the roles {present_roles}, but the team has the roles {list(roles)}. Train a team with "
+            f"`{name}` has answers of the roles {present_roles}, but the team has the roles {list(roles)}. Train "
+            "a team with "
             f"these roles, or remove the columns of {', '.join(extra_roles)}."
         )
     references = [column for role in roles for column in reference_columns(role)]
@@ -160,7 +169,10 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], re
 
 
 def check_prompt(prompt: str | Messages, name: str) -> None:
-    """Raises `ValueError` if a prompt is empty, or is chat messages that end with the assistant's. The message begins with `name`."""
+    """
+    Raises `ValueError` if a prompt is empty, or is chat messages that end with the assistant's. The message begins
+    with `name`.
+    """
     if not any([prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]):
         raise ValueError(f"{name} is empty.")
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":

@@ -29,16 +29,15 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
     Loads joint preferences of a collection or from another source, and checks every row.
 
     Args:
-        name (`str`): Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`, `.json` or `.parquet`
-            file, or the id of a dataset on the Hub.
+        name (`str`): Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`,
+            `.json` or `.parquet` file, or the id of a dataset on the Hub.
         roles (`Sequence[str]`): The roles of the team that is to be trained.
-        split (`str`, *optional*): The rows, such as `"train[:100]"`. By default, all rows, or those of the split `train` of a dataset on
-            the Hub.
+        split (`str`, *optional*): The rows, such as `"train[:100]"`. By default, all rows, or those of the split
+            `train` of a dataset on the Hub.
 
     Raises:
-        FileNotFoundError: there is no such file or folder.
-        OSError: the Hub cannot be reached.
-        ValueError: the file is of another kind, the collection is not complete or was changed, or a column or row is malformed; the
+        FileNotFoundError: there is no such file or folder. OSError: the Hub cannot be reached. ValueError: the file is
+        of another kind, the collection is not complete or was changed, or a column or row is malformed; the
             message names the row and the field.
     """
     path = Path(name)

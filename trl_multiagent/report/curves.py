@@ -1,4 +1,7 @@
-"""Turns the logs of runs into curves and tables. Runs that differ only in their seed form a group, whose curves have means and bands."""
+"""
+Turns the logs of runs into curves and tables. Runs that differ only in their seed form a group, whose curves have
+means and bands.
+"""
 
 import functools
 import math
@@ -31,7 +34,9 @@ def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, pd.Series]:
 
 
 def curves(groups: Sequence[Runs]) -> dict[str, list[dict[str, list[float]]]]:
-    """Returns the curve of each metric and group as columns: `step`, `mean` and, for several runs, `low` and `high`."""
+    """
+    Returns the curve of each metric and group as columns: `step`, `mean` and, for several runs, `low` and `high`.
+    """
     return {
         name: [columns([run[name] for run in runs if name in run]) for runs in groups] for name in names_of(groups)
     }
@@ -50,8 +55,8 @@ def names_of(groups: Iterable[Runs]) -> list[str]:
 
 def mean_and_band(runs: Sequence[pd.Series]) -> pd.DataFrame:
     """
-    Returns the `mean` of runs at every step that all of them have logged. For several runs, `low` and `high` are one standard deviation below
-    and above it.
+    Returns the `mean` of runs at every step that all of them have logged. For several runs, `low` and `high` are one
+    standard deviation below and above it.
     """
     if len(runs) < 2:
         return pd.DataFrame({"mean": runs[0]} if runs else {})
@@ -61,7 +66,10 @@ def mean_and_band(runs: Sequence[pd.Series]) -> pd.DataFrame:
 
 
 def thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """Averages neighbouring entries of a curve that has more than [`MAX_POINTS`], and keeps the last step of each average."""
+    """
+    Averages neighbouring entries of a curve that has more than [`MAX_POINTS`], and keeps the last step of each
+    average.
+    """
     size = max(1, -(-len(curve) // MAX_POINTS))
     bins: np.ndarray = np.arange(len(curve)) // size
     return curve.groupby(bins).mean().set_axis(pd.Series(curve.index).groupby(bins).last(), axis=0)
@@ -90,7 +98,10 @@ def run_table(run: Mapping[str, pd.Series]) -> list[list[str]]:
 
 
 def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
-    """Returns the last values of the key metrics of each group, and the first minus every other group, with 95 % intervals."""
+    """
+    Returns the last values of the key metrics of each group, and the first minus every other group, with 95 %
+    intervals.
+    """
     first, *others = groups
     rows = [["metric, last value", *groups, *(f"{first} minus {name}" for name in others)]]
     for name in key_metrics([*groups.values()]):
@@ -100,7 +111,9 @@ def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
 
 
 def seed_table(runs: Mapping[str, Mapping[str, pd.Series]]) -> list[list[str]]:
-    """Returns the last values of the key metrics of runs that differ in their seeds, and the mean with its 95 % interval."""
+    """
+    Returns the last values of the key metrics of runs that differ in their seeds, and the mean with its 95 % interval.
+    """
     rows = [["last value", *runs, "mean", "95 % interval"]]
     for name in key_metrics([[*runs.values()]]):
         values = np.array([last_value(run[name]) if name in run else math.nan for run in runs.values()])
@@ -131,7 +144,9 @@ def show_difference(one: Sequence[float], other: Sequence[float]) -> str:
 
 
 def welch_interval(one: Sequence[float], other: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Computes Welch's t interval of the difference of two means; NaN if a side has one value, or no side has a spread."""
+    """
+    Computes Welch's t interval of the difference of two means; NaN if a side has one value, or no side has a spread.
+    """
     parts = [float(np.var(x, ddof=1)) / len(x) if len(x) > 1 else math.nan for x in (one, other)]
     variance = sum(parts)
     if not variance > 0:
@@ -143,7 +158,10 @@ def welch_interval(one: Sequence[float], other: Sequence[float], confidence: flo
 
 
 def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Computes Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that there is no spread."""
+    """
+    Computes Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that
+    there is no spread.
+    """
     values = values[~np.isnan(values)]
     if len(values) < 2:
         return math.nan, math.nan
@@ -157,8 +175,8 @@ def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
 @functools.cache
 def t_quantile(probability: float, degrees: float) -> float:
     """
-    Computes a quantile of Student's t distribution with n degrees of freedom, by numerical integration: t = sqrt(n) tan(a), where the density
-    of a is proportional to cos(a)^(n - 1).
+    Computes a quantile of Student's t distribution with n degrees of freedom, by numerical integration: t = sqrt(n)
+    tan(a), where the density of a is proportional to cos(a)^(n - 1).
     """
     angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
     density = np.cos(angles).clip(0) ** (degrees - 1)

@@ -1,4 +1,6 @@
-"""Makes a report: one HTML page that needs no network, with its data as JSON and the scripts in `page/` that show it."""
+"""
+Makes a report: one HTML page that needs no network, with its data as JSON and the scripts in `page/` that show it.
+"""
 
 import base64
 import hashlib
@@ -18,15 +20,17 @@ REPORT_FILE = "report.html"
 
 
 def write_page(data: dict[str, Any], path: Path) -> None:
-    """Writes the page of a report. `data`: plain values, with a `title`; page/report.js lists the parts that it may have."""
+    """
+    Writes the page of a report. `data`: plain values, with a `title`; page/report.js lists the parts that it may have.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, render(data))
 
 
 def render(data: dict[str, Any]) -> str:
     """
-    Returns the page of a report. Texts of models cannot become code: the JSON has no `<` that could end its element, the scripts show texts
-    as text, and the page's policy lets the browser run only these scripts.
+    Returns the page of a report. Texts of models cannot become code: the JSON has no `<` that could end its element,
+    the scripts show texts as text, and the page's policy lets the browser run only these scripts.
     """
     scripts = [(PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS]
     styles = [(PAGE / name).read_text(encoding="utf-8") for name in ("uPlot.min.css", "report.css")]
@@ -45,8 +49,8 @@ def render(data: dict[str, Any]) -> str:
 
 def json_values(value: Any, digits: int = 6) -> Any:
     """
-    Converts values to types of JSON: rounds floats to so many digits, but keeps all digits before the point, makes numbers that are not
-    finite null, and makes other objects texts.
+    Converts values to types of JSON: rounds floats to so many digits, but keeps all digits before the point, makes
+    numbers that are not finite null, and makes other objects texts.
     """
     if isinstance(value, dict):
         return {str(name): json_values(x, digits) for name, x in value.items()}

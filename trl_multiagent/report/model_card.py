@@ -33,14 +33,15 @@ def team_card(
     Writes the card of a team.
 
     Args:
-        agents (`Sequence[Mapping[str, Any]]`): For each agent, its `role`, its `folder`, its `base` (the Hub id of the model that it started
-            from, if any), `is_adapter` (whether it is an adapter), and the adapter's `base_revision`.
+        agents (`Sequence[Mapping[str, Any]]`): For each agent, its `role`, its `folder`, its `base` (the Hub id of the
+            model that it started from, if any), `is_adapter` (whether it is an adapter), and the adapter's
+            `base_revision`.
         repo_id (`str`): The repository or the folder that the team is loaded from.
         model_name (`str`, *optional*): Name of the team; by default that of the repository.
         dataset_name (`str`, *optional*): Hub id of the dataset that the team was trained on.
         tags (`Sequence[str]`, *optional*): Tags in addition to those that every team has.
-        training (`Mapping[str, Any]`, *optional*): The facts about the training that the template shows. Tables are lists of rows. By
-            default, the card describes only the team.
+        training (`Mapping[str, Any]`, *optional*): The facts about the training that the template shows. Tables are
+            lists of rows. By default, the card describes only the team.
         revision (`str`, *optional*): The branch that the team is loaded from.
     """
     model_name = model_name or repo_id.split("/")[-1]
@@ -71,14 +72,17 @@ def team_card(
 
 
 def place(repo_id: str, revision: str | None = None) -> str:
-    """Returns the arguments of `from_pretrained` for a repository or a folder, as code. A pull request counts as `main`."""
+    """
+    Returns the arguments of `from_pretrained` for a repository or a folder, as code. A pull request counts as `main`.
+    """
     named = revision is not None and revision != "main" and not revision.startswith("refs/")
     return f'"{repo_id}", revision="{revision}"' if named else f'"{repo_id}"'
 
 
 def rename_card(folder: str | Path, repo_id: str, revision: str | None = None) -> None:
     """
-    Changes the code in a card of [`team_card`], if the folder has one, to load the team from another place, see [`place`].
+    Changes the code in a card of [`team_card`], if the folder has one, to load the team from another place, see
+    [`place`].
     """
     path = Path(folder) / CARD_FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -94,7 +98,10 @@ def rename_card(folder: str | Path, repo_id: str, revision: str | None = None) -
 
 
 def hub_id(name: str) -> str | None:
-    """Returns the name of a model if it is a Hub id; `None` for a folder, and for the empty name of a model that was not loaded."""
+    """
+    Returns the name of a model if it is a Hub id; `None` for a folder, and for the empty name of a model that was not
+    loaded.
+    """
     return name if HUB_ID.fullmatch(name) and not os.path.exists(name) else None
 
 

@@ -1,4 +1,6 @@
-"""Draws the pictures of reports. They share one style: a title per panel, a faint grid, and one legend below the panels."""
+"""
+Draws the pictures of reports. They share one style: a title per panel, a faint grid, and one legend below the panels.
+"""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +28,8 @@ def picture(
     path: Path, panels: int = 1, size: tuple[float, float] = (5.0, 4.0), title: str = "", **grid: Any
 ) -> Iterator[list[Any]]:
     """
-    Yields the axes of panels side by side to draw on, each of a `size` in inches, and writes the PNG file when the block ends. `grid`:
-    arguments of [`~matplotlib.figure.Figure.subplots`], such as `sharey`.
+    Yields the axes of panels side by side to draw on, each of a `size` in inches, and writes the PNG file when the
+    block ends. `grid`: arguments of [`~matplotlib.figure.Figure.subplots`], such as `sharey`.
     """
     from matplotlib import rc_context  # takes long to import
     from matplotlib.figure import Figure
@@ -51,8 +53,8 @@ def picture(
 
 def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: str) -> None:
     """
-    Draws a logged metric against the optimizer step, and a moving mean if there are at least [`SMOOTHED_FROM`] entries. The mean reaches
-    equally far back and ahead, so that it does not lag.
+    Draws a logged metric against the optimizer step, and a moving mean if there are at least [`SMOOTHED_FROM`]
+    entries. The mean reaches equally far back and ahead, so that it does not lag.
     """
     reach = min(MAX_REACH, len(values) // 10) if len(values) >= SMOOTHED_FROM else 0
     means = [fmean(values[max(0, k - reach) : k + reach + 1]) for k in range(len(values))]
@@ -89,8 +91,8 @@ def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int)
 
 def draw_intervals(axes: Any, rows: Sequence[Mapping[str, tuple[float, float, float] | None]]) -> None:
     """
-    Draws means with their intervals, a line of the picture per row. A row has mean, low and high by the name of a series. Intervals with NaN
-    are left out.
+    Draws means with their intervals, a line of the picture per row. A row has mean, low and high by the name of a
+    series. Intervals with NaN are left out.
     """
     names = [*rows[0]]
     for k, name in enumerate(names):

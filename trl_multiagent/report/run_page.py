@@ -81,8 +81,8 @@ def by_path(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """
-    Reads a file with one JSON value per line; a missing file has none. A last line without a line break is left out: a killed process has not
-    finished it. Other damaged lines, such as those of a full disk, are left out with a warning.
+    Reads a file with one JSON value per line; a missing file has none. A last line without a line break is left out: a
+    killed process has not finished it. Other damaged lines, such as those of a full disk, are left out with a warning.
     """
     with naming_damage(path):
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
@@ -161,7 +161,10 @@ def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
 
 
 def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """Groups runs that differ at most in their seeds. A group is named by the first settings that distinguish it from the others."""
+    """
+    Groups runs that differ at most in their seeds. A group is named by the first settings that distinguish it from the
+    others.
+    """
     groups: dict[str, list[RunFiles]] = {}
     for run in runs:
         groups.setdefault(json.dumps(run.identity, sort_keys=True), []).append(run)

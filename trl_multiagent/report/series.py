@@ -17,8 +17,8 @@ MAX_WINDOW = 10  # log entries
 
 def reward_series(log_history: list[dict[str, Any]]) -> dict[str, pd.Series]:
     """
-    Returns the mean joint rewards in a trainer's logs, indexed by the optimizer step: `"training"`, and `"evaluation, <set>"` for each
-    evaluation set.
+    Returns the mean joint rewards in a trainer's logs, indexed by the optimizer step: `"training"`, and `"evaluation,
+    <set>"` for each evaluation set.
     """
     series = {}
     logs = pd.DataFrame(log_history)
@@ -36,7 +36,10 @@ def averaging_window(series: Mapping[str, pd.Series]) -> int:
 
 
 def reward_table(series: Mapping[str, pd.Series]) -> list[list[str]]:
-    """Returns a row with the first, best and final value of each series of [`reward_series`]. Training values are means over a window."""
+    """
+    Returns a row with the first, best and final value of each series of [`reward_series`]. Training values are means
+    over a window.
+    """
     rows = [["joint reward", "first", "best", "final"]]
     for name, rewards in series.items():
         means = rewards.rolling(averaging_window(series) if name == TRAINING else 1).mean().dropna()
@@ -46,7 +49,9 @@ def reward_table(series: Mapping[str, pd.Series]) -> list[list[str]]:
 
 
 def metric_table(log_history: list[dict[str, Any]], window: int) -> list[list[str]]:
-    """Returns the last values of the environment's metrics. Training values are means over the last `window` log entries."""
+    """
+    Returns the last values of the environment's metrics. Training values are means over the last `window` log entries.
+    """
     logs = pd.DataFrame(log_history)
     last: dict[str, dict[str, str]] = {}
     for heading, prefix, size in ((TRAINING, "", window), ("evaluation", "eval_", 1)):

@@ -22,8 +22,9 @@ def trees_of(rows: Iterable[Row]) -> list[list[Row]]:
 
 def tree_page(trees: list[list[Row]]) -> dict[str, Any]:
     """
-    Returns trees as one table: the names of its columns, and the rows of each tree. Siblings share prompts and completions, so each is stored
-    once, in `texts`, and a cell has its number. Long texts are cut. If there are too many trees, the latest are kept.
+    Returns trees as one table: the names of its columns, and the rows of each tree. Siblings share prompts and
+    completions, so each is stored once, in `texts`, and a cell has its number. Long texts are cut. If there are too
+    many trees, the latest are kept.
     """
     columns = list(dict.fromkeys(name for tree in trees for name in tree[0]))
     texts: dict[str, int] = {}

@@ -1,10 +1,11 @@
 """
 Splits the variance of the rewards of a node into the agents' main effects and their interaction.
 
-In a node of kind `cross`, every completion of an agent meets every combination of the others' completions. The rewards are then a full
-factorial design with one factor per agent, and their variance is the sum of the effects of all subsets of agents (Sobol 1993;
-Efron and Stein 1981). All variances are those of the G^N rewards themselves, divided by their number. They are not corrected for the
-finite number of completions, so an interaction also adds a share of about 1/G to the main effects.
+In a node of kind `cross`, every completion of an agent meets every combination of the others' completions. The rewards
+are then a full factorial design with one factor per agent, and their variance is the sum of the effects of all subsets
+of agents (Sobol 1993; Efron and Stein 1981). All variances are those of the G^N rewards themselves, divided by their
+number. They are not corrected for the finite number of completions, so an interaction also adds a share of about 1/G
+to the main effects.
 """
 
 import itertools
@@ -21,7 +22,8 @@ class Contributions:
 
     variance: float
     main: list[float]  # for each agent, the variance of the mean reward of its completions
-    # For each agent, the mean variance over its completions while the others' are fixed. Zero if the reward does not depend on its answer
+    # For each agent, the mean variance over its completions while the others' are fixed. Zero if the reward does not
+    # depend on its answer
     total: list[float]
 
     @property
@@ -32,8 +34,8 @@ class Contributions:
 
 def contributions(node: Node) -> Contributions | None:
     """
-    Computes the contributions of the agents at a node with rewards. Returns `None` if each agent has a reward of its own, or if the joint
-    actions are not all combinations of at least two completions of at least two agents.
+    Computes the contributions of the agents at a node with rewards. Returns `None` if each agent has a reward of its
+    own, or if the joint actions are not all combinations of at least two completions of at least two agents.
     """
     num_agents, size = len(node.indices[0]), 1 + max(index[0] for index in node.indices)
     if (

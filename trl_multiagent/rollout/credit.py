@@ -5,10 +5,11 @@ With these rewards, the return of agent i for the joint action a is
 
     R(a) - r(a with a_i replaced)
 
-where R is the joint return and r the reward of this turn. The second term does not depend on a_i, so subtracting it does not change the expected
-gradient. It removes the reward that the others earn without agent i, as the difference rewards of
-[Wolpert and Tumer](https://doi.org/10.1142/S0219525901000188) do. If a sibling's answer replaces a_i, then a_i replaces the answer of another
-sibling, which is in the baseline: this turn's part of the expected update is G / (G - 1) times as large, but has the same direction.
+where R is the joint return and r the reward of this turn. The second term does not depend on a_i, so subtracting it
+does not change the expected gradient. It removes the reward that the others earn without agent i, as the difference
+rewards of [Wolpert and Tumer](https://doi.org/10.1142/S0219525901000188) do. If a sibling's answer replaces a_i, then
+a_i replaces the answer of another sibling, which is in the baseline: this turn's part of the expected update is G / (G
+- 1) times as large, but has the same direction.
 """
 
 import dataclasses
@@ -36,11 +37,11 @@ def add_counterfactuals(
         nodes (`Sequence[Node]`): Nodes of a turn, whose joint actions are scored.
         environment ([`Environment`]): Scores the changed joint actions in one call, each of them once.
         roles (`Sequence[str]`): The roles that get counterfactual rewards, at the nodes where they act.
-        replacement (`str`): `"nothing"` replaces an answer by an empty text, `"sibling"` by the agent's next completion at the node,
-            `"untrained"` by a completion of the initial agent.
+        replacement (`str`): `"nothing"` replaces an answer by an empty text, `"sibling"` by the agent's next
+            completion at the node, `"untrained"` by a completion of the initial agent.
         process_reward (`Callable[[float], float]`): Applied to each reward.
-        untrained (`dict[str, list[Samples]]`, *optional*): The same number of completions of each initial agent, one entry per node at which
-            it acts.
+        untrained (`dict[str, list[Samples]]`, *optional*): The same number of completions of each initial agent, one
+            entry per node at which it acts.
         context: See [`~rollout.tree.judge_nodes`].
 
     Raises:
@@ -66,7 +67,10 @@ def add_counterfactuals(
 
 
 def replaced_index(node: Node, index: tuple[int, ...], role: str, replacement: str) -> tuple[int, ...]:
-    """Returns a joint action of a node with another completion of one role. An untrained completion has the number of the one it replaces."""
+    """
+    Returns a joint action of a node with another completion of one role. An untrained completion has the number of the
+    one it replaces.
+    """
     agent, size = node.roles.index(role), len(node.samples[role].texts)
     other = {"nothing": 0, "sibling": (index[agent] + 1) % size, "untrained": index[agent]}[replacement]
     return (*index[:agent], other, *index[agent + 1 :])

@@ -25,8 +25,8 @@ def play_episodes(
 
     Args:
         items, environment, sample, num_turns, discount, process_reward, numbers: See [`~rollout.tree.grow_trees`].
-        score (`Callable`, *optional*):
-            `nodes -> outcomes` of each node's joint action. Called once per turn. By default, the environment's `evaluate`.
+        score (`Callable`, *optional*): `nodes -> outcomes` of each node's joint action. Called once per turn. By
+            default, the environment's `evaluate`.
         num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
 
     Returns:

@@ -28,7 +28,10 @@ class WholePrompt:
 
 
 def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None) -> bool:
-    """Returns whether an agent's prompts are chat messages: `setting`, or, if it is `None`, whether the tokenizer has a template."""
+    """
+    Returns whether an agent's prompts are chat messages: `setting`, or, if it is `None`, whether the tokenizer has a
+    template.
+    """
     return tokenizer.chat_template is not None if setting is None else setting
 
 
@@ -49,18 +52,20 @@ def whole_prompt(
     """
     Joins an agent's own past prompts and responses with its new prompt.
 
-    Chat messages of user and assistant alternate, because many templates require this. So a past prompt without its response, or a
-    response without its prompt, is put in front of the next prompt, in the same message.
+    Chat messages of user and assistant alternate, because many templates require this. So a past prompt without its
+    response, or a response without its prompt, is put in front of the next prompt, in the same message.
 
     Args:
         role (`str`): The agent.
         history (`Sequence[Turn]`): Past turns, oldest first. The agent sees the turns in which it acted.
         prompt (`Prompt`): The agent's new prompt: a text or chat messages.
         as_chat (`bool`): Whether to return chat messages instead of one text.
-        options ([`HistoryOptions`], *optional*): The part of the past turns that the agent sees. By default, everything.
+        options ([`HistoryOptions`], *optional*): The part of the past turns that the agent sees. By default,
+        everything.
         dropped (`int`, *optional*, defaults to `0`): Number of the oldest visible turns that are left out.
-        markers (`re.Pattern`, *optional*): Markers of the chat, see [`~chat_markers.marker_pattern`], that texts of models must not spell.
-            These texts are the responses, except for tool calls, and all prompts after the first.
+        markers (`re.Pattern`, *optional*): Markers of the chat, see [`~chat_markers.marker_pattern`], that texts of
+            models must not spell. These texts are the responses, except for tool calls, and all prompts after the
+            first.
 
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
@@ -92,7 +97,9 @@ def whole_prompt(
 
 
 def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list[dict[str, str]]:
-    """Joins the shown parts of the past turns and the new prompt as chat messages, in which user and assistant alternate."""
+    """
+    Joins the shown parts of the past turns and the new prompt as chat messages, in which user and assistant alternate.
+    """
     messages: list[dict[str, str]] = []
     waiting: list[str] = []  # texts for the next message of the user
     for past_prompt, response in parts:
@@ -134,11 +141,13 @@ def tokenize_nodes(
     """
     Makes an agent's prompts at nodes at which it acts.
 
-    If a prompt continues the agent's last prompt and response, it begins with the same token ids, and only the text after them is
-    tokenized. Otherwise, for example because the chat template removes parts of past messages, the whole prompt is tokenized.
+    If a prompt continues the agent's last prompt and response, it begins with the same token ids, and only the text
+    after them is tokenized. Otherwise, for example because the chat template removes parts of past messages, the whole
+    prompt is tokenized.
 
     Args:
-        role, nodes, tokenizer, options: The agent, the nodes, its tokenizer, and the part of the past turns that it sees.
+        role, nodes, tokenizer, options: The agent, the nodes, its tokenizer, and the part of the past turns that it
+        sees.
         end_tokens (`Sequence[int]`): The tokens that end a completion.
         as_chat (`bool`): Whether the prompts are chat messages.
         tokenize (`Callable[[list], list[list[int]]]`): Tokenizes whole prompts, texts or lists of chat messages.
@@ -185,9 +194,11 @@ def continue_turns(
     render: Callable[..., str],
 ) -> None:
     """
-    Replaces, in place, the token ids of prompts that continue the agent's last prompt and response, see [`tokenize_nodes`].
+    Replaces, in place, the token ids of prompts that continue the agent's last prompt and response, see
+    [`tokenize_nodes`].
 
-    The new ids stand for the same text. They differ only if the tokenizer splits a response into other tokens than the sampled ones.
+    The new ids stand for the same text. They differ only if the tokenizer splits a response into other tokens than the
+    sampled ones.
     """
     for node, prompt in zip(nodes, prompts, strict=True):
         before, g = node.continues.get(role, (None, 0))

@@ -13,20 +13,19 @@ class HistoryOptions:
     The part of its past turns that an agent sees. By default it sees all of its own prompts and responses.
 
     Args:
-        memory_mode (`str`, *optional*):
-            `"full"` or `"memoryful"`: all past turns. `"last"`: the last one. The default is `"full"`; it is `"last"` if one of the
-            next three options is given, as in CoMLRL.
+        memory_mode (`str`, *optional*): `"full"` or `"memoryful"`: all past turns. `"last"`: the last one. The default
+            is `"full"`; it is `"last"` if one of the next three options is given, as in CoMLRL.
         original_prompt (`bool`, *optional*):
             Whether the agent sees the prompt of its first turn, whatever the `memory_mode`. By default it does unless
             `previous_prompts` is `False`, or the `memory_mode` is given and leaves the first turn out.
-        previous_prompts (`bool`, *optional*):
-            Whether the agent sees the prompts of the turns that `memory_mode` selects. By default it does if `memory_mode` is
-            given. If only other options are given, it sees no past prompt but the first one.
+        previous_prompts (`bool`, *optional*): Whether the agent sees the prompts of the turns that `memory_mode`
+            selects. By default it does if `memory_mode` is given. If only other options are given, it sees no past
+            prompt but the first one.
         previous_response (`bool`, *optional*):
             Whether the agent sees its responses in the turns that `memory_mode` selects. By default it does.
-        max_history_length (`int`, *optional*):
-            Largest number of tokens that the past turns add to a prompt. The oldest turns are left out until the rest fits; the
-            new prompt is never shortened. A training logs the number of dropped turns as `agents/<role>/history/dropped_turns`.
+        max_history_length (`int`, *optional*): Largest number of tokens that the past turns add to a prompt. The
+            oldest turns are left out until the rest fits; the new prompt is never shortened. A training logs the
+            number of dropped turns as `agents/<role>/history/dropped_turns`.
     """
 
     memory_mode: str | None = setting(choices=("full", "memoryful", "last"))
@@ -42,8 +41,9 @@ class HistoryOptions:
 
     def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
         """
-        Selects the parts of the past turns that the agent sees: for each turn, oldest first, whether its prompt and its response are shown.
-        The oldest `dropped` of the visible turns are left out. With `original_prompt`, the first prompt is left out last.
+        Selects the parts of the past turns that the agent sees: for each turn, oldest first, whether its prompt and
+        its response are shown. The oldest `dropped` of the visible turns are left out. With `original_prompt`, the
+        first prompt is left out last.
         """
         given = (self.original_prompt, self.previous_prompts, self.previous_response) != (None, None, None)
         only_flags = self.memory_mode is None and given

@@ -1,9 +1,9 @@
 """
-Samples the completions of a team. Training, evaluation, the collection of preferences and `AgentTeam.collaborate` use the same
-sampler.
+Samples the completions of a team. Training, evaluation, the collection of preferences and `AgentTeam.collaborate` use
+the same sampler.
 
-[`TeamSampler`] makes the prompts of all agents at the nodes of a turn, and checks their lengths. A [`Generator`] then samples the
-completions of all agents in one call.
+[`TeamSampler`] makes the prompts of all agents at the nodes of a turn, and checks their lengths. A [`Generator`] then
+samples the completions of all agents in one call.
 """
 
 import contextlib
@@ -87,12 +87,14 @@ class Generator(Protocol):
 
 class TransformersGenerator:
     """
-    Samples with transformers. Agents on one base, or with shared weights, sample in one call, unless that would need much padding.
+    Samples with transformers. Agents on one base, or with shared weights, sample in one call, unless that would need
+    much padding.
 
-    `arguments`: all fields of [`~transformers.GenerationConfig`] that sampling needs, see [`sampling_arguments`]. `token_budget`: upper bound of
-    prompt and completion tokens in one `generate` call. `stop_strings`: see [`Generator`]. With a `seed`, the draws of a completion depend only
-    on the seed, the stream, the item's number, the episode or the path of joint actions, the turn, the role and the completion's number. Without
-    a seed, torch's global generator draws one for each level.
+    `arguments`: all fields of [`~transformers.GenerationConfig`] that sampling needs, see [`sampling_arguments`].
+    `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: see
+    [`Generator`]. With a `seed`, the draws of a completion depend only on the seed, the stream, the item's number, the
+    episode or the path of joint actions, the turn, the role and the completion's number. Without a seed, torch's
+    global generator draws one for each level.
     """
 
     def __init__(
@@ -130,8 +132,8 @@ class TransformersGenerator:
 
     def split(self, roles: list[str], level: Level) -> list[list[str]]:
         """
-        Splits a group of agents if their prompts differ so much in length that padding adds more than a quarter of the tokens. Under ZeRO-3, the
-        processes must agree on the number of calls, and each call gathers the base.
+        Splits a group of agents if their prompts differ so much in length that padding adds more than a quarter of the
+        tokens. Under ZeRO-3, the processes must agree on the number of calls, and each call gathers the base.
         """
         lengths = [len(ids) for role in roles for ids in level.prompt_ids[role]]
         completions = len(lengths) * level.num_generations * self.max_new_tokens
@@ -148,7 +150,10 @@ class TransformersGenerator:
     def sample(
         self, model: PreTrainedModel, group: Stacked | None, roles: list[str], level: Level
     ) -> dict[str, list[list[list[int]]]]:
-        """Samples the completions of some agents, see [`~models.generation.generate_groups`]. Nodes with the same prompt read it once."""
+        """
+        Samples the completions of some agents, see [`~models.generation.generate_groups`]. Nodes with the same prompt
+        read it once.
+        """
         given, tokenizers = self.arguments.get("eos_token_id"), self.team.tokenizers
         ends = [self.team.end_tokens(role) if given is None else np.atleast_1d(given).tolist() for role in roles]
         special = {
@@ -204,7 +209,8 @@ class TeamSampler:
             Whether prompts are rendered as chat messages. By default, they are for each agent whose tokenizer has a
             chat template.
         history_options ([`~rollout.history.HistoryOptions`], *optional*):
-            The part of their past turns that the agents see. By default, each sees all of its own prompts and responses.
+            The part of their past turns that the agents see. By default, each sees all of its own prompts and
+            responses.
         chat_template_kwargs (`dict[str, Any]`, *optional*): Arguments of the chat templates.
 
     `stream` can be set, see [`Level`].
@@ -279,8 +285,8 @@ class TeamSampler:
 
     def check_items(self, items: Sequence[dict], environment: Environment) -> None:
         """
-        Checks the first prompts of an item, and of all items that they are not too long for models with learned positions. The environment
-        keeps its state.
+        Checks the first prompts of an item, and of all items that they are not too long for models with learned
+        positions. The environment keeps its state.
 
         Raises:
             TooLongError: a prompt and its completion may have more tokens than the model has positions.
@@ -341,8 +347,8 @@ def check_stop_strings(stop_strings: Mapping[str, Sequence[str]] | None, roles: 
 
 def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
     """
-    Checks arguments for sampling, which are fields of [`~transformers.GenerationConfig`], and adds the defaults: at most 256 tokens at
-    temperature 1. `temperature=0` means greedy decoding.
+    Checks arguments for sampling, which are fields of [`~transformers.GenerationConfig`], and adds the defaults: at
+    most 256 tokens at temperature 1. `temperature=0` means greedy decoding.
 
     Raises:
         TypeError: An argument is unknown.

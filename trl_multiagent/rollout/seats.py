@@ -1,9 +1,10 @@
 """
 Seats: players of roles that are not trained, such as a function, a saved team, or a model behind an endpoint.
 
-[`SeatedEnvironment`] is the task as the trained agents see it. It has only their roles, so teams, trainers and evaluations need no code for
-seats. If a seat acts together with trained agents, it answers once for each of their joint actions. Turns in which only seats act are played
-at once, and their rewards are added to those of the turn before.
+[`SeatedEnvironment`] is the task as the trained agents see it. It has only their roles, so teams, trainers and
+evaluations need no code for seats. If a seat acts together with trained agents, it answers once for each of their
+joint actions. Turns in which only seats act are played at once, and their rewards are added to those of the turn
+before.
 """
 
 import dataclasses
@@ -49,7 +50,10 @@ class Seat(ABC):
 
     @abstractmethod
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        """Returns the answer to the prompt of the role in each branch. Raising an [`UnavailableError`] ends the run with one line."""
+        """
+        Returns the answer to the prompt of the role in each branch. Raising an [`UnavailableError`] ends the run with
+        one line.
+        """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -84,7 +88,10 @@ class FunctionSeat(Seat):
 
 
 class EndpointSeat(Seat):
-    """Plays a role with a model behind an endpoint. Answers are kept on the disk, so a resumed run does not pay for them again."""
+    """
+    Plays a role with a model behind an endpoint. Answers are kept on the disk, so a resumed run does not pay for them
+    again.
+    """
 
     def __init__(self, client: EndpointClient, seed: int = 0):
         self.client, self.seed = client, seed
@@ -99,8 +106,9 @@ class EndpointSeat(Seat):
 
 class TeamSeat(Seat):
     """
-    Plays a role with an agent of a team that is not trained. `load` makes the sampler of the team when it is first needed; `agent` is the role
-    of the agent in the team, by default the role of the seat; a resumed run compares the `name`.
+    Plays a role with an agent of a team that is not trained. `load` makes the sampler of the team when it is first
+    needed; `agent` is the role of the agent in the team, by default the role of the seat; a resumed run compares the
+    `name`.
     """
 
     def __init__(self, load: Callable[[], TeamSampler], name: str, agent: str | None = None):
@@ -118,7 +126,8 @@ class TeamSeat(Seat):
         nodes, asked = [], Counter[int]()
         for x in branches:
             history = tuple(Turn(own(t.prompts), own(t.joint_action), t.outcome) for t in x.history)
-            # An answer's draws depend on the item and the texts, not on other branches. Equal branches get different answers
+            # An answer's draws depend on the item and the texts, not on other branches. Equal branches get different
+            # answers
             past = json.dumps([turn.joint_action for turn in x.history])
             place = derive_seed(item_id(x.item), past, x.prompts[role])
             nodes.append(Node(x.item, history, own(x.prompts), tree=place, episode=asked[place]))
@@ -135,8 +144,9 @@ class TeamSeat(Seat):
 
 class Population(Seat):
     """
-    Plays a role with one of several seats, drawn for each item and optimizer step. All episodes of an item have the same partner. `members`
-    returns the seats of an optimizer step by name; with `None`, in an evaluation, it returns all seats.
+    Plays a role with one of several seats, drawn for each item and optimizer step. All episodes of an item have the
+    same partner. `members` returns the seats of an optimizer step by name; with `None`, in an evaluation, it returns
+    all seats.
     """
 
     def __init__(self, members: Callable[[int | None], Mapping[str, Seat]], description: Any, seed: int = 0):
@@ -169,7 +179,8 @@ class SeatedEnvironment(EnvironmentWrapper):
     A task in which seats play some roles. The environment's own roles are the others.
 
     Args:
-        task ([`Environment`]): The task with all roles. If it gives each role a reward of its own, the rewards of seats are left out.
+        task ([`Environment`]): The task with all roles. If it gives each role a reward of its own, the rewards of
+        seats are left out.
         seats (`dict[str, Seat]`): The seats of the roles that are not trained.
 
     Raises:
@@ -246,7 +257,10 @@ class SeatedEnvironment(EnvironmentWrapper):
         ]
 
     def _reached(self, item: dict, history: History) -> Branch:
-        """Returns the state of the whole task after a history. The `info` of an outcome holds it after a turn of trained agents."""
+        """
+        Returns the state of the whole task after a history. The `info` of an outcome holds it after a turn of trained
+        agents.
+        """
         if history:
             return history[-1].outcome.info
         key = json.dumps(item, sort_keys=True, default=repr)  # ids may occur twice
@@ -269,7 +283,10 @@ class SeatedEnvironment(EnvironmentWrapper):
         return True
 
     def _play(self, branches: list[Branch], evaluation: bool) -> None:
-        """Plays a turn of each branch, in which trained agents have answered, and the following turns in which only seats act."""
+        """
+        Plays a turn of each branch, in which trained agents have answered, and the following turns in which only seats
+        act.
+        """
         for _ in range(MAX_TURNS_ALONE):
             if not branches:
                 return
@@ -294,7 +311,10 @@ class SeatedEnvironment(EnvironmentWrapper):
         raise TaskError(f"Only seats acted in {MAX_TURNS_ALONE} turns in a row. The task has to end the episode.")
 
     def _outcome(self, branch: Branch) -> Outcome:
-        """Adds up the rewards of the turns that were played in a branch. A later metric replaces an earlier one of the same name."""
+        """
+        Adds up the rewards of the turns that were played in a branch. A later metric replaces an earlier one of the
+        same name.
+        """
         turns = branch.history[-branch.num_played :]
         outcomes = [turn.outcome for turn in turns]
         joined = Outcome(sum(outcome.reward for outcome in outcomes), info=branch)
@@ -315,8 +335,8 @@ class SeatedEnvironment(EnvironmentWrapper):
 
 def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, name: str) -> list[str]:
     """
-    Returns an answer to each prompt. Equal prompts get different answers. With the same seed, cached answers are used again. Raises an
-    [`UnavailableError`] that begins with `name` if an answer is missing.
+    Returns an answer to each prompt. Equal prompts get different answers. With the same seed, cached answers are used
+    again. Raises an [`UnavailableError`] that begins with `name` if an answer is missing.
     """
     questions, asked = [], Counter[str]()
     for prompt in prompts:
@@ -329,7 +349,8 @@ def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, n
     failures = [answer for answer in answers if isinstance(answer, EndpointError)]
     if failures:
         raise UnavailableError(
-            f"{name} gave no answer to {len(failures)} of {len(answers)} requests: {failures[0]}. Start again to continue: "
+            f"{name} gave no answer to {len(failures)} of {len(answers)} requests: {failures[0]}. Start again to "
+            "continue: "
             "received answers are kept."
         )
     return [answer.text for answer in answers if isinstance(answer, Answer)]

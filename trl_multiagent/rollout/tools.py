@@ -1,8 +1,10 @@
 """
-Tools: an environment of TRL's `environment_factory` plays a role, such as `tools`, after an agent that calls its methods.
+Tools: an environment of TRL's `environment_factory` plays a role, such as `tools`, after an agent that calls its
+methods.
 
-Such an environment holds the state of one episode, but here many branches are played at once. So the seat restores the state before each answer:
-it calls `reset` with the columns of the item, and repeats the calls of the branch so far. Results must depend on these alone; the seat checks this.
+Such an environment holds the state of one episode, but here many branches are played at once. So the seat restores the
+state before each answer: it calls `reset` with the columns of the item, and repeats the calls of the branch so far.
+Results must depend on these alone; the seat checks this.
 """
 
 import asyncio
@@ -24,21 +26,24 @@ from trl_multiagent.rollout.seats import Branch, Seat
 TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # the form of Hermes and Qwen
 # The tags and the JSON are those in the chat templates of these models
 INSTRUCTIONS = (
-    "You have tools. Each line between these tags describes one:\n<tools>\n{}\n</tools>\n\nTo use one, write its name and its arguments "
+    "You have tools. Each line between these tags describes one:\n<tools>\n{}\n</tools>\n\nTo use one, write its "
+    "name and its arguments "
     'as JSON between these tags:\n<tool_call>\n{{"name": <name>, "arguments": <JSON object>}}\n</tool_call>'
 )
 
 
 class ToolSeat(Seat):
     """
-    Plays a role with the tools of an environment for [`~trl.GRPOTrainer`]: a class with a method `reset`, whose other public methods are tools,
-    except for `get_reward`. The seat makes the calls in the texts of other roles since its last answer, and answers with the results, each on a
-    line of its own. If a tool fails, its error is the result, as in TRL. Without calls, the answer is empty.
+    Plays a role with the tools of an environment for [`~trl.GRPOTrainer`]: a class with a method `reset`, whose other
+    public methods are tools, except for `get_reward`. The seat makes the calls in the texts of other roles since its
+    last answer, and answers with the results, each on a line of its own. If a tool fails, its error is the result, as
+    in TRL. Without calls, the answer is empty.
 
     Args:
-        environment_factory (`Callable[[], Any]`): Makes the environment. As TRL does, the seat uses it again after `reset`.
-        calls (`Callable[[str], list]`, *optional*): Returns the tool calls in an answer, each with `name` and `arguments`, as a dict or as JSON.
-            By default, they are between `<tool_call>` and `</tool_call>`.
+        environment_factory (`Callable[[], Any]`): Makes the environment. As TRL does, the seat uses it again after
+            `reset`.
+        calls (`Callable[[str], list]`, *optional*): Returns the tool calls in an answer, each with `name` and
+            `arguments`, as a dict or as JSON. By default, they are between `<tool_call>` and `</tool_call>`.
     """
 
     def __init__(self, environment_factory: Callable[[], Any], calls: Callable[[str], list[Any]] = TOOL_CALL.findall):
@@ -51,12 +56,18 @@ class ToolSeat(Seat):
 
     @property
     def instructions(self) -> str:
-        """A text for prompts that describes the tools and the form of a call. As in TRL, tools need type hints and docstrings."""
+        """
+        A text for prompts that describes the tools and the form of a call. As in TRL, tools need type hints and
+        docstrings.
+        """
         methods = [getattr(self.environment, name) for name in self.tools]
         return INSTRUCTIONS.format("\n".join(json.dumps(get_json_schema(method)) for method in methods))
 
     def observation(self, item: dict) -> str:
-        """Returns the text that `reset` returns for an item, which TRL appends to the prompt; empty if it returns nothing."""
+        """
+        Returns the text that `reset` returns for an item, which TRL appends to the prompt; empty if it returns
+        nothing.
+        """
         with task_code(f"`{self.name}.reset`"):
             return self.environment.reset(**item) or ""
 
@@ -72,7 +83,10 @@ class ToolSeat(Seat):
         return {"tools": self.name}
 
     def _replay(self, role: str, item: dict, joint_actions: Sequence[JointAction]) -> list[str]:
-        """Resets the environment and repeats the calls that the role has answered. Returns the texts after its last answer."""
+        """
+        Resets the environment and repeats the calls that the role has answered. Returns the texts after its last
+        answer.
+        """
         self.observation(item)
         texts: list[str] = []
         for joint_action in joint_actions:
@@ -80,7 +94,8 @@ class ToolSeat(Seat):
                 answer = self._call(texts)
                 if answer != joint_action[role]:
                     raise TaskError(
-                        f"The tools of `{self.name}` returned {show(joint_action[role])}, and {show(answer)} when the same calls "
+                        f"The tools of `{self.name}` returned {show(joint_action[role])}, and {show(answer)} when "
+                        "the same calls "
                         "were made again: after `reset`, results must depend on the item and the calls alone."
                     )
                 texts = []
@@ -110,7 +125,10 @@ def finished(value: Any) -> Any:
 
 
 def tool_reward(tools: ToolSeat, role: str = "tools") -> Callable[..., list[float]]:
-    """Makes a reward function for [`FunctionEnvironment`] from the `get_reward` of an environment whose tools play a role."""
+    """
+    Makes a reward function for [`FunctionEnvironment`] from the `get_reward` of an environment whose tools play a
+    role.
+    """
     if "get_reward" not in tools.methods:
         raise ValueError(f"`{tools.name}` has no method `get_reward`: write a reward function.")
 

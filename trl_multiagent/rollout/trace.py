@@ -45,9 +45,9 @@ def trace_rows(
     process: int = 0,
 ) -> list[TraceRow]:
     """
-    Makes the rows of a batch of trees: one per joint action, turn by turn. Their values are plain: texts, numbers and `None`. All `roles`
-    have columns. `levels` and `advantages` have an entry per turn and node; the advantages of a trained agent at a node have the shape
-    `(G,)`. `step`, `split` and `process` are columns of all rows.
+    Makes the rows of a batch of trees: one per joint action, turn by turn. Their values are plain: texts, numbers and
+    `None`. All `roles` have columns. `levels` and `advantages` have an entry per turn and node; the advantages of a
+    trained agent at a node have the shape `(G,)`. `step`, `split` and `process` are columns of all rows.
     """
     rows = []
     places = {id(root): ("/", "") for root in levels[0]}

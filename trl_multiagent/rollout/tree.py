@@ -36,8 +36,9 @@ class Samples:
 @dataclass
 class Node:
     """
-    One item with one history, from which every agent that acts samples G completions. Lists have an entry per joint action. Rewards and
-    returns are those of the team; they are the means over the roles if each role has a reward of its own.
+    One item with one history, from which every agent that acts samples G completions. Lists have an entry per joint
+    action. Rewards and returns are those of the team; they are the means over the roles if each role has a reward of
+    its own.
     """
 
     item: dict  # the dataset row
@@ -107,8 +108,8 @@ class Node:
 
     def agent_returns(self, role: str) -> list[float]:
         """
-        Computes the return of each completion of an agent: the mean over the joint actions that contain it, of the role's return minus its
-        counterfactual reward if there is one.
+        Computes the return of each completion of an agent: the mean over the joint actions that contain it, of the
+        role's return minus its counterfactual reward if there is one.
         """
         completions, returns = self.completion_of(role), self.returns_of(role)
         if role in self.counterfactuals:
@@ -126,8 +127,8 @@ def acting(role: str, nodes: Sequence[Node]) -> list[Node]:
 
 def sibling_sets(nodes: Sequence[Node]) -> list[list[Node]]:
     """
-    Groups the nodes of a turn by sibling set. In a tree, a sibling set is the completions of one node; in a group of episodes, it is those of
-    all episodes of the item.
+    Groups the nodes of a turn by sibling set. In a tree, a sibling set is the completions of one node; in a group of
+    episodes, it is those of all episodes of the item.
     """
     groups: dict[int, list[Node]] = {}
     for k, node in enumerate(nodes):
@@ -171,19 +172,21 @@ def grow_trees(
     Args:
         items (`list[dict]`): Dataset rows, one per tree.
         environment ([`Environment`]): Provides the roles and the prompts.
-        sample (`Callable`):
-            `(nodes, num_generations) -> {role: samples}`, with one entry of samples per node at which the role acts. Called once per turn
-            with all nodes of the turn, even if there are none.
+        sample (`Callable`): `(nodes, num_generations) -> {role: samples}`, with one entry of samples per node at which
+            the role acts. Called once per turn with all nodes of the turn, even if there are none.
         score (`Callable`): `nodes -> outcomes` of each node's joint actions. Called once per turn.
         num_turns, num_generations, joint_mode, handoff, early_termination_threshold, discount: See [`RolloutConfig`].
-        process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left as they are.
-        with_unvisited (`bool`, *optional*, defaults to `False`):
-            Whether the environment also makes the next prompts of the joint actions that a chain does not continue. A critic
-            needs them, because the targets of these joint actions contain its values of the next nodes.
+        process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left
+            as they are.
+        with_unvisited (`bool`, *optional*, defaults to `False`): Whether the environment also makes the next prompts
+            of the joint actions that a chain does not continue. A critic needs them, because the targets of these
+            joint actions contain its values of the next nodes.
         num_episodes (`int`, *optional*): Number of independent episodes of each item. Episode e of item i is entry
             `i * num_episodes + e` of the first turn. `num_generations` is 1 then.
-        numbers (`Sequence[int]`, *optional*): The `tree` of each item's nodes, on which draws depend. By default, its position.
-        seed (`int` or `str`, *optional*, defaults to `0`): Seed of the joint actions that the handoff `"random"` draws.
+        numbers (`Sequence[int]`, *optional*): The `tree` of each item's nodes, on which draws depend. By default, its
+            position.
+        seed (`int` or `str`, *optional*, defaults to `0`): Seed of the joint actions that the handoff `"random"`
+            draws.
 
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
@@ -326,7 +329,10 @@ def _add_returns(levels: list[list[Node]], roles: Sequence[str], discount: float
 
 
 def _returns(node: Node, role: str | None, discount: float) -> list[float]:
-    """Computes R_j = r_j + discount * (mean return of joint action j's child node), of a role or, with `None`, of the team."""
+    """
+    Computes R_j = r_j + discount * (mean return of joint action j's child node), of a role or, with `None`, of the
+    team.
+    """
     returns = list(node.rewards_of(role))
     for joint_action, child in node.children.items():
         later = child.returns_of(role)

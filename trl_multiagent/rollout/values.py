@@ -1,9 +1,10 @@
 """
 Learning targets of critics, and the advantages that follow from them.
 
-A critic has stored its values on the nodes that it reads, in `node.values[critic]`: one value for each joint action. The values of a
-critic of states, V(h), are equal at a node; the values of a critic of actions, Q(h, a), differ. A critic of one agent is named after the
-agent's role, and reads the nodes at which the agent acts. Its rewards are the role's.
+A critic has stored its values on the nodes that it reads, in `node.values[critic]`: one value for each joint action.
+The values of a critic of states, V(h), are equal at a node; the values of a critic of actions, Q(h, a), differ. A
+critic of one agent is named after the agent's role, and reads the nodes at which the agent acts. Its rewards are the
+role's.
 """
 
 from collections.abc import Sequence
@@ -28,9 +29,9 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
         y_j = r_j + discount * ((1 - lambda) * V(h') + lambda * mean of y(h'))  otherwise
 
     h' is the node that follows the joint action j, and the mean is over the joint actions there. With `gae_lambda` 0
-    this is the target of one step, with 1 the return of the tree. y_j - V(h) is the generalized advantage estimate.
-    If the branch of j is not continued, as in a chain, y(h') is unknown, and V(h') replaces it. If the critic does not read h', the mean of
-    y(h') replaces V(h').
+    this is the target of one step, with 1 the return of the tree. y_j - V(h) is the generalized advantage estimate. If
+    the branch of j is not continued, as in a chain, y(h') is unknown, and V(h') replaces it. If the critic does not
+    read h', the mean of y(h') replaces V(h').
 
     `levels` are the nodes of each turn, with their rewards and this critic's values.
     """
@@ -48,13 +49,19 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
 
 
 def td_errors(node: Node, critic: str, discount: float) -> list[float]:
-    """Computes the error of one step for each joint action: r_j + discount * V(h') - V(h) or Q(h, j), without V(h') at the end."""
+    """
+    Computes the error of one step for each joint action: r_j + discount * V(h') - V(h) or Q(h, j), without V(h') at
+    the end.
+    """
     targets = one_step_targets(node, critic, discount)
     return [target - value for target, value in zip(targets, node.values[critic], strict=True)]
 
 
 def one_step_targets(node: Node, critic: str, discount: float) -> list[float]:
-    """Computes r_j + discount * V(h'). If the critic does not read h', the mean of its one-step targets at h' replaces V(h')."""
+    """
+    Computes r_j + discount * V(h'). If the critic does not read h', the mean of its one-step targets at h' replaces
+    V(h').
+    """
     targets = list(node.rewards_of(critic))
     for joint_action, child in node.next_nodes.items():
         is_read = critic in child.values
@@ -69,9 +76,10 @@ def critic_advantages(node: Node, critic: str, role: str) -> list[float]:
 
         A_g = mean over the joint actions j with completion g of y_j  -  baseline_g
 
-    The baseline of a critic of states is V(h). The baseline of a critic of actions is the mean of Q(h, j) over the joint
-    actions *without* completion g, because Q of the completion itself predicts y_j, so that y_j - Q would vanish as the
-    critic learns. If there is a single completion, Q of its own joint actions is the baseline. The agent of `role` acts at the node.
+    The baseline of a critic of states is V(h). The baseline of a critic of actions is the mean of Q(h, j) over the
+    joint actions *without* completion g, because Q of the completion itself predicts y_j, so that y_j - Q would vanish
+    as the critic learns. If there is a single completion, Q of its own joint actions is the baseline. The agent of
+    `role` acts at the node.
     """
     advantages = []
     completions = node.completion_of(role)
@@ -85,8 +93,8 @@ def critic_advantages(node: Node, critic: str, role: str) -> list[float]:
 
 def explained_variance(targets: Sequence[float], values: Sequence[float]) -> float:
     """
-    Computes 1 - Var(y - V) / Var(y): 1 for a perfect critic, 0 for a critic that predicts the mean, negative for a worse critic. It is 0 if
-    all targets are equal, see [`all_equal`].
+    Computes 1 - Var(y - V) / Var(y): 1 for a perfect critic, 0 for a critic that predicts the mean, negative for a
+    worse critic. It is 0 if all targets are equal, see [`all_equal`].
     """
     if all_equal(targets):
         return 0.0

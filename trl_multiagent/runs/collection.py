@@ -1,4 +1,6 @@
-"""The function behind `trl-multiagent collect`: it reads and checks the settings, then plans or collects preferences."""
+"""
+The function behind `trl-multiagent collect`: it reads and checks the settings, then plans or collects preferences.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ FOLDER = "preferences"  # in the folder of the run, unless `preference_dataset` 
 
 def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
-    Collects preferences, or prints their cost if `--dry_run` is given. An interrupted collection is resumed. For the arguments, see
-    [`~trl_multiagent.runs.run.run_recipe`].
+    Collects preferences, or prints their cost if `--dry_run` is given. An interrupted collection is resumed. For the
+    arguments, see [`~trl_multiagent.runs.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
@@ -98,7 +100,9 @@ def check_comparator(config: PreferenceConfig) -> None:
 
 
 def cost(config: PreferenceConfig, environment: Environment, load_items: Callable[[], Dataset]) -> dict[str, Any]:
-    """Returns the cost of a collection, as lines of a plan. It is unknown if `load_items` raises a `ConnectionError`."""
+    """
+    Returns the cost of a collection, as lines of a plan. It is unknown if `load_items` raises a `ConnectionError`.
+    """
     from trl_multiagent.jobs.stage import chunks_of
     from trl_multiagent.preferences.collection import finished_chunks
     from trl_multiagent.runs.plan import count

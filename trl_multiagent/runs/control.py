@@ -1,8 +1,9 @@
 """
 Trains the control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
-The control has the settings of the team's run, and an answer may have as many tokens as all of the team's together. The training ends when its
-trainer has counted the same cost. The number of optimizer steps is estimated before, for the schedule of the learning rate.
+The control has the settings of the team's run, and an answer may have as many tokens as all of the team's together.
+The training ends when its trainer has counted the same cost. The number of optimizer steps is estimated before, for
+the schedule of the learning rate.
 """
 
 import functools
@@ -66,7 +67,8 @@ class StopWhenSpent(TrainerCallback):
         trainer, cost = self.trainer, self.cost
         if not self.has_spent and state.is_world_process_zero:
             logger.warning(
-                f"The control ended before it cost as much as the team: {trainer.env_step} of {cost.env_steps} scored answers, "
+                f"The control ended before it cost as much as the team: {trainer.env_step} of {cost.env_steps} "
+                "scored answers, "
                 f"{trainer.generated_tokens} of {cost.generated_tokens} generated tokens."
             )
 
@@ -105,7 +107,10 @@ class Control:
         return self.stage.has(CONTROL_FILE)
 
     def read_run(self) -> tuple[PreparedRun, Environment, Dataset]:
-        """Checks the settings and the items of the control's training, without loading a model. A wrong setting ends the program."""
+        """
+        Checks the settings and the items of the control's training, without loading a model. A wrong setting ends the
+        program.
+        """
         run = prepare_training(self.settings)
         environment = run.make_environment()
         check_team(run, environment.roles)
@@ -140,7 +145,10 @@ class Control:
 
 
 def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dict[str, Control]:
-    """Makes the controls of the teams that the settings ask for, by the names of the teams. Raises `ConfigError` if one is impossible."""
+    """
+    Makes the controls of the teams that the settings ask for, by the names of the teams. Raises `ConfigError` if one
+    is impossible.
+    """
     kind, settings, base = evaluation.config.control, evaluation.settings, evaluation.base
     if kind is None:
         return {}
@@ -169,7 +177,8 @@ def make_control(
     algorithm = next((name for name in written if name in ALGORITHMS), None)
     if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
         raise ConfigError(
-            "The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; the run of "
+            "The control is trained with the algorithm of its run, which must learn from rollouts, such as "
+            "magrpo; the run of "
             f"{team.run_config} has {algorithm or 'none'}."
         )
     num_agents = len(team.roles or ()) or evaluation.settings.num_agents
@@ -193,7 +202,10 @@ def make_control(
 
 
 def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
-    """Estimates the optimizer steps after which a control has cost as much as a team. A batch has `answers` answers of `tokens` tokens."""
+    """
+    Estimates the optimizer steps after which a control has cost as much as a team. A batch has `answers` answers of
+    `tokens` tokens.
+    """
     batches = max(cost.env_steps / answers, cost.generated_tokens / (answers * tokens))
     return math.ceil(batches) * num_iterations
 

@@ -1,4 +1,7 @@
-"""Runs `trl-multiagent evaluate` and `cross-play`. Modules that import TRL are imported after the command line is read, so that help is quick."""
+"""
+Runs `trl-multiagent evaluate` and `cross-play`. Modules that import TRL are imported after the command line is read,
+so that help is quick.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,9 @@ def run_evaluation(
     cross_play: bool = False,
 ) -> None:
     """
-    Evaluates saved teams, or prints the cost if `--dry_run` is given. An interrupted evaluation is resumed. With `cross_play`, the agents of
-    the teams play with each other. For the other arguments, see [`~trl_multiagent.runs.run.run_recipe`].
+    Evaluates saved teams, or prints the cost if `--dry_run` is given. An interrupted evaluation is resumed. With
+    `cross_play`, the agents of the teams play with each other. For the other arguments, see
+    [`~trl_multiagent.runs.run.run_recipe`].
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
@@ -117,7 +121,8 @@ def cost_note(controls: Mapping[str, Control]) -> str:
     answers, tokens = map(sum, zip(*(control.cost for control in controls.values()), strict=True))
     own_answers, own_tokens = map(sum, zip(*(read_cost(x.folder) for x in controls.values()), strict=True))
     return (
-        f"Trainings of team and control: {answers:,} and {own_answers:,} scored answers, {tokens:,} and {own_tokens:,} generated tokens. The "
+        f"Trainings of team and control: {answers:,} and {own_answers:,} scored answers, {tokens:,} and "
+        f"{own_tokens:,} generated tokens. The "
         "reward of a single agent may have another maximum than that of a team, so compare what passes."
     )
 

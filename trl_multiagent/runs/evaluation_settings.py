@@ -1,4 +1,7 @@
-"""Reads the settings of an evaluation, and finds its teams: folders of runs, of saved teams and of checkpoints, and ids on the Hub."""
+"""
+Reads the settings of an evaluation, and finds its teams: folders of runs, of saved teams and of checkpoints, and ids
+on the Hub.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
         "teams",
         metavar="TEAM",
         nargs="+",
-        help="Folder of a saved team, of a run or of a checkpoint, or the Hub id of a team. Also a model, for an untrained team.",
+        help=(
+            "Folder of a saved team, of a run or of a checkpoint, or the Hub id of a team. Also a model, for an "
+            "untrained team."
+        ),
     )
     parser.add_argument("--config", metavar="FILE", help="YAML file of a training; by default that of the first run.")
     parser.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help="Settings.")
@@ -117,7 +123,10 @@ def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
 def parse_evaluation(
     task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str, cross_play: bool = False
 ) -> Evaluation:
-    """Reads and checks the settings of an evaluation, without loading a model or data; see [`~runs.evaluation.run_evaluation`]."""
+    """
+    Reads and checks the settings of an evaluation, without loading a model or data; see
+    [`~runs.evaluation.run_evaluation`].
+    """
     parser = make_evaluation_parser(prog, cross_play)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -175,7 +184,10 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
 
 
 def find_team(text: str) -> str:
-    """Returns the folder of the team that an argument names, or a Hub id unchanged. Raises `ConfigError` if the folder holds no team."""
+    """
+    Returns the folder of the team that an argument names, or a Hub id unchanged. Raises `ConfigError` if the folder
+    holds no team.
+    """
     path = Path(text)
     if not path.is_dir():
         if path.is_file():
@@ -206,7 +218,10 @@ def find_config(text: str) -> str | None:
 
 
 def find_in_repository(name: str, file: str) -> str | None:
-    """Returns the local copy of a file on the Hub; `None` if the repository lacks it. Raises `ConfigError` if it cannot be read."""
+    """
+    Returns the local copy of a file on the Hub; `None` if the repository lacks it. Raises `ConfigError` if it cannot
+    be read.
+    """
     from trl_multiagent.models.pretrained import find_file
     from trl_multiagent.runs.folders import check_repo_id
 
@@ -218,7 +233,10 @@ def find_in_repository(name: str, file: str) -> str | None:
 def name_teams(
     texts: Sequence[str], locations: Sequence[str], configs: Sequence[str | None], task: Task
 ) -> list[TeamSource]:
-    """Gives every team a name, which is also used for a folder, and reads its roles. Raises `ConfigError` if a team is given twice."""
+    """
+    Gives every team a name, which is also used for a folder, and reads its roles. Raises `ConfigError` if a team is
+    given twice.
+    """
     from trl_multiagent.team.files import read_team_file
 
     same = {str(Path(x).resolve()) if Path(x).is_dir() else x for x in locations}

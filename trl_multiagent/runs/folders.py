@@ -33,7 +33,10 @@ def check_repo_id(setting: str, repo_id: str) -> None:
 
 
 def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
-    """Chooses the folder of the run, the same on all processes, and the checkpoint to resume from. Raises `ConfigError` if there is none."""
+    """
+    Chooses the folder of the run, the same on all processes, and the checkpoint to resume from. Raises `ConfigError`
+    if there is none.
+    """
     output_dir, resume, name = settings.arguments.get("output_dir"), settings.extras.resume_from_checkpoint, run_id()
     names = [re.sub(r"[^\w.-]", "_", name) if name else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
     broadcast_object_list(names)

@@ -1,6 +1,6 @@
 """
-MARLHF: collects preferences, trains a joint reward model on them, and trains the team with its reward. `marlhf` does this once. `marlhf_iter`
-has the rounds of iterative MADPO, with a reward model in each.
+MARLHF: collects preferences, trains a joint reward model on them, and trains the team with its reward. `marlhf` does
+this once. `marlhf_iter` has the rounds of iterative MADPO, with a reward model in each.
 """
 
 import dataclasses
@@ -45,7 +45,9 @@ def run_marlhf(settings: Settings) -> None:
 
 
 class RewardRun(PreferenceRun):
-    """One run of MARLHF. Each round trains a reward model on its preferences, and then the team with the model's reward."""
+    """
+    One run of MARLHF. Each round trains a reward model on its preferences, and then the team with the model's reward.
+    """
 
     def __init__(self, settings: Settings):
         self.reward = settings.part(RewardSettings)
@@ -103,7 +105,9 @@ class RewardRun(PreferenceRun):
         return {"environment": environment, "train_dataset": self.items, "callbacks": [RewardWatch()]}
 
     def with_reward_of(self, folder: Path, score_task: bool) -> Environment:
-        """Returns the task with the reward of a saved model. Raises `ConfigError` if the model's files have changed."""
+        """
+        Returns the task with the reward of a saved model. Raises `ConfigError` if the model's files have changed.
+        """
         with without_sharding(self.prepared.training_args), config_errors():
             reward = JointRewardModel(str(folder))
         return ModelRewardEnvironment(

@@ -1,9 +1,9 @@
 """
 The plan of a training on rollouts with its memory and time per device, computed without weights and without a GPU.
 
-The memory that is held between steps (weights, gradients, the optimizer's state) is exact for Adam; see docs/distributed.md for the formulas.
-The memory of sampling and of the update is an estimate: the key-value cache of the longest level, the activations of a micro-batch, and the
-log-probabilities.
+The memory that is held between steps (weights, gradients, the optimizer's state) is exact for Adam; see
+docs/distributed.md for the formulas. The memory of sampling and of the update is an estimate: the key-value cache of
+the longest level, the activations of a micro-batch, and the log-probabilities.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +45,10 @@ GPUS = {
 USABLE = 0.95  # share of a GPU's memory; the driver and fragmentation take the rest
 WIDTH = 40  # characters of a bar that is as long as the memory of the GPU
 ADVICE = {
-    "held": "use ZeRO (`--accelerate_config zero3`), LoRA (`peft: {r: 16}`), one model for all (`agent_model.share_weights`) or smaller models.",
+    "held": (
+        "use ZeRO (`--accelerate_config zero3`), LoRA (`peft: {r: 16}`), one model for all "
+        "(`agent_model.share_weights`) or smaller models."
+    ),
     "sampling": "lower `generation_token_budget`, `max_completion_length` or `items_per_device`.",
     "update": "lower `per_device_train_batch_size` or `max_completion_length`, or set `gradient_checkpointing: true`.",
 }
@@ -111,7 +114,9 @@ class Size:
 
 
 def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
-    """Builds the models without weights, and counts. It reads only configurations and tokenizers, also from the Hub."""
+    """
+    Builds the models without weights, and counts. It reads only configurations and tokenizers, also from the Hub.
+    """
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, form = find_sources(build(loader.models, loader.builders), roles, {})
     counts = {source: count(source, loader) for source in dict.fromkeys(sources.values())}
@@ -176,7 +181,10 @@ def trainable(model: torch.nn.Module) -> int:
 
 
 def critic_parameters(run: PreparedRun, trained_roles: Sequence[str], config: Any) -> int:
-    """Returns the number of trained parameters of all critics. A critic without a model of its own has the size of the first agent's."""
+    """
+    Returns the number of trained parameters of all critics. A critic without a model of its own has the size of the
+    first agent's.
+    """
     args = run.training_args
     if not isinstance(args, ActorCriticConfig) or args.critic_form == "head":
         return 0
@@ -197,7 +205,10 @@ def critic_parameters(run: PreparedRun, trained_roles: Sequence[str], config: An
 
 
 def longest_prompt(names: Mapping[str, AgentSource], environment: Environment, items: Sequence[dict]) -> int:
-    """Returns the number of tokens of the longest first prompt among the first items; 0 without items. `names`: the model of each role."""
+    """
+    Returns the number of tokens of the longest first prompt among the first items; 0 without items. `names`: the model
+    of each role.
+    """
     nodes = root_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     longest = 0
     for name in set(names.values()):
@@ -209,7 +220,9 @@ def longest_prompt(names: Mapping[str, AgentSource], environment: Environment, i
 
 
 def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: str) -> Iterator[str]:
-    """Yields the lines of a plan about the memory of each of several GPUs, under a stage of ZeRO (0 for none), with bars."""
+    """
+    Yields the lines of a plan about the memory of each of several GPUs, under a stage of ZeRO (0 for none), with bars.
+    """
     parts, capacity = memory_parts(run.training_args, size, stage, processes), GPUS[gpu][0]
     sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
     peak = sums["held"] + max(sums["sampling"], sums["update"])
@@ -228,7 +241,8 @@ def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: 
 
 def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str, dict[str, float]]:
     """
-    Returns the bytes of each part: of the memory that is `held` between steps, and of the additional memory of `sampling` and `update`.
+    Returns the bytes of each part: of the memory that is `held` between steps, and of the additional memory of
+    `sampling` and `update`.
 
     Args:
         args ([`RolloutConfig`]): The configuration of the trainer.
@@ -288,9 +302,9 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
 
 def time_lines(run: PreparedRun, size: Size, gpu: str) -> Iterator[str]:
     """
-    Yields the lines of a plan about the shortest possible time of an optimizer step: reading the weights once per sampled token of a level, and
-    the matrix products of the update, at the full speed of the GPU. Sampling with transformers takes several times as long, because it launches
-    many small kernels.
+    Yields the lines of a plan about the shortest possible time of an optimizer step: reading the weights once per
+    sampled token of a level, and the matrix products of the update, at the full speed of the GPU. Sampling with
+    transformers takes several times as long, because it launches many small kernels.
     """
     args, (_, bandwidth, flops) = run.training_args, GPUS[gpu]
     agents, length = size.agents, args.max_completion_length
@@ -299,4 +313,7 @@ def time_lines(run: PreparedRun, size: Size, gpu: str) -> Iterator[str]:
     tokens = args.items_per_device * (size.prompt + args.rows_per_item * length) * agents
     operations = 4 if size.base else 6  # per parameter and token; frozen weights need no gradient
     computed = (operations + 2 * args.gradient_checkpointing) * size.largest * tokens
-    yield f"step, at least: sampling {read / bandwidth / 1e12:.3g} s, update {computed / flops / 1e12:.3g} s (the speed of {gpu} as published)"
+    yield (
+        f"step, at least: sampling {read / bandwidth / 1e12:.3g} s, update {computed / flops / 1e12:.3g} s (the "
+        f"speed of {gpu} as published)"
+    )

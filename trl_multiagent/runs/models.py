@@ -18,7 +18,9 @@ from trl_multiagent.team.load import TeamLoader
 
 
 def check_models(setting: str, names: Sequence[str], task: Task) -> None:
-    """Raises `ConfigError` if a name is neither a model of the task, nor a folder with a model, nor a possible Hub id."""
+    """
+    Raises `ConfigError` if a name is neither a model of the task, nor a folder with a model, nor a possible Hub id.
+    """
     for name in names:
         if name in task.models:
             continue
@@ -30,7 +32,10 @@ def check_models(setting: str, names: Sequence[str], task: Task) -> None:
 
 
 def make_peft_config(settings: Settings) -> LoraConfig | None:
-    """Makes the adapter of every agent from the section `peft` or, with TRL, from `agent_model`. Raises `ConfigError` if a value is wrong."""
+    """
+    Makes the adapter of every agent from the section `peft` or, with TRL, from `agent_model`. Raises `ConfigError` if
+    a value is wrong.
+    """
     model = settings.agent_model
     where = "peft" if settings.has_peft_section else "agent_model"
     with config_errors(f"section `{where}`: ", (ValueError, TypeError)):

@@ -31,8 +31,8 @@ def rollout_lines(
     datasets: tuple[Dataset, Dataset | None] | None = None,
 ) -> dict[str, Any]:
     """
-    Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without `datasets`, the
-    function loads those of the recipe.
+    Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without
+    `datasets`, the function loads those of the recipe.
     """
     args, dataset = run.training_args, run.dataset
     num_train = num_eval = None

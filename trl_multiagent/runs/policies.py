@@ -35,7 +35,9 @@ def settings_for_task(evaluation: Evaluation, **changes: Any) -> TaskSettings:
 
 
 def make_environment(evaluation: Evaluation) -> Environment:
-    """Makes the task's environment. Raises `ConfigError` if a team has other roles, or it cannot play so many turns."""
+    """
+    Makes the task's environment. Raises `ConfigError` if a team has other roles, or it cannot play so many turns.
+    """
     environment = evaluation.settings.task.environment(settings_for_task(evaluation))
     run = Run(Path(evaluation.teams[0].location), evaluation.base)
     arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # not the seed of the training
@@ -56,7 +58,9 @@ def make_environment(evaluation: Evaluation) -> Environment:
 
 
 def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment:
-    """Makes the task's environment for one agent. `purpose`: what needs it, for the message if the task has no such form."""
+    """
+    Makes the task's environment for one agent. `purpose`: what needs it, for the message if the task has no such form.
+    """
     problem = f"The {purpose} needs the task for one agent"
     with config_errors(f"{problem}. "):
         settings = settings_for_task(evaluation, num_agents=1, is_centralized=False)
@@ -67,7 +71,10 @@ def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment
 
 
 def load_items(evaluation: Evaluation) -> Dataset:
-    """Loads the items: the evaluation set, or its first `dataset.eval_size` rows. Raises `ConfigError` if there are none to play."""
+    """
+    Loads the items: the evaluation set, or its first `dataset.eval_size` rows. Raises `ConfigError` if there are none
+    to play.
+    """
     settings = settings_for_task(evaluation)
     read: set[str] = set()
     settings.sections["dataset"] = watched(settings.dataset, read)
@@ -82,7 +89,8 @@ def load_items(evaluation: Evaluation) -> Dataset:
         items = train
     if items is None:
         raise ConfigError(
-            "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', or give "
+            "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', "
+            "or give "
             "--dataset, all of whose rows are played. A task with data of its own has to return an evaluation set."
         )
     if len(items) == 0:
@@ -91,7 +99,8 @@ def load_items(evaluation: Evaluation) -> Dataset:
     smallest = min(map(len, chunks_of(len(items), evaluation.config.items_per_batch)))
     if evaluation.config.ablate and smallest == 1:
         raise ConfigError(
-            "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single item: choose "
+            "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single "
+            "item: choose "
             "another `evaluation.items_per_batch`."
         )
     return items
@@ -126,7 +135,10 @@ def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[st
 
 
 def make_policies(evaluation: Evaluation, environment: Environment, controls: dict[str, Control]) -> list[Policy]:
-    """Makes the policies to play: the teams, in order, then the policies to compare them with. Raises `ConfigError` if one is impossible."""
+    """
+    Makes the policies to play: the teams, in order, then the policies to compare them with. Raises `ConfigError` if
+    one is impossible.
+    """
     policies = [make_policy(evaluation, team.name, "team", environment, team.location) for team in evaluation.teams]
     policies += baseline_policies(evaluation, environment)
     policies += control_policies(evaluation, controls) if controls else []
@@ -148,7 +160,10 @@ def make_policy(
     length: int | None = None,
     **others: Any,
 ) -> Policy:
-    """Makes the policy of a saved team or of models. `length`: tokens of a completion; `others`: more arguments of [`Policy`]."""
+    """
+    Makes the policy of a saved team or of models. `length`: tokens of a completion; `others`: more arguments of
+    [`Policy`].
+    """
     load = functools.partial(load_team, evaluation, models, environment.roles)
     source = models if isinstance(models, str) else ", ".join(models)
     return Policy(name, kind, environment, load, length or evaluation.max_completion_length, source, **others)
@@ -226,7 +241,9 @@ def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[P
 
 
 def message_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
-    """Makes the teams whose agents do not read each other's answers. Raises `ConfigError` if the task has no messages."""
+    """
+    Makes the teams whose agents do not read each other's answers. Raises `ConfigError` if the task has no messages.
+    """
     if len(environment.roles) == 1 or evaluation.config.num_turns == 1:
         raise ConfigError("`evaluation.ablate: messages` is for several agents and turns: leave it out.")
     if evaluation.settings.seats:  # a seated environment keeps the messages of an episode itself

@@ -1,7 +1,8 @@
 """
-The recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them. `madpo` has one round, in the folder of the run.
-A run that is started again in the same folder skips complete rounds, and continues an interrupted one from its last chunk or checkpoint.
-MARLHF has the same rounds, with a reward model in between, see `marlhf.py`.
+The recipes `madpo` and `madpo_iter`: rounds of collecting preferences and training on them. `madpo` has one round, in
+the folder of the run. A run that is started again in the same folder skips complete rounds, and continues an
+interrupted one from its last chunk or checkpoint. MARLHF has the same rounds, with a reward model in between, see
+`marlhf.py`.
 """
 
 import copy
@@ -159,7 +160,10 @@ class PreferenceRun:
                 trainer.accelerator.end_training()
 
     def train(self) -> Any:
-        """Runs the rounds that are not complete, and saves the last team. Returns its trainer; `None` if all rounds were complete."""
+        """
+        Runs the rounds that are not complete, and saves the last team. Returns its trainer; `None` if all rounds were
+        complete.
+        """
         run, stage = self.prepared, self.stage
         if self.state.is_main_process:
             stage.begin()
@@ -188,7 +192,10 @@ class PreferenceRun:
     # One round
 
     def train_round(self, number: int, results: list[dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-        """Runs a round: collects, trains on these and earlier preferences, and saves the team. `results`: those of earlier rounds."""
+        """
+        Runs a round: collects, trains on these and earlier preferences, and saves the team. `results`: those of
+        earlier rounds.
+        """
         run, source = self.prepared, self.team_before(number)
         is_compared = self.preferences.comparator_policy == "history"
         checksums = {k: result.get("team", {}) for k, result in enumerate(results, start=1)}  # earlier releases: none
@@ -201,7 +208,8 @@ class PreferenceRun:
         if len(chosen) == 0:
             where = f" The team before this round is in {source}." if source else ""
             raise ConfigError(
-                f"The collection in {self.preferences_folder(number)} has no pairs: all answers to an item have the same reward. Sample "
+                f"The collection in {self.preferences_folder(number)} has no pairs: all answers to an item have "
+                "the same reward. Sample "
                 f"more candidates or at a higher temperature, or start from another team.{where}"
             )
         trainer, checkpoint = self.make_trainer(number, chosen, source)
@@ -232,7 +240,10 @@ class PreferenceRun:
         return trainer, {**numbers, "log_history": trainer.state.log_history}
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
-        """Collects the preferences of a round with the team in `source` or the base. Returns them and the numbers of the collection."""
+        """
+        Collects the preferences of a round with the team in `source` or the base. Returns them and the numbers of the
+        collection.
+        """
         if self.given is not None:
             return self.given, {}
         run, folder = self.prepared, self.preferences_folder(number)
@@ -261,7 +272,9 @@ class PreferenceRun:
         return everything.select([starts[k] + position for k, position in drawn])
 
     def make_trainer(self, number: int, preferences: Dataset, source: str | None) -> tuple[Any, str | None]:
-        """Makes the trainer of a round, and finds the checkpoint to resume from, which may be that of the last step."""
+        """
+        Makes the trainer of a round, and finds the checkpoint to resume from, which may be that of the last step.
+        """
         run, folder = self.prepared, self.round_folder(number)
         data, args = self.training_data(number, preferences), run.training_args
         if self.in_rounds:
@@ -286,7 +299,10 @@ class PreferenceRun:
         return self.prepared.resume_from_checkpoint or last
 
     def check_checkpoint(self, number: int) -> None:
-        """Raises `ValueError` if the checkpoint of an incomplete round is damaged, or comes from another number of processes."""
+        """
+        Raises `ValueError` if the checkpoint of an incomplete round is damaged, or comes from another number of
+        processes.
+        """
         checkpoint, args = self.checkpoint_of(number), self.prepared.training_args
         if checkpoint is not None and not self.stage.has(self.results_file(number)):
             before = verify_checkpoint(checkpoint)["settings"]["number of processes"]
@@ -302,7 +318,10 @@ class PreferenceRun:
         return self.stage.result(BEFORE_FILE)
 
     def evaluate(self, trainer: Any) -> dict[str, float] | None:
-        """Plays the evaluation items, with the same random numbers in every round. Returns `None` if there are no such items."""
+        """
+        Plays the evaluation items, with the same random numbers in every round. Returns `None` if there are no such
+        items.
+        """
         if self.eval_items is None:
             return None
         with seeded(trainer.args.seed, trainer.accelerator.device):
@@ -323,7 +342,10 @@ class PreferenceRun:
         return str((self.round_folder(number) / RESULTS_FILE).relative_to(self.prepared.run_folder))
 
     def team_before(self, number: int) -> str | None:
-        """Returns the folder of the team before a round; `None` if it is the base. Saves the base if a comparator needs it."""
+        """
+        Returns the folder of the team before a round; `None` if it is the base. Saves the base if a comparator needs
+        it.
+        """
         folder = self.teams_folder / ROUND_FOLDER.format(number)
         if number > 0:
             return str(folder)
@@ -336,7 +358,9 @@ class PreferenceRun:
         return None
 
     def save_team(self, number: int, save: Callable[[str], None]) -> None:
-        """Saves the team before round `number` by calling `save` with a folder. The final folder appears atomically."""
+        """
+        Saves the team before round `number` by calling `save` with a folder. The final folder appears atomically.
+        """
         folder = self.teams_folder / ROUND_FOLDER.format(number)
         unfinished = folder.with_name(f"_{folder.name}")
         with fail_together(self.state):
@@ -433,7 +457,10 @@ def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, An
 
 
 def check_team_files(folder: str, saved: dict[str, str]) -> None:
-    """Raises `ConfigError` if files of a team no longer have the checksums `saved`. All processes must call this function."""
+    """
+    Raises `ConfigError` if files of a team no longer have the checksums `saved`. All processes must call this
+    function.
+    """
     now = checksums_of_node(Path(folder))
     damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
     if damaged:

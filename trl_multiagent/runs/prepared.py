@@ -1,4 +1,7 @@
-"""The settings of one run on this machine, the objects that they name (environment, datasets, team, folders), and all checks before the run."""
+"""
+The settings of one run on this machine, the objects that they name (environment, datasets, team, folders), and all
+checks before the run.
+"""
 
 import contextlib
 import dataclasses
@@ -69,7 +72,10 @@ class PreparedRun(Settings):
 
     @property
     def team_folder(self) -> Path:
-        """Folder of the trained team: `output.save_path`, or else the run's, so that one folder holds all results and can be pushed."""
+        """
+        Folder of the trained team: `output.save_path`, or else the run's, so that one folder holds all results and can
+        be pushed.
+        """
         if self.output.save_path and self.output.save_final_model:
             return Path(self.output.save_path)
         return self.run_folder
@@ -105,7 +111,10 @@ class PreparedRun(Settings):
 
     @property
     def items_per_step(self) -> int:
-        """Number of items that a training needs: those of one optimizer step, over all processes. A collection needs only one."""
+        """
+        Number of items that a training needs: those of one optimizer step, over all processes. A collection needs only
+        one.
+        """
         args = self.training_args
         return args.items_per_device * args.world_size if isinstance(args, RolloutConfig) else 1
 
@@ -131,7 +140,10 @@ class PreparedRun(Settings):
         return environment
 
     def check_best_metric(self, environment: Environment) -> None:
-        """Raises `ConfigError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any metric."""
+        """
+        Raises `ConfigError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any
+        metric.
+        """
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
         is_metric = is_eval_metric(metric, environment.roles, self.training_args.num_turns)
         if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
@@ -149,7 +161,10 @@ class PreparedRun(Settings):
             print(text, flush=True)
 
     def load_datasets(self) -> tuple[Dataset, Dataset | None]:
-        """Loads the task's training set and evaluation set, or their first rows. Raises `ConfigError` if there are too few for one step."""
+        """
+        Loads the task's training set and evaluation set, or their first rows. Raises `ConfigError` if there are too
+        few for one step.
+        """
         try:
             train_dataset, eval_dataset = self.task.load_datasets(self.task_settings)
         except (ConnectionError, TaskError):
@@ -180,7 +195,10 @@ class PreparedRun(Settings):
         return team
 
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
-        """Raises `ValueError` if the checkpoint to resume is damaged, belongs to another run, or has already taken all steps."""
+        """
+        Raises `ValueError` if the checkpoint to resume is damaged, belongs to another run, or has already taken all
+        steps.
+        """
         args = self.training_args
         saved = verify_checkpoint(folder)
         if not self.results_are_missing(folder):
@@ -204,7 +222,10 @@ class PreparedRun(Settings):
 
 
 def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
-    """Completes checked settings and the trainer's arguments on this machine. Raises `ConfigError` if a setting cannot work on it."""
+    """
+    Completes checked settings and the trainer's arguments on this machine. Raises `ConfigError` if a setting cannot
+    work on it.
+    """
     algorithm, output = settings.algorithm, settings.output
     check_models(settings.names_models, settings.model_list, settings.task)
     prefix = "mt_job" if training_args.num_turns > 1 else "job"
@@ -226,7 +247,10 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
 
 
 def check_results(settings: Settings, args: Any) -> None:
-    """Checks that the results can be written, reported and pushed. A dry run only notes missing packages, because it may run elsewhere."""
+    """
+    Checks that the results can be written, reported and pushed. A dry run only notes missing packages, because it may
+    run elsewhere.
+    """
     algorithm, arguments = settings.algorithm, settings.arguments
     setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
     check_folder(setting, Path(args.output_dir))
@@ -264,7 +288,10 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
 
 
 def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
-    """Builds the team on the meta device, if that needs no download, so that wrong settings about models show before weights load."""
+    """
+    Builds the team on the meta device, if that needs no download, so that wrong settings about models show before
+    weights load.
+    """
     args, loader, names = run.training_args, run.loader, run.model_list
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
@@ -292,8 +319,9 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
 
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:
     """
-    Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint to resume from is
-    complete and belongs to this run. This loads no model. If a check fails, the program ends on all processes.
+    Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint
+    to resume from is complete and belongs to this run. This loads no model. If a check fails, the program ends on all
+    processes.
     """
     state, checkpoint = PartialState(), run.resume_from_checkpoint
     with end_on_wrong_input(run.prog), refusing_together():

@@ -15,12 +15,12 @@ COMPARISON_FILE = "comparison.html"
 
 def make_report(folders: Sequence[str], output: str | None = None) -> Path:
     """
-    Makes the report of a run, of an evaluation, or of a comparison of several runs. Returns the path of the page: in the folder, or in the
-    working directory if there are several folders.
+    Makes the report of a run, of an evaluation, or of a comparison of several runs. Returns the path of the page: in
+    the folder, or in the working directory if there are several folders.
 
     Args:
-        folders (`Sequence[str]`): Folders of runs or of one evaluation. A folder of several runs stands for all of them, and for their
-            evaluation in it.
+        folders (`Sequence[str]`): Folders of runs or of one evaluation. A folder of several runs stands for all of
+            them, and for their evaluation in it.
         output (`str`, *optional*): Path of the page.
 
     Raises:

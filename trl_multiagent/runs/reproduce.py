@@ -1,4 +1,7 @@
-"""Reproduces named experiments: trains a team and its control for several seeds, and compares them with the published numbers."""
+"""
+Reproduces named experiments: trains a team and its control for several seeds, and compares them with the published
+numbers.
+"""
 
 import os
 import shlex
@@ -16,7 +19,10 @@ from trl_multiagent.report.tables import text_table
 
 
 def experiments() -> dict[str, dict[str, Any]]:
-    """Returns the experiments by name: `about`, `train` and `evaluate`, the arguments of these commands, and `published`, rows of a table."""
+    """
+    Returns the experiments by name: `about`, `train` and `evaluate`, the arguments of these commands, and `published`,
+    rows of a table.
+    """
     return yaml.safe_load((files("trl_multiagent") / "data" / "experiments.yaml").read_text(encoding="utf-8"))
 
 
@@ -24,8 +30,8 @@ def reproduce(
     name: str, tasks: Mapping[str, str], seeds: Sequence[int], num_jobs: int, folder: Path, more: Sequence[str]
 ) -> int:
     """
-    Trains the team of an experiment for each seed, evaluates all teams and their controls together, and prints the results, the published
-    numbers and the path of the report. An interrupted call can be repeated, and resumes.
+    Trains the team of an experiment for each seed, evaluates all teams and their controls together, and prints the
+    results, the published numbers and the path of the report. An interrupted call can be repeated, and resumes.
 
     Args:
         name (`str`): A key of [`experiments`].
@@ -60,7 +66,9 @@ def reproduce(
 
 
 def run_command(arguments: Sequence[str], prog: str) -> int:
-    """Runs a command of `trl-multiagent`, unless a signal has asked the program `prog` to end. Returns its exit status."""
+    """
+    Runs a command of `trl-multiagent`, unless a signal has asked the program `prog` to end. Returns its exit status.
+    """
     if REQUEST.passed_on is None:
         return subprocess.run([sys.executable, "-m", "trl_multiagent.cli", *arguments]).returncode
     command = os.environ.get(COMMAND_VARIABLE, "the same command")

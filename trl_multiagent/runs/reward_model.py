@@ -118,9 +118,10 @@ def train_reward_model(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
 ) -> dict[str, Any]:
     """
-    Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is resumed from its last
-    checkpoint; a complete model is kept. Returns the numbers about held-out pairs, see [`JointRewardTrainer.report`]; empty if no pairs are
-    held out. Raises `ValueError` if the folder holds other work or is locked, or the checkpoint does not fit.
+    Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is
+    resumed from its last checkpoint; a complete model is kept. Returns the numbers about held-out pairs, see
+    [`JointRewardTrainer.report`]; empty if no pairs are held out. Raises `ValueError` if the folder holds other work
+    or is locked, or the checkpoint does not fit.
     """
     folder, state = Path(args.output_dir), PartialState()
     is_complete = (folder / COMPLETE_FILE).is_file()
@@ -162,6 +163,7 @@ def summary(facts: dict[str, Any]) -> str:
     if not facts:
         return "no pairs were held out to measure it"
     return (
-        f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin {facts['margin']:.2f}, "
+        f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin "
+        f"{facts['margin']:.2f}, "
         f"calibration error {facts['calibration_error']:.2f} ({REPORT_FILE})"
     )

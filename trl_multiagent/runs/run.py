@@ -1,4 +1,7 @@
-"""The function behind every recipe script and `trl-multiagent train`. TRL is imported after the command line is read, so that help is quick."""
+"""
+The function behind every recipe script and `trl-multiagent train`. TRL is imported after the command line is read, so
+that help is quick.
+"""
 
 import contextlib
 import sys
@@ -21,13 +24,16 @@ def run_recipe(
     algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
 ) -> None:
     """
-    Trains a team, or a reward model, on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings end the program.
+    Trains a team, or a reward model, on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings
+    end the program.
 
     If a run in phases is started again with the same folder, it skips complete phases and resumes the interrupted one.
 
     Args:
-        algorithm (`str`): Name of the algorithm's section, a key of [`~trl_multiagent.settings.algorithms.ALGORITHMS`].
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task; or, if the user chooses it, the named tasks, see
+        algorithm (`str`): Name of the algorithm's section, a key of
+            [`~trl_multiagent.settings.algorithms.ALGORITHMS`].
+        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task; or, if the user chooses it,
+        the named tasks, see
             [`~trl_multiagent.runs.tasks.choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
@@ -41,7 +47,10 @@ def run_recipe(
 
 @contextlib.contextmanager
 def end_on_wrong_input(prog: str) -> Iterator[None]:
-    """Ends the program with one line and exit status 2 on wrong input. Errors in the code of a task are bugs, and keep their traceback."""
+    """
+    Ends the program with one line and exit status 2 on wrong input. Errors in the code of a task are bugs, and keep
+    their traceback.
+    """
     try:
         yield
     except UnavailableError as error:
@@ -54,7 +63,10 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def end_with_one_line(prog: str) -> Iterator[None]:
-    """Ends the program with one line on failures that are not bugs, such as a full disk, and on failures of another process."""
+    """
+    Ends the program with one line on failures that are not bugs, such as a full disk, and on failures of another
+    process.
+    """
     from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
     from trl_multiagent.trainers.base.failed_saves import WriteError
@@ -75,7 +87,9 @@ def end_with_one_line(prog: str) -> Iterator[None]:
 
 
 def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Settings:
-    """Reads and checks the settings of a run, see [`run_recipe`]. With `--help`, prints the help and ends the program."""
+    """
+    Reads and checks the settings of a run, see [`run_recipe`]. With `--help`, prints the help and ends the program.
+    """
     parser = make_parser(algorithm, prog)
     arguments, rest = parser.parse_known_args(argv)
     layers = read_layers(algorithm, arguments, rest)
@@ -95,7 +109,10 @@ def settings_of(
     prog: str,
     config: str | None = None,
 ) -> Settings:
-    """Merges and checks layers of settings, see [`read_settings`]. Later layers win. `config`: the file of the first layer."""
+    """
+    Merges and checks layers of settings, see [`read_settings`]. Later layers win. `config`: the file of the first
+    layer.
+    """
     merged = renamed(algorithm, layers)
     settings = check_settings(algorithm, choose_task(task, merged, config), merged)
     settings.prog = prog

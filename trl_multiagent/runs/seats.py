@@ -37,8 +37,8 @@ class Run:
 
 def seated(settings: Settings, environment: Environment, folder: Path, run: Run) -> Environment:
     """
-    Returns a task without the roles in `seats`, as its trained agents see it. Answers of endpoints are kept in `folder`. Raises `ConfigError`
-    if a seat cannot be made.
+    Returns a task without the roles in `seats`, as its trained agents see it. Answers of endpoints are kept in
+    `folder`. Raises `ConfigError` if a seat cannot be made.
     """
     if not settings.seats:
         return environment
@@ -82,7 +82,9 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
 def self_play(
     path: str, agent: str, run: Run, trained: Sequence[str], seat: Callable[[str], TeamSeat], seed: int
 ) -> Population:
-    """Makes a population of earlier versions of an agent of this run: its initial model, and its checkpoints so far."""
+    """
+    Makes a population of earlier versions of an agent of this run: its initial model, and its checkpoints so far.
+    """
     if agent not in trained:
         raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
     start = run.start[trained.index(agent)] if isinstance(run.start, list) else run.start
@@ -101,7 +103,10 @@ def self_play(
 
 
 def read_section(path: str, section: Any, cls: type) -> Any:
-    """Makes an instance of a dataclass from a section of the settings. Raises `ValueError` if a key is unknown or a value is wrong."""
+    """
+    Makes an instance of a dataclass from a section of the settings. Raises `ValueError` if a key is unknown or a value
+    is wrong.
+    """
     keys = keys_of(cls)
     if not isinstance(section, Mapping):
         raise ValueError(f"`{path}` must be a section with some of {', '.join(keys)}.")
@@ -120,7 +125,10 @@ def read_section(path: str, section: Any, cls: type) -> Any:
 
 
 def load_sampler(settings: Settings, own: SeatSettings, role: str, name: str) -> TeamSampler:
-    """Loads a team that plays a role, and makes its sampler. Raises `UnavailableError` if it cannot be loaded, or has no such agent."""
+    """
+    Loads a team that plays a role, and makes its sampler. Raises `UnavailableError` if it cannot be loaded, or has no
+    such agent.
+    """
     agent = role if own.agent is None else own.agent
     try:
         team = make_loader(settings).load_player(name, [agent])

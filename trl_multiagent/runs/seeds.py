@@ -45,7 +45,8 @@ def train_with_seeds(
     launch_flags: Sequence[str] = (),
 ) -> tuple[int, list[Path]]:
     """
-    Trains once per seed. A second call with the same settings skips complete runs, and resumes those that have a checkpoint.
+    Trains once per seed. A second call with the same settings skips complete runs, and resumes those that have a
+    checkpoint.
 
     Args:
         algorithm (`str`), tasks (`Mapping[str, str]`), argv (`Sequence[str]`), prog (`str`): See
@@ -55,8 +56,8 @@ def train_with_seeds(
         launch_flags (`Sequence[str]`, *optional*): Flags of `trl-multiagent train` about its processes.
 
     Returns:
-        `tuple[int, list[Path]]`: The exit status of the first run that failed, or 0, and the folders of the runs. After a failure, no other
-        run starts.
+        `tuple[int, list[Path]]`: The exit status of the first run that failed, or 0, and the folders of the runs.
+        After a failure, no other run starts.
     """
     with end_on_wrong_input(prog):
         for flag, advice in OWN_FLAGS.items():
@@ -131,7 +132,9 @@ def print_results(runs: Sequence[Path]) -> None:
 
 
 def is_complete(run: Path) -> bool:
-    """Returns whether a run is complete by its files: it is finished, and its card, which is saved last, is not older."""
+    """
+    Returns whether a run is complete by its files: it is finished, and its card, which is saved last, is not older.
+    """
     card, facts = run / CARD_FILE, run / RUN_FILE
     is_finished = card.is_file() and facts.is_file() and read_json(facts)["finished"]
     return is_finished and facts.stat().st_mtime <= card.stat().st_mtime
@@ -139,8 +142,9 @@ def is_complete(run: Path) -> bool:
 
 def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
     """
-    Runs commands, `num_jobs` at a time, and calls `done` with the name of each command that succeeds. If several run at a time, their output
-    goes to `<name>.log` in `folder`. After a failure or a signal, no other command starts. Returns the exit status of the first failure, or 0.
+    Runs commands, `num_jobs` at a time, and calls `done` with the name of each command that succeeds. If several run
+    at a time, their output goes to `<name>.log` in `folder`. After a failure or a signal, no other command starts.
+    Returns the exit status of the first failure, or 0.
     """
     waiting, slots, status = dict(commands), [*range(num_jobs)], 0
     running: dict[str, tuple[subprocess.Popen, int]] = {}
@@ -174,6 +178,9 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
 
 
 def visible_devices(slot: int, num_jobs: int) -> dict[str, str]:
-    """Returns the environment variable that gives one of several parallel runs its share of the GPUs, if there are enough."""
+    """
+    Returns the environment variable that gives one of several parallel runs its share of the GPUs, if there are
+    enough.
+    """
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot::num_jobs])} if len(devices) >= num_jobs > 1 else {}

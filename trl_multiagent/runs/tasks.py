@@ -18,8 +18,9 @@ from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task`, whose module may lie beside the file `config`;
-    else a task whose section is given; else the first of `tasks`. Raises `ConfigError` if there is no such task, or its sections are wrong.
+    Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task`, whose module may lie
+    beside the file `config`; else a task whose section is given; else the first of `tasks`. Raises `ConfigError` if
+    there is no such task, or its sections are wrong.
     """
     if isinstance(tasks, Task):
         return checked(tasks)
@@ -38,7 +39,10 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
 
 
 def checked(task: Task) -> Task:
-    """Returns the task. Raises `ConfigError` if one of its sections is not a dataclass, or has the name of another section."""
+    """
+    Returns the task. Raises `ConfigError` if one of its sections is not a dataclass, or has the name of another
+    section.
+    """
     taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
     for name, section in task.settings.items():
         if name in taken:
@@ -49,7 +53,10 @@ def checked(task: Task) -> Task:
 
 
 def make_environment(settings: Settings, run_folder: Path) -> Environment:
-    """Makes the environment of a run in a folder. Raises `ConfigError` if its roles, or their order, do not fit the algorithm."""
+    """
+    Makes the environment of a run in a folder. Raises `ConfigError` if its roles, or their order, do not fit the
+    algorithm.
+    """
     from trl_multiagent.runs.seats import Run, seated  # imports transformers
 
     environment = settings.task.environment(task_settings(settings, run_folder))
@@ -57,7 +64,8 @@ def make_environment(settings: Settings, run_folder: Path) -> Environment:
     order = environment.order or (environment.roles,)
     if settings.algorithm in PREFERENCE_ALGORITHMS and order != (environment.roles,):
         raise ConfigError(
-            f"`{settings.algorithm}` learns from one turn in which all roles answer, but in this task they act one after the "
+            f"`{settings.algorithm}` learns from one turn in which all roles answer, but in this task they act "
+            "one after the "
             "other: train it with an algorithm such as magrpo."
         )
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles

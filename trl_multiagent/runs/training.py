@@ -93,10 +93,10 @@ def train(
 
 def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
     """
-    Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the team, its
-    model card and its learning curve in the team's folder. If an earlier attempt was interrupted while saving, saving is retried.
-    Raises `WriteError`, or in other processes `OtherProcessError`, if the team could not be saved there; the message names the folder that
-    was used instead.
+    Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the
+    team, its model card and its learning curve in the team's folder. If an earlier attempt was interrupted while
+    saving, saving is retried. Raises `WriteError`, or in other processes `OtherProcessError`, if the team could not be
+    saved there; the message names the folder that was used instead.
     """
     set_up_wandb(run.wandb)
     with fail_together(trainer.accelerator):

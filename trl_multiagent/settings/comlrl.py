@@ -1,4 +1,7 @@
-"""The names in configurations that were written for CoMLRL, and their meaning here. `{algorithm}` is the algorithm's section."""
+"""
+The names in configurations that were written for CoMLRL, and their meaning here. `{algorithm}` is the algorithm's
+section.
+"""
 
 # Sections that must be empty, and the reason
 UNAVAILABLE = {"preference": "`madpo` and `madpo_iter` learn from preferences, and have these settings themselves"}
@@ -62,8 +65,8 @@ TASK_MAPPING = "block_building"
 # Other spellings of values
 VALUES = {"agent_model.torch_dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}}
 
-# If one file sets one of these names and the name that replaces it to different values, the latter is used, and a note says so. For
-# other names in `RENAMED`, this is an error
+# If one file sets one of these names and the name that replaces it to different values, the latter is used, and a note
+# says so. For other names in `RENAMED`, this is an error
 NOT_USED = ["agent_model.temperature", "agent_model.top_p", "agent_model.top_k", "agent_model.dtype", "wandb.run_name"]
 NOT_USED += ["{algorithm}.seed", "{algorithm}.external_prompt_passthrough", "dataset.split"]
 NOT_USED += [f"external.{name}" for name in (*HISTORY, "previous_responses")]
@@ -77,8 +80,8 @@ BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
 # Sections of tasks whose settings have other names in `RENAMED`
 TASK_SECTIONS = ("functions", TASK_MAPPING)
 
-# Settings without an effect, by section, unless the algorithm or the task has them. They are accepted, and a run prints one note that lists
-# them
+# Settings without an effect, by section, unless the algorithm or the task has them. They are accepted, and a run
+# prints one note that lists them
 NO_EFFECT_KEYS = {
     "agent_model": "type max_length special_tokens",
     "critic_model": "type max_length special_tokens torch_dtype dtype temperature top_p top_k",

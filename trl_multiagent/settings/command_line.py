@@ -47,7 +47,9 @@ MOST_KEYS = 8  # of a section of the task that `--help` describes
 
 
 def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentParser:
-    """Makes the parser of a recipe. Flags that it does not list are keys of the algorithm's section, or of `agent_model`."""
+    """
+    Makes the parser of a recipe. Flags that it does not list are keys of the algorithm's section, or of `agent_model`.
+    """
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s --config FILE [--override KEY=VALUE ...] [--dry_run] [--FIELD VALUE ...]",
@@ -69,7 +71,10 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
 
 
 def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
-    """Reads the layers of the file, the overrides and the flags. `rest`: flags that are not the parser's own, with their values."""
+    """
+    Reads the layers of the file, the overrides and the flags. `rest`: flags that are not the parser's own, with their
+    values.
+    """
     flags: dict[str, list[str]] = {}
     for text in rest:
         if text.startswith("--"):
@@ -86,7 +91,10 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
 
 
 def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full: bool) -> None:
-    """Prints the help of a recipe: the usual settings and the names of most others or, if `full`, every setting, which imports TRL."""
+    """
+    Prints the help of a recipe: the usual settings and the names of most others or, if `full`, every setting, which
+    imports TRL.
+    """
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
     usual = USUAL
     if COLLECTION in ALGORITHMS[algorithm].parts:
@@ -108,7 +116,10 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
 
 
 def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:
-    """Yields the sections of the YAML file and their keys, line by line. Small sections of the task are always described in full."""
+    """
+    Yields the sections of the YAML file and their keys, line by line. Small sections of the task are always described
+    in full.
+    """
     yield "keys of the YAML file:"
     for name, key in keys_of(TopLevel).items():
         if name != "critics" or algorithm in ACTOR_CRITICS:
@@ -124,10 +135,16 @@ def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:
             yield from (f"    {name}: {key.help}" for name, key in keys.items())
         else:
             yield f"  {section}: {', '.join(keys)}"
-    yield "  peft: Gives every agent a LoRA adapter on a common base. Fields of peft.LoraConfig: r, lora_alpha, lora_dropout,"
+    yield (
+        "  peft: Gives every agent a LoRA adapter on a common base. Fields of peft.LoraConfig: r, lora_alpha, "
+        "lora_dropout,"
+    )
     yield "    target_modules ('all-linear' by default), ... {} takes the defaults."
     if task.models:
         yield f"agent_model.name also takes models that this task builds: {', '.join(task.models)}."
     if not full:
-        yield "Every field of the trainer's configuration class, TRL's and transformers' included, is a flag and a key, too. --help all"
+        yield (
+            "Every field of the trainer's configuration class, TRL's and transformers' included, is a flag and "
+            "a key, too. --help all"
+        )
         yield "describes them, and docs/configuration.md has a table of TRL's arguments."

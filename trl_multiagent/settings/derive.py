@@ -133,7 +133,10 @@ class Settings:
         return "output_dir" in self.arguments or run_id() is not None
 
     def part(self, cls: type[Part], **changes: Any) -> Part:
-        """Makes an instance of a dataclass from the settings in the algorithm's section that are its fields, and `changes`."""
+        """
+        Makes an instance of a dataclass from the settings in the algorithm's section that are its fields, and
+        `changes`.
+        """
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         values = {name: value for name, value in self.arguments.items() if name in names}
         with config_errors(f"section `{self.algorithm}`: "):
@@ -153,7 +156,9 @@ def run_id() -> str | None:
 
 
 def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settings:
-    """Checks the merged settings. Raises `ConfigError` if one is unknown, has the wrong type, or contradicts another one."""
+    """
+    Checks the merged settings. Raises `ConfigError` if one is unknown, has the wrong type, or contradicts another one.
+    """
     values, without_effect = check(algorithm, task, merged)
     with config_errors():
         sections = {name: cls(**values[name]) for name, cls in sections_of(task).items()}
@@ -191,7 +196,10 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
 
 
 def check_team_form(settings: Settings) -> None:
-    """Raises `ConfigError` if no team can be made: no model is given, settings exclude each other, or bitsandbytes is missing."""
+    """
+    Raises `ConfigError` if no team can be made: no model is given, settings exclude each other, or bitsandbytes is
+    missing.
+    """
     model = settings.agent_model
     has_adapters = settings.has_peft_section or model.use_peft
     if model.name is None and settings.agents is None:
@@ -259,7 +267,10 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
 
 
 def complete_arguments(settings: Settings) -> None:
-    """Derives arguments of the trainer and notes from the other settings. Raises `ConfigError` if they contradict each other."""
+    """
+    Derives arguments of the trainer and notes from the other settings. Raises `ConfigError` if they contradict each
+    other.
+    """
     algorithm, sections, extras = settings.algorithm, settings.sections, settings.extras
     arguments, notes, model = settings.arguments, settings.notes, settings.agent_model
     seed = settings.values[""].get("seed")
@@ -328,7 +339,9 @@ def complete_evaluation(settings: Settings) -> None:
 
 
 def complete_critics(settings: Settings) -> None:
-    """Derives the trainer's arguments about critics from their sections and CoMLRL's names, see [`complete_arguments`]."""
+    """
+    Derives the trainer's arguments about critics from their sections and CoMLRL's names, see [`complete_arguments`].
+    """
     algorithm, arguments, notes = settings.algorithm, settings.arguments, settings.notes
     extras = typing.cast(CriticExtras, settings.extras)
     separate = extras.use_separate_critic
@@ -359,7 +372,10 @@ def complete_critics(settings: Settings) -> None:
 
 
 def make_training_args(settings: Settings, config_class: type | None = None, **changes: Any) -> Any:
-    """Makes the trainer's arguments with `config_class`, by default the algorithm's. Raises `ConfigError` if it refuses a value."""
+    """
+    Makes the trainer's arguments with `config_class`, by default the algorithm's. Raises `ConfigError` if it refuses a
+    value.
+    """
     algorithm, config_class = settings.algorithm, config_class or ALGORITHMS[settings.algorithm].config_class()
     names = {field.name for field in dataclasses.fields(config_class)}  # the section may be about a collection, too
     if algorithm in ITERATIVE:
@@ -380,7 +396,10 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
 
 
 def batch_arguments(settings: Settings, args: Any) -> dict[str, Any]:
-    """Converts CoMLRL's settings of nodes (or pairs) per update and of items (or updates) between evaluations to the trainer's arguments."""
+    """
+    Converts CoMLRL's settings of nodes (or pairs) per update and of items (or updates) between evaluations to the
+    trainer's arguments.
+    """
     extras, steps = settings.extras, settings.extras.eval_interval
     arguments: dict[str, Any] = {}
     if settings.algorithm in PREFERENCE_ALGORITHMS:

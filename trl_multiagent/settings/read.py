@@ -1,4 +1,6 @@
-"""Reads, merges and checks settings. A YAML file, `--override` and flags are layers: dicts of sections. Later layers win."""
+"""
+Reads, merges and checks settings. A YAML file, `--override` and flags are layers: dicts of sections. Later layers win.
+"""
 
 import ast
 import contextlib
@@ -65,7 +67,10 @@ def fail(prog: str, error: Exception) -> NoReturn:
 
 
 def config_file(flag: str, name: str, pattern: str) -> str:
-    """Finds a file by its path, or by its name in the package, such as `magrpo_he`. Raises a `ConfigError` that lists these names."""
+    """
+    Finds a file by its path, or by its name in the package, such as `magrpo_he`. Raises a `ConfigError` that lists
+    these names.
+    """
     path = Path(name)
     if path.is_file():
         return name
@@ -114,8 +119,8 @@ def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]
 
 def parse_value(text: str) -> Any:
     """
-    Reads a value on the command line: true, false, none or null in any case, a Python literal, a list such as `[a,b]` or a mapping such
-    as `{a: 1}` as in YAML, or the text itself. Rows of a split, such as `[16:]`, are text.
+    Reads a value on the command line: true, false, none or null in any case, a Python literal, a list such as `[a,b]`
+    or a mapping such as `{a: 1}` as in YAML, or the text itself. Rows of a split, such as `[16:]`, are text.
     """
     constants = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in constants:
@@ -159,8 +164,9 @@ def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
 
 def rename(algorithm: str, layer: dict[str, Any]) -> None:
     """
-    Replaces alternative names of settings by ours, in place. If ours has another value, an unused value stays under its alternative name, and
-    [`check`] reports it. The section of an algorithm in rounds may have the name of the algorithm of a round.
+    Replaces alternative names of settings by ours, in place. If ours has another value, an unused value stays under
+    its alternative name, and [`check`] reports it. The section of an algorithm in rounds may have the name of the
+    algorithm of a round.
     """
     if algorithm in ITERATIVE:
         section = ITERATIVE[algorithm]
@@ -231,7 +237,9 @@ def check_kinds(first: dict[str, Any], second: dict[str, Any], section: str = ""
 
 @contextlib.contextmanager
 def naming_reference() -> Iterator[None]:
-    """Turns an error of OmegaConf within the block, about a text such as `${seed}` or `???`, into a [`ConfigError`]."""
+    """
+    Turns an error of OmegaConf within the block, about a text such as `${seed}` or `???`, into a [`ConfigError`].
+    """
     try:
         yield
     except OmegaConfBaseException as error:
@@ -245,8 +253,9 @@ def naming_reference() -> Iterator[None]:
 
 def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """
-    Checks names and types of all settings. Returns them by section, with top-level settings under `""`, and the paths of the given
-    settings that have no effect. Raises `ConfigError` if a name is unknown, a value has the wrong type, or a feature is not available.
+    Checks names and types of all settings. Returns them by section, with top-level settings under `""`, and the paths
+    of the given settings that have no effect. Raises `ConfigError` if a name is unknown, a value has the wrong type,
+    or a feature is not available.
     """
     sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
     sections |= {name: keys_of(cls) for name, cls in sections_of(task).items()}
@@ -267,7 +276,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         if path in secrets:
             if value not in (None, {}, ""):
                 raise ConfigError(
-                    f"`{path}` cannot be used, because settings are saved with the run: put the key into an environment variable, and "
+                    f"`{path}` cannot be used, because settings are saved with the run: put the key into an "
+                    "environment variable, and "
                     f"its name into `{secrets[path]}`."
                 )
         elif path in no_effect:
@@ -291,7 +301,9 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
 def paths(
     algorithm: str, sections: Collection[str], other_names: Mapping[str, str], resolved: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Yields the paths of the given settings and their values. Raises `ConfigError` if this run cannot have a section."""
+    """
+    Yields the paths of the given settings and their values. Raises `ConfigError` if this run cannot have a section.
+    """
     for section, body in resolved.items():
         if body and section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS:
             raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
@@ -302,7 +314,8 @@ def paths(
         elif section in comlrl.TASK_SECTIONS and section not in sections:
             used = [old for old, new in other_names.items() if new in [f"{section}.{name}" for name in body or ()]]
             raise ConfigError(
-                f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and this run trains on "
+                f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and "
+                "this run trains on "
                 f"another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
             )
         elif section not in sections:
@@ -314,7 +327,10 @@ def paths(
 
 
 def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:
-    """Returns the end of an error message, which suggests a similar section, the same name in another section, or a similar name."""
+    """
+    Returns the end of an error message, which suggests a similar section, the same name in another section, or a
+    similar name.
+    """
     known = list(known)
     section, _, name = path.rpartition(".")
     candidates = [] if section else difflib.get_close_matches(path, sections, n=1, cutoff=0.75)

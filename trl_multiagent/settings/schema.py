@@ -1,4 +1,7 @@
-"""The sections of a recipe's YAML file, one dataclass each. The section of an algorithm also has the fields of its configuration class."""
+"""
+The sections of a recipe's YAML file, one dataclass each. The section of an algorithm also has the fields of its
+configuration class.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +16,10 @@ from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALG
 
 @dataclass
 class AgentModel:
-    """The section `agent_model`: fields of TRL's `ModelConfig`, some by other names, see `TRL_NAMES`. Unset fields have TRL's defaults."""
+    """
+    The section `agent_model`: fields of TRL's `ModelConfig`, some by other names, see `TRL_NAMES`. Unset fields have
+    TRL's defaults.
+    """
 
     name: str | None = setting("Model id or folder that every agent starts from, or the folder of a saved team.")
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = setting(
@@ -202,7 +208,9 @@ class RewardRoundSettings(RoundSettings):
 
 
 def extras_of(algorithm: str) -> type[AlgorithmExtras]:
-    """Returns the dataclass of the settings in an algorithm's section that are not fields of its configuration class."""
+    """
+    Returns the dataclass of the settings in an algorithm's section that are not fields of its configuration class.
+    """
     return CriticExtras if algorithm in ACTOR_CRITICS else AlgorithmExtras
 
 
@@ -277,8 +285,9 @@ class Key:
 
 def keys_of(cls: type) -> dict[str, Key]:
     """
-    Returns the fields of a dataclass as keys of a section. Numeric fields of TRL, transformers or PEFT must not be negative, unless their default
-    is, and optional counts must not be 0, because these libraries check that only when they train.
+    Returns the fields of a dataclass as keys of a section. Numeric fields of TRL, transformers or PEFT must not be
+    negative, unless their default is, and optional counts must not be 0, because these libraries check that only when
+    they train.
     """
     keys = {}
     for field in dataclasses.fields(cls):

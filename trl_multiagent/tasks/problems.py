@@ -25,8 +25,8 @@ class Problem:
 @lru_cache(maxsize=8192)
 def read_problem(prompt: str, entry_point: str) -> Problem:
     """
-    Splits a prompt into the source before the entry point, and the entry point's signature. Raises `ValueError` if the prompt does not parse
-    or does not define the entry point as a function at its top level.
+    Splits a prompt into the source before the entry point, and the entry point's signature. Raises `ValueError` if the
+    prompt does not parse or does not define the entry point as a function at its top level.
     """
     prompt = prompt.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
     try:
@@ -50,9 +50,9 @@ def read_problem(prompt: str, entry_point: str) -> Problem:
 
 def check_problem(row: dict, fields: Iterable[str], where: str, test_field: str = "test") -> str:
     """
-    Refuses a row that lacks one of the `fields`, all text, or whose test cannot tell right answers from wrong ones. Returns the source
-    before the entry point. The `ValueError` begins with `where`, the file and number of the row, and names the field; `test_field` is
-    that of the user's file from which the test was made.
+    Refuses a row that lacks one of the `fields`, all text, or whose test cannot tell right answers from wrong ones.
+    Returns the source before the entry point. The `ValueError` begins with `where`, the file and number of the row,
+    and names the field; `test_field` is that of the user's file from which the test was made.
     """
     check_fields(row, dict.fromkeys(fields, str), where)
     try:

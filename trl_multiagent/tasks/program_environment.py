@@ -20,7 +20,10 @@ class ProgramEnvironment(Environment):
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
 
     def resume_settings(self) -> dict[str, Any]:
-        """Returns the settings on which rewards and prompts depend. The number of workers and the protection tier may differ."""
+        """
+        Returns the settings on which rewards and prompts depend. The number of workers and the protection tier may
+        differ.
+        """
         prompts = json.dumps(self.prompts(self.example, ()), sort_keys=True)
         return {
             "prompts": hashlib.sha256(prompts.encode()).hexdigest()[:12],

@@ -10,7 +10,10 @@ from trl_multiagent.environments.task_errors import UnavailableError
 
 @dataclass
 class SandboxSettings:
-    """The section `sandbox`: settings of a [`~trl_multiagent.code.sandbox.Sandbox`], and `adaptive_timeout`, which the reward uses."""
+    """
+    The section `sandbox`: settings of a [`~trl_multiagent.code.sandbox.Sandbox`], and `adaptive_timeout`, which the
+    reward uses.
+    """
 
     workers: int | None = setting(
         "Programs that run at the same time, per process; by default the process's share of the node's cores.",
@@ -18,7 +21,8 @@ class SandboxSettings:
     )
     check_timeout: float = setting("Longest time for each test, in seconds.", Sandbox.check_timeout)
     adaptive_timeout: bool = setting(
-        "Whether the time for a test is 20 times that of the item's reference solution, at least 1 s, if the item has one.",
+        "Whether the time for a test is 20 times that of the item's reference solution, at least 1 s, if the item "
+        "has one.",
         True,
     )
     max_timeouts: int = setting("Timed-out tests after which a program's others do not run.", Sandbox.max_timeouts)
@@ -40,7 +44,10 @@ class SandboxSettings:
         return Sandbox(**settings)
 
     def make_checked_sandbox(self) -> Sandbox:
-        """Makes the sandbox before anything is loaded. Raises `UnavailableError` if the machine does not offer the protection `min_tier`."""
+        """
+        Makes the sandbox before anything is loaded. Raises `UnavailableError` if the machine does not offer the
+        protection `min_tier`.
+        """
         sandbox = self.make_sandbox()
         try:
             sandbox.run([])

@@ -51,10 +51,12 @@ REFUSED = {
 
 class AgentAdapters:
     """
-    The adapters of a LoRA team and their reference policies. For any other team, this object is empty, and its methods do nothing.
+    The adapters of a LoRA team and their reference policies. For any other team, this object is empty, and its methods
+    do nothing.
 
-    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone if the adapter was then
-    fresh, otherwise a copy of the adapter. The model of each role has an adapter with the role's name, see [`check_adapter`].
+    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone
+    if the adapter was then fresh, otherwise a copy of the adapter. The model of each role has an adapter with the
+    role's name, see [`check_adapter`].
     """
 
     def __init__(self, models: dict[str, PeftModel]):
@@ -91,7 +93,10 @@ class AgentAdapters:
         return role in self.models and can_group(self.models[role], role)
 
     def activate(self, role: str, reference: bool, group: Stacked | None = None) -> None:
-        """Makes the base of an agent compute with the agent's adapter, its reference policy, or the adapters of a `group`."""
+        """
+        Makes the base of an agent compute with the agent's adapter, its reference policy, or the adapters of a
+        `group`.
+        """
         self.group = group
         # PEFT's own `set_adapter` would also freeze the adapters of all other agents
         for layer in self._layers.get(role, ()):
@@ -100,8 +105,8 @@ class AgentAdapters:
 
     def keep_references(self) -> None:
         """
-        Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which adapter is active, so the
-        caller sets both afterwards.
+        Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which
+        adapter is active, so the caller sets both afterwards.
         """
         for role in self._copied_roles:  # references of an earlier trainer
             self.models[role].delete_adapter(reference_name(role))
@@ -121,7 +126,10 @@ def reference_name(role: str) -> str:
 
 
 def _is_fresh(model: PeftModel, role: str, weights: dict[str, torch.Tensor]) -> bool:
-    """Returns whether an adapter with these weights has no effect: it adds zero, and its copies of modules equal the originals."""
+    """
+    Returns whether an adapter with these weights has no effect: it adds zero, and its copies of modules equal the
+    originals.
+    """
     copies = [
         (module.modules_to_save[role], module.original_module)
         for module in model.modules()
@@ -149,9 +157,9 @@ def load_adapters(
     sources: dict[str, AgentSource], peft_config: LoraConfig | None, seed: int, model_init_kwargs: dict[str, Any]
 ) -> dict[str, PeftModel]:
     """
-    Loads the agents of a LoRA team. Agents with the same base share it, and are the same object in the result. With a `peft_config`, the
-    sources are bases, and every agent gets a fresh adapter; otherwise they are adapters. The seed decides the weights that no file
-    contains.
+    Loads the agents of a LoRA team. Agents with the same base share it, and are the same object in the result. With a
+    `peft_config`, the sources are bases, and every agent gets a fresh adapter; otherwise they are adapters. The seed
+    decides the weights that no file contains.
     """
     hub = hub_arguments(model_init_kwargs)
     # ZeRO-3 gathers parameters together, so all must have the same data type
@@ -176,7 +184,8 @@ def load_adapters(
                 checksums = checksums_of_base(base_source.name, {**hub, "revision": revision})
         if checksums and peft_config is None and check_checksums(source.name) not in ({}, checksums):
             raise ValueError(
-                f"The base {base_source.name} does not have the weights on which {source.name} was trained. Restore them, or remove "
+                f"The base {base_source.name} does not have the weights on which {source.name} was trained. "
+                "Restore them, or remove "
                 f"{CHECKSUMS_FILE} from the folder of the adapter if the change is meant."
             )
         with seeded(seed, role):  # also for saved adapters, because PEFT draws weights before it reads the file
@@ -200,7 +209,10 @@ def load_adapters(
 
 
 def checksums_of_base(name: str, hub: dict[str, Any]) -> dict[str, str]:
-    """Returns the checksums of the weights of a base, by file. In the cache of the Hub, they are the names of the files that are linked."""
+    """
+    Returns the checksums of the weights of a base, by file. In the cache of the Hub, they are the names of the files
+    that are linked.
+    """
     config = find_file(name, MODEL_CONFIG, **hub)
     checksums = {}
     for path in [] if config is None else sorted(Path(config).parent.glob("*.safetensors")):
@@ -226,7 +238,9 @@ def load_adapter_weights(model: PeftModel, role: str, folder: Path) -> None:
 
 
 def check_adapter(role: str, model: PeftModel) -> None:
-    """Raises a `ValueError` if a model has no adapter with the name of a role, or if an agent cannot have this adapter."""
+    """
+    Raises a `ValueError` if a model has no adapter with the name of a role, or if an agent cannot have this adapter.
+    """
     if role not in model.peft_config:
         raise ValueError(
             f"The PeftModel of the role {role!r} has the adapters {list(model.peft_config)}; name one as the role."
@@ -270,7 +284,8 @@ def check_adapter_config(whose: str, config: PeftConfig) -> None:
 
 def check_adapter_names(config: LoraConfig, model: PeftModel) -> None:
     """
-    Checks that each name in `target_modules` belongs to a module with an adapter. PEFT ignores wrong names if at least one is right.
+    Checks that each name in `target_modules` belongs to a module with an adapter. PEFT ignores wrong names if at least
+    one is right.
 
     Raises:
         ValueError: there is no such module.

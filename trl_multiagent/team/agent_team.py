@@ -54,27 +54,32 @@ class AgentTeam(SingleModel):
     """
     Agents that are trained together.
 
-    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one model, and differ in
-    their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once; several bases are possible.
+    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one
+    model, and differ in their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once;
+    several bases are possible.
 
-    One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP, DeepSpeed) and one
-    backward pass. Attributes and methods that a trainer expects of a single model (`config`, `generate`, ...) are those of the *active*
-    agent, see [`~AgentTeam.activate`].
+    One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP,
+    DeepSpeed) and one backward pass. Attributes and methods that a trainer expects of a single model (`config`,
+    `generate`, ...) are those of the *active* agent, see [`~AgentTeam.activate`].
 
     Args:
-        models (`dict[str, PreTrainedModel | PeftModel]`): The agents by role, in the order of the environment's roles. The same model for
-            all roles makes a team with shared weights. A `PeftModel` must have an adapter named after each role that uses it.
-        tokenizers (`dict[str, PreTrainedTokenizerBase]`): The tokenizer of each role. Roles may have the same tokenizer object.
+        models (`dict[str, PreTrainedModel | PeftModel]`): The agents by role, in the order of the environment's roles.
+            The same model for all roles makes a team with shared weights. A `PeftModel` must have an adapter named
+            after each role that uses it.
+        tokenizers (`dict[str, PreTrainedTokenizerBase]`): The tokenizer of each role. Roles may have the same
+            tokenizer object.
 
     Attributes:
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         agents (`dict[str, PreTrainedModel]`): The model of each role, without adapters.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
-        critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are saved and loaded with
+        critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are
+        saved and loaded with
             the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
-        devices (`dict[str, torch.device]`): The device of each agent, if they are on several devices, see [`~AgentTeam.place`].
-        uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has no dropout, and the
-            update needs the log-probabilities of the policy that sampled.
+        devices (`dict[str, torch.device]`): The device of each agent, if they are on several devices, see
+            [`~AgentTeam.place`].
+        uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has
+            no dropout, and the update needs the log-probabilities of the policy that sampled.
 
     Example:
 
@@ -154,19 +159,22 @@ class AgentTeam(SingleModel):
         Loads a team.
 
         Args:
-            name (`str`, `Path` or `list[str]`): A model id or folder that every agent starts from; a list with one per role; or the id or
-                folder of a team that [`~AgentTeam.save_pretrained`] wrote. The name of a LoRA adapter loads its base, too. A base is loaded
-                once for all adapters on it.
-            roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its files.
+            name (`str`, `Path` or `list[str]`): A model id or folder that every agent starts from; a list with one per
+                role; or the id or folder of a team that [`~AgentTeam.save_pretrained`] wrote. The name of a LoRA
+                adapter loads its base, too. A base is loaded once for all adapters on it.
+            roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its
+                files.
             peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh LoRA adapter.
             share_weights (`bool`, *optional*, defaults to `False`): Whether all agents are one model.
-            seed (`int`, *optional*, defaults to `42`): Decides the weights that no file contains: fresh adapters, and parts that a model's
-                files lack, such as a head. They depend on the seed and on the role's name alone. The state of the global random generators
-                does not change.
-            base_dtype (`str` or `torch.dtype`, *optional*): Data type of the base of a LoRA team, by default `dtype`. The adapters are
-                float32.
-            tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example `add_bos_token`.
-            **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by default), `revision`,
+            seed (`int`, *optional*, defaults to `42`): Decides the weights that no file contains: fresh adapters, and
+                parts that a model's files lack, such as a head. They depend on the seed and on the role's name alone.
+                The state of the global random generators does not change.
+            base_dtype (`str` or `torch.dtype`, *optional*): Data type of the base of a LoRA team, by default `dtype`.
+                The adapters are float32.
+            tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example
+                `add_bos_token`.
+            **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
+            default), `revision`,
                 `attn_implementation` or a `quantization_config` for the base of a LoRA team.
 
         Raises:
@@ -198,13 +206,14 @@ class AgentTeam(SingleModel):
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """
-        Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads. The folder of a LoRA agent
-        contains its adapter. Agents with shared weights have one folder, `agents/shared/`. The critics, if there are any, are in
-        `critics/`.
+        Writes `team.json` and one standard folder per role, `agents/<role>/`, that `AutoModelForCausalLM` loads. The
+        folder of a LoRA agent contains its adapter. Agents with shared weights have one folder, `agents/shared/`. The
+        critics, if there are any, are in `critics/`.
 
         Args:
             folder (`str` or `Path`): The team's folder.
-            state_dict (`dict[str, torch.Tensor]`, *optional*): The team's state dict, needed if the modules themselves hold only a shard.
+            state_dict (`dict[str, torch.Tensor]`, *optional*): The team's state dict, needed if the modules themselves
+                hold only a shard.
         """
         folder = Path(folder)
         for role, name in self._model_names.items():
@@ -226,7 +235,8 @@ class AgentTeam(SingleModel):
 
     def load_weights(self, folder: str | Path) -> None:
         """
-        Replaces the weights of the agents and of the critics by those of a team that [`~AgentTeam.save_pretrained`] wrote.
+        Replaces the weights of the agents and of the critics by those of a team that [`~AgentTeam.save_pretrained`]
+        wrote.
 
         Raises:
             ValueError: the saved team has other roles or another form, or not the same critics.
@@ -261,10 +271,12 @@ class AgentTeam(SingleModel):
         Args:
             repo_id (`str`): Repository, created if it does not exist.
             private (`bool`, *optional*): Whether to make the repository private if it is created.
-            token (`str`, *optional*): Token with write access; by default that of `hf auth login` or of the variable `HF_TOKEN`.
+            token (`str`, *optional*): Token with write access; by default that of `hf auth login` or of the variable
+                `HF_TOKEN`.
             revision (`str`, *optional*): Branch, created if it does not exist; by default `main`.
             commit_message (`str`, *optional*, defaults to `"Upload team"`): Message of the commit.
-            create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write access.
+            create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write
+                access.
 
         Raises:
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
@@ -327,20 +339,26 @@ class AgentTeam(SingleModel):
         Plays one episode, or one for each of several items, which are played together, turn by turn.
 
         Args:
-            item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text of its `prompt`
-                column. A text is answered in one turn and not scored, because scoring needs the other columns.
+            item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text
+                of its `prompt` column. A text is answered in one turn and not scored, because scoring needs the other
+                columns.
             environment ([`Environment`]): The task; its roles are those of the team.
             num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
-            use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat template.
-            generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion tokens in one `generate`
-                call. More tokens need several calls. With `None`, all items share one call.
-            history_options ([`~rollout.history.HistoryOptions`], *optional*): The part of their past turns that agents see; by default all.
-            stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps the string.
+            use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat
+                template.
+            generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion
+                tokens in one `generate` call. More tokens need several calls. With `None`, all items share one call.
+            history_options ([`~rollout.history.HistoryOptions`], *optional*): The part of their past turns that agents
+            see; by default all.
+            stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps
+                the string.
             seed (`int`, *optional*): Seed of the draws; by default drawn from torch's global generator.
-            **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy) and 256 tokens.
+            **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy)
+            and 256 tokens.
 
         Returns:
-            `list[Turn]`: Prompts, joint action and outcome (`None` for a text) of each turn; for several items, a list of such lists.
+            `list[Turn]`: Prompts, joint action and outcome (`None` for a text) of each turn; for several items, a list
+            of such lists.
 
         Raises:
             TypeError: An argument is unknown, or an item is neither a row nor a text.
@@ -388,8 +406,8 @@ class AgentTeam(SingleModel):
 
     def train(self, mode: bool = True) -> "AgentTeam":
         """
-        Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too. This disables
-        all randomness of a forward: dropout, skipped layers, noise of routers.
+        Sets the mode of the team. Unless the team `uses_dropout`, the agents stay in evaluation mode in training, too.
+        This disables all randomness of a forward: dropout, skipped layers, noise of routers.
         """
         super().train(mode)
         if mode and not self.uses_dropout:
@@ -397,7 +415,8 @@ class AgentTeam(SingleModel):
             if self.critics is not None:
                 self.critics.eval()
             for layer in self._checkpointed_layers():
-                # transformers checkpoints layers in training mode only. They run in evaluation mode, see `_checkpointing`
+                # transformers checkpoints layers in training mode only. They run in evaluation mode, see
+                # `_checkpointing`
                 layer.training = True
         # In evaluation mode, the CPU kernels of bitsandbytes lose gradients or round differently
         for layer in self._quantized_layers:
@@ -429,10 +448,12 @@ class AgentTeam(SingleModel):
 
     def freeze(self, roles: Iterable[str]) -> None:
         """
-        Sets the agents that generate but are not trained. All other agents are trained, also those that were frozen before.
+        Sets the agents that generate but are not trained. All other agents are trained, also those that were frozen
+        before.
 
         Raises:
-            ValueError: `roles` are not roles of the team, they are all of its roles, or they share weights with other agents.
+            ValueError: `roles` are not roles of the team, they are all of its roles, or they share weights with other
+            agents.
         """
         roles = frozenset(roles)
         if not roles <= set(self.roles):
@@ -488,7 +509,10 @@ class AgentTeam(SingleModel):
 
     @contextlib.contextmanager
     def sampling(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
-        """Makes agents on one model ready to sample together within the block. Yields the model and, for several agents, their adapters."""
+        """
+        Makes agents on one model ready to sample together within the block. Yields the model and, for several agents,
+        their adapters.
+        """
         group = Stacked(self._adapter_names(roles)) if len(roles) > 1 else None
         with self.activate(roles[0]) as model:
             self._adapters.activate(roles[0], self._computes_as_reference, group)
@@ -507,16 +531,16 @@ class AgentTeam(SingleModel):
         Runs agents on their own inputs, or the active agent.
 
         Args:
-            team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the arguments go to the
-                active agent. Two kinds of arguments change an agent's forward, and exclude each other: `places` and `readers` of packed
-                rows, see [`~packing.run_packed`]; and `router_weights`, the weights of its tokens in the router loss, see
-                [`~router_loss.forward_with_expert_sums`].
-            critic_inputs (`dict[str, dict]`, *optional*): For each critic, `input_ids` and `attention_mask` of the sequences that it reads.
-                Needs `team_inputs`.
+            team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the
+                arguments go to the active agent. Two kinds of arguments change an agent's forward, and exclude each
+                other: `places` and `readers` of packed rows, see [`~packing.run_packed`]; and `router_weights`, the
+                weights of its tokens in the router loss, see [`~router_loss.forward_with_expert_sums`].
+            critic_inputs (`dict[str, dict]`, *optional*): For each critic, `input_ids` and `attention_mask` of the
+                sequences that it reads. Needs `team_inputs`.
 
         Returns:
-            `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's values of shape
-            `(num_rows,)`, under [`~team.critics.critic_key`].
+            `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's
+            values of shape `(num_rows,)`, under [`~team.critics.critic_key`].
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
@@ -532,7 +556,9 @@ class AgentTeam(SingleModel):
 
 
 def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[list[dict], bool]:
-    """Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts, which have one turn."""
+    """
+    Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts, which have one turn.
+    """
     items = [item] if isinstance(item, str | Mapping) else list(item)
     are_texts = bool(items) and all(isinstance(x, str) for x in items)
     if not are_texts and not all(isinstance(x, Mapping) for x in items):

@@ -1,12 +1,12 @@
 """
 Critics: value models that are trained with a team and are part of its module.
 
-A critic reads a sequence of tokens with a backbone, and its head turns the hidden state of the last token into a number. The forms differ
-in the backbone:
+A critic reads a sequence of tokens with a backbone, and its head turns the hidden state of the last token into a
+number. The forms differ in the backbone:
 
 - `"model"`: every critic has a backbone of its own, all of which is trained.
-- `"adapter"`: every critic has a LoRA adapter. In a LoRA team, it is on the base of the agents. In any other team, all critics share one
-  frozen copy of a base.
+- `"adapter"`: every critic has a LoRA adapter. In a LoRA team, it is on the base of the agents. In any other team, all
+  critics share one frozen copy of a base.
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
@@ -63,8 +63,8 @@ class TeamOfCritics(Protocol):
 @dataclass
 class Scale:
     """
-    The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so that a new critic,
-    whose head returns zero, predicts the mean of the recent targets.
+    The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so
+    that a new critic, whose head returns zero, predicts the mean of the recent targets.
     """
 
     weight: float = 0.0  # 1 - decay^n after n batches
@@ -89,7 +89,10 @@ class Scale:
 
 @dataclass
 class CriticSettings:
-    """The settings of critics, see the arguments `critic_*` of [`ActorCriticConfig`]. Without `models`, a critic starts from its agent."""
+    """
+    The settings of critics, see the arguments `critic_*` of [`ActorCriticConfig`]. Without `models`, a critic starts
+    from its agent.
+    """
 
     form: str = "model"  # or "adapter" or "head"
     models: str | list[str] | None = None
@@ -169,8 +172,8 @@ class Critics(nn.Module):
         self, name: str, team: TeamOfCritics, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         """
-        Computes the outputs of a critic's head for sequences of shape `(num_rows, length)`, padded on the left. The team must have
-        activated the critic.
+        Computes the outputs of a critic's head for sequences of shape `(num_rows, length)`, padded on the left. The
+        team must have activated the critic.
 
         Returns:
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
@@ -233,7 +236,8 @@ class Critics(nn.Module):
         path = Path(folder) / CRITICS_FOLDER / CRITICS_FILE
         if not path.is_file():
             raise ValueError(
-                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can be continued by one."
+                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can "
+                "be continued by one."
             )
         saved = read_json(path)
         if (saved["form"], saved["critics"]) != (self.settings.form, list(self.names)):
@@ -250,7 +254,8 @@ class Critics(nn.Module):
                 weights = load_backbone(str(source), model.dtype).state_dict()
                 if shapes(weights) != shapes(model.state_dict()):
                     raise ValueError(
-                        f"{source} is a critic of another architecture or size than {name!r} of this run. Set `critic_models` "
+                        f"{source} is a critic of another architecture or size than {name!r} of this run. Set "
+                        "`critic_models` "
                         "to models of the same one."
                     )
                 model.load_state_dict(weights)
@@ -259,7 +264,10 @@ class Critics(nn.Module):
 
 
 def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSettings) -> Critics:
-    """Makes the critics of a team. `roles`: the agent that each critic starts from. Raises `ValueError` if the settings do not fit."""
+    """
+    Makes the critics of a team. `roles`: the agent that each critic starts from. Raises `ValueError` if the settings
+    do not fit.
+    """
     sources = model_names(settings.models, list(roles))
     backbones = {name: Backbone(role, team.tokenizers[role]) for name, role in roles.items()}
     models: dict[str, Any] = {}
@@ -308,24 +316,32 @@ def shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
 
 
 def load_head(head: nn.Module, folder: str | Path) -> None:
-    """Replaces the weights of a head by those in the folder of a saved critic. Raises `ValueError` if the saved head has other layers."""
+    """
+    Replaces the weights of a head by those in the folder of a saved critic. Raises `ValueError` if the saved head has
+    other layers.
+    """
     saved, own = load_file(Path(folder) / HEAD_FILE), head.state_dict()
     if shapes(saved) != shapes(own):
         hidden = saved["0.bias"].numel() if len(saved) > 2 else None
         raise ValueError(
-            f"The value head in {folder} has other layers than the one that `critic_value_head_hidden_dim` asks for: set it "
+            f"The value head in {folder} has other layers than the one that `critic_value_head_hidden_dim` asks "
+            "for: set it "
             f"to {hidden}, or remove {HEAD_FILE} there."
         )
     head.load_state_dict(saved)
 
 
 def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:
-    """Returns the model that each critic starts from, or `None`. Raises `ValueError` if neither one for all nor one for each is given."""
+    """
+    Returns the model that each critic starts from, or `None`. Raises `ValueError` if neither one for all nor one for
+    each is given.
+    """
     if models is None or isinstance(models, str) or len(models) == 1:
         return dict.fromkeys(names, models if models is None or isinstance(models, str) else models[0])
     if len(models) != len(names):
         raise ValueError(
-            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or one for all."
+            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or one "
+            "for all."
         )
     return dict(zip(names, models, strict=True))
 
@@ -365,8 +381,8 @@ def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: Crit
 
 def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
     """
-    Makes a head: a linear layer, optionally after a hidden layer with tanh. The last layer returns zero at first, so that a new critic
-    predicts the mean of the targets.
+    Makes a head: a linear layer, optionally after a hidden layer with tanh. The last layer returns zero at first, so
+    that a new critic predicts the mean of the targets.
     """
     size = model.config.get_text_config().hidden_size
     layers: list[nn.Module] = [nn.Linear(size, hidden_dim), nn.Tanh()] if hidden_dim is not None else []

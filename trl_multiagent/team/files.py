@@ -25,7 +25,10 @@ Form = Literal["full", "shared", "lora"]
 
 @dataclass
 class TeamFile:
-    """The contents of `team.json`: the form of the team, see [`AgentTeam`], and the folder of each role in the folder of the team."""
+    """
+    The contents of `team.json`: the form of the team, see [`AgentTeam`], and the folder of each role in the folder of
+    the team.
+    """
 
     form: Form
     folders: dict[str, str]
@@ -46,7 +49,8 @@ def read_team_file(path: str | Path) -> TeamFile:
     Reads `team.json`.
 
     Raises:
-        ValueError: the file is damaged or has another format version, a role cannot name an agent, a folder is not in the team's, or a link
+        ValueError: the file is damaged or has another format version, a role cannot name an agent, a folder is not in
+        the team's, or a link
             leads out of it.
     """
     contents = read_json(Path(path))
@@ -79,7 +83,9 @@ def read_team_file(path: str | Path) -> TeamFile:
 
 @dataclass(frozen=True)
 class AgentSource:
-    """The place that an agent is loaded from: a folder, or a repository on the Hub, and the agent's folder within that."""
+    """
+    The place that an agent is loaded from: a folder, or a repository on the Hub, and the agent's folder within that.
+    """
 
     name: str
     subfolder: str | None = None
@@ -94,8 +100,8 @@ def find_sources(
     name: str | Path | Sequence[str], roles: Sequence[str] | None, hub: dict[str, Any]
 ) -> tuple[dict[str, AgentSource], Form | None]:
     """
-    Finds the sources of the agents of a team: a saved team, a model for all roles, or one model per role. Returns the source of each role, and
-    the form of a saved team, or `None` for models.
+    Finds the sources of the agents of a team: a saved team, a model for all roles, or one model per role. Returns the
+    source of each role, and the form of a saved team, or `None` for models.
 
     Raises:
         ValueError: the roles are missing, or do not fit the saved team or the number of models.
@@ -133,8 +139,9 @@ def form_of_sources(
     hub: dict[str, Any],
 ) -> Form:
     """
-    Decides the form of a team from the sources of its agents, the form in a `team.json` and the arguments of [`AgentTeam.from_pretrained`].
-    `hub`: arguments for reading files. Raises `ValueError` if the arguments contradict the sources.
+    Decides the form of a team from the sources of its agents, the form in a `team.json` and the arguments of
+    [`AgentTeam.from_pretrained`]. `hub`: arguments for reading files. Raises `ValueError` if the arguments contradict
+    the sources.
     """
     share_weights = share_weights or saved_form == "shared"
     if share_weights and len(set(sources.values())) > 1:

@@ -39,9 +39,9 @@ class TeamLoader:
 
     def load(self, roles: Sequence[str], dtype: str, compute_dtype: str, seed: int) -> AgentTeam:
         """
-        Loads the team to train, on the CPU: full models, one model for all agents, or LoRA adapters. `dtype` is the type of the trained
-        weights, `compute_dtype` that of matrix products. The seed decides the weights that no file contains. Raises [`LoadError`] if the
-        team cannot be loaded.
+        Loads the team to train, on the CPU: full models, one model for all agents, or LoRA adapters. `dtype` is the
+        type of the trained weights, `compute_dtype` that of matrix products. The seed decides the weights that no file
+        contains. Raises [`LoadError`] if the team cannot be loaded.
         """
         arguments = {"dtype": dtype, **self._quantization(compute_dtype), **self.arguments}
         with one_line(f"the team cannot be loaded from {self.models!r}"):
@@ -57,7 +57,10 @@ class TeamLoader:
         return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
 
     def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
-        """Loads another team on the device of this process, see [`load_player`]. That team decides on adapters and shared weights."""
+        """
+        Loads another team on the device of this process, see [`load_player`]. That team decides on adapters and shared
+        weights.
+        """
         dtype = self._sampling_dtype
         with one_line(f"the team cannot be loaded from {names!r}"):
             models = build(names, self.builders)
@@ -85,7 +88,8 @@ class TeamLoader:
     def _place(self, team: AgentTeam) -> AgentTeam:
         if any(parameter.numel() == 0 for parameter in team.parameters()):
             raise LoadError(
-                "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample: choose the "
+                "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample: "
+                "choose the "
                 "accelerate configuration single or ddp."
             )
         return team if self.quantization else team.to(PartialState().device)
@@ -93,8 +97,9 @@ class TeamLoader:
 
 def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwargs: Any) -> AgentTeam:
     """
-    Loads a team that only answers: a saved team, a model for all roles, or one model per role. A saved team has its own roles and form. A
-    model that answers for several roles is loaded once. `model_init_kwargs`: arguments of [`AgentTeam.from_pretrained`].
+    Loads a team that only answers: a saved team, a model for all roles, or one model per role. A saved team has its
+    own roles and form. A model that answers for several roles is loaded once. `model_init_kwargs`: arguments of
+    [`AgentTeam.from_pretrained`].
     """
     is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
     if is_saved:
@@ -104,7 +109,10 @@ def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwarg
 
 
 def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
-    """Builds the models of a task that do not exist yet, one process at a time. Returns the names with these models' folders instead."""
+    """
+    Builds the models of a task that do not exist yet, one process at a time. Returns the names with these models'
+    folders instead.
+    """
     if isinstance(names, list):
         built = {name: build(name, builders) for name in dict.fromkeys(names)}
         return [built[name] for name in names]

@@ -20,8 +20,9 @@ from trl_multiagent.team.critics import Critics
 
 class SingleModel(nn.Module):
     """
-    Several models, of which only that of the *active* agent computes. Attributes and methods that a trainer expects of a single model are the
-    active agent's, or act on all agents and critics. [`AgentTeam`] sets the attributes that are declared here.
+    Several models, of which only that of the *active* agent computes. Attributes and methods that a trainer expects of
+    a single model are the active agent's, or act on all agents and critics. [`AgentTeam`] sets the attributes that are
+    declared here.
     """
 
     active: str  # the role that computes
@@ -135,8 +136,8 @@ class SingleModel(nn.Module):
 
     def _checkpointing(self, layer: nn.Module, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
         """
-        Wraps the function that checkpoints a layer. The layer runs in evaluation mode unless the team uses dropout. In the backward pass,
-        it is recomputed with the agent and the critic that were active in the forward.
+        Wraps the function that checkpoints a layer. The layer runs in evaluation mode unless the team uses dropout. In
+        the backward pass, it is recomputed with the agent and the critic that were active in the forward.
         """
 
         def checkpoint_for_agent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +170,10 @@ class SingleModel(nn.Module):
         self.activation_checkpointing_disable()
 
     def enable_input_require_grads(self) -> None:
-        """Makes the inputs of the layers require gradients. Otherwise no gradients reach adapters through checkpointed layers."""
+        """
+        Makes the inputs of the layers require gradients. Otherwise no gradients reach adapters through checkpointed
+        layers.
+        """
         for model in self._all_base_models:
             cast(Any, model).enable_input_require_grads()
 
@@ -179,7 +183,10 @@ class SingleModel(nn.Module):
 
 
 def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any) -> ModelOutput:
-    """Runs one agent, on `device` if given, on its entry of `team_inputs`, see [`AgentTeam.forward`]. The output is on the inputs' device."""
+    """
+    Runs one agent, on `device` if given, on its entry of `team_inputs`, see [`AgentTeam.forward`]. The output is on
+    the inputs' device.
+    """
     if device is None:
         return run(agent, **inputs)
     return send_to_device(run(agent, **send_to_device(inputs, device)), inputs["input_ids"].device)

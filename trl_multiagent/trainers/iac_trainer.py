@@ -5,11 +5,11 @@ from trl_multiagent.trainers.iac_config import IACConfig
 
 class IACTrainer(ActorCriticTrainer):
     """
-    Trainer for Independent Actor-Critic (IAC): every trained agent has a critic that reads only the agent's own prompt and
-    history. With one agent it is the plain actor-critic.
+    Trainer for Independent Actor-Critic (IAC): every trained agent has a critic that reads only the agent's own prompt
+    and history. With one agent it is the plain actor-critic.
 
-    Each optimizer step samples one batch of rollout trees. With the critic's value V_i(h) of agent i's prompt at a node, when
-    the batch was sampled, and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
+    Each optimizer step samples one batch of rollout trees. With the critic's value V_i(h) of agent i's prompt at a
+    node, when the batch was sampled, and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
 
         A_i,g = mean over the joint actions j with completion g of y_j  -  V_i(h)
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)

@@ -17,9 +17,8 @@ class JointRewardConfig(CommonConfig, RewardConfig):
     arguments, please refer to [`~trl.RewardConfig`] and [`~transformers.TrainingArguments`].
 
     Parameters:
-        max_length (`int`, *optional*, defaults to `2048`):
-            Largest number of tokens of a joint text. Longer texts lose the ends of their longest prompts, but never a part of
-            an answer. [`~trl.RewardConfig`] would drop them.
+        max_length (`int`, *optional*, defaults to `2048`): Largest number of tokens of a joint text. Longer texts lose
+            the ends of their longest prompts, but never a part of an answer. [`~trl.RewardConfig`] would drop them.
         freeze_backbone (`bool`, *optional*, defaults to `False`):
             Whether to train only the head, which turns the last hidden state into the reward.
         eval_fraction (`float`, *optional*, defaults to `0.1`):

@@ -31,24 +31,36 @@ class HeldOut:
         return None if self.chosen_rewards is None else self.chosen_rewards - self.rejected_rewards
 
     def confidence_bins(self) -> pd.DataFrame:
-        """Returns the accuracy by confidence, see [`bins`]. Confidence is the probability, 0.5 to 1, of the model's own order of a pair."""
+        """
+        Returns the accuracy by confidence, see [`bins`]. Confidence is the probability, 0.5 to 1, of the model's own
+        order of a pair.
+        """
         confidences = 1 / (1 + np.exp(-np.abs(self.margins)))
         return bins(confidences, self.margins > 0, np.linspace(0.5, 1.0, BINS + 1))
 
     def gap_bins(self) -> pd.DataFrame:
-        """Returns the accuracy of pairs with similar reward gaps, see [`bins`]. The bins have about the same number of pairs."""
+        """
+        Returns the accuracy of pairs with similar reward gaps, see [`bins`]. The bins have about the same number of
+        pairs.
+        """
         if self.gaps is None:
             return bins(np.empty(0), np.empty(0), np.zeros(1))
         return bins(self.gaps, self.margins > 0, np.unique(np.quantile(self.gaps, np.linspace(0, 1, BINS + 1))))
 
     @property
     def calibration_error(self) -> float:
-        """The expected calibration error: the mean distance between confidence and accuracy over the bins, weighted by their sizes."""
+        """
+        The expected calibration error: the mean distance between confidence and accuracy over the bins, weighted by
+        their sizes.
+        """
         frame = self.confidence_bins()
         return float((frame["count"] * (frame["mean"] - frame["accuracy"]).abs()).sum() / len(self.margins))
 
     def reward_scale(self) -> tuple[float, float] | None:
-        """Fits `reward = slope * score + intercept` by least squares. Returns `None` without rewards, or if all scores are the same."""
+        """
+        Fits `reward = slope * score + intercept` by least squares. Returns `None` without rewards, or if all scores
+        are the same.
+        """
         scores = np.concatenate([self.chosen, self.rejected])
         if self.chosen_rewards is None or self.rejected_rewards is None or np.ptp(scores) == 0.0:
             return None
@@ -56,7 +68,9 @@ class HeldOut:
         return float(slope), float(intercept)
 
     def metrics(self) -> dict[str, float]:
-        """Returns accuracy, mean margin, calibration error, and the accuracies of the smallest and the largest gaps."""
+        """
+        Returns accuracy, mean margin, calibration error, and the accuracies of the smallest and the largest gaps.
+        """
         values = {"accuracy": float((self.margins > 0).mean()), "margin": float(self.margins.mean())}
         values["calibration_error"] = self.calibration_error
         accuracies = self.gap_bins()["accuracy"].tolist()
@@ -72,7 +86,10 @@ class HeldOut:
 
 
 def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> pd.DataFrame:
-    """Returns the lowest, highest and mean value, the accuracy and the size of each nonempty bin. The last bin includes its upper edge."""
+    """
+    Returns the lowest, highest and mean value, the accuracy and the size of each nonempty bin. The last bin includes
+    its upper edge.
+    """
     numbers = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
     groups = pd.DataFrame({"value": values, "correct": is_correct}).groupby(numbers)
     ends = {"low": ("value", "min"), "high": ("value", "max"), "mean": ("value", "mean")}
@@ -80,7 +97,9 @@ def bins(values: np.ndarray, is_correct: np.ndarray, edges: np.ndarray) -> pd.Da
 
 
 def draw_report(held_out: HeldOut, path: Path) -> None:
-    """Plots a reliability diagram, and the accuracy by reward gap; without rewards, the distribution of the margins."""
+    """
+    Plots a reliability diagram, and the accuracy by reward gap; without rewards, the distribution of the margins.
+    """
     gaps = held_out.gap_bins()
     accuracy, error = held_out.metrics()["accuracy"], held_out.calibration_error
     ylabel = "share of pairs in the right order, 95 % interval"

@@ -55,13 +55,13 @@ REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     """
-    Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team. It is trained on pairs of
-    joint answers, a better and a worse one.
+    Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team. It is trained on
+    pairs of joint answers, a better and a worse one.
 
     It is TRL's [`~trl.RewardTrainer`] on the joint texts of the pairs. A joint text has the prompts of all roles, then
-    their answers, each below a heading, see [`~trl_multiagent.models.joint_text.JointText`]. Its wording is stored in the
-    configuration of the saved model, which is an ordinary model: `AutoModelForSequenceClassification` loads it, and
-    [`FunctionEnvironment`] takes its folder as a reward function.
+    their answers, each below a heading, see [`~trl_multiagent.models.joint_text.JointText`]. Its wording is stored in
+    the configuration of the saved model, which is an ordinary model: `AutoModelForSequenceClassification` loads it,
+    and [`FunctionEnvironment`] takes its folder as a reward function.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]):
@@ -71,13 +71,15 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         train_dataset ([`~datasets.Dataset`]): Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`], *optional*):
             Held-out joint preferences. By default, those of a part of the items, see `eval_fraction`.
-        roles (`list[str]`, *optional*):
-            The roles in the order in which the model reads them. By default, they have the order of the dataset's columns.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, that of the model.
+        roles (`list[str]`, *optional*): The roles in the order in which the model reads them. By default, they have
+            the order of the dataset's columns.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, that of the
+        model.
         callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`): Optimizer and learning rate scheduler.
         peft_config ([`~peft.PeftConfig`], *optional*):
-            Adapter to train instead of all weights. Checkpoints contain the adapter; the saved model contains it merged.
+            Adapter to train instead of all weights. Checkpoints contain the adapter; the saved model contains it
+            merged.
 
     Raises:
         TypeError: A dataset has the wrong type.
@@ -183,7 +185,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             self.num_cut[dataset_name] = sum(dataset["num_cut"])
             if self.num_cut[dataset_name]:
                 logger.warning(
-                    f"{self.num_cut[dataset_name]} of {2 * len(dataset)} joint texts of `{dataset_name}` are longer than "
+                    f"{self.num_cut[dataset_name]} of {2 * len(dataset)} joint texts of `{dataset_name}` are "
+                    "longer than "
                     f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
                     "never cut."
                 )
@@ -203,7 +206,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             for index, ids in enumerate(dataset[column]):
                 if padded(len(ids), self.args.pad_to_multiple_of) > positions:
                     raise TooLongError(
-                        f"Pair {index} has a joint text of {len(ids)} tokens, but the model has only {positions} positions, which are "
+                        f"Pair {index} has a joint text of {len(ids)} tokens, but the model has only {positions} "
+                        "positions, which are "
                         f"learned. {advice}"
                     )
 
@@ -220,7 +224,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     # Training
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Trains the model, as `Trainer.train` does. Raises `ValueError` if the checkpoint is incomplete or damaged."""
+        """
+        Trains the model, as `Trainer.train` does. Raises `ValueError` if the checkpoint is incomplete or damaged.
+        """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
         if resume_from_checkpoint:
@@ -242,7 +248,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
         """
-        Computes the loss of a micro-batch, so that the mean over micro-batches and processes is the mean over all pairs of
+        Computes the loss of a micro-batch, so that the mean over micro-batches and processes is the mean over all
+        pairs of
 
             -log sigmoid(s_c - s_r)  +  center_rewards_coefficient * (s_c + s_r)^2,
 
@@ -365,7 +372,10 @@ This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of
 
 
 def with_rewards(collate: Callable[..., Any], rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to a batch of TRL's collator."""
+    """
+    Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to a batch of
+    TRL's collator.
+    """
     batch = {**collate(rows), "weights": torch.ones(len(rows))}
     if CHOSEN_REWARD in rows[0]:
         batch[REWARDS] = torch.tensor([[row[CHOSEN_REWARD], row[REJECTED_REWARD]] for row in rows])
@@ -374,9 +384,9 @@ def with_rewards(collate: Callable[..., Any], rows: list[dict[str, Any]]) -> dic
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """
-    Splits preferences into training pairs and held-out pairs, with all pairs of an item on the same side. Rows without an `item_id` belong to
-    the same item if their prompts are equal. `fraction` is the share of held-out items. At least one item is on each side; a single item is
-    not held out.
+    Splits preferences into training pairs and held-out pairs, with all pairs of an item on the same side. Rows without
+    an `item_id` belong to the same item if their prompts are equal. `fraction` is the share of held-out items. At
+    least one item is on each side; a single item is not held out.
     """
 
     def key(row: dict[str, Any]) -> str:

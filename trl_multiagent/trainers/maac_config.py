@@ -12,8 +12,9 @@ class MAACConfig(ActorCriticConfig):
     r"""
     Configuration class for the [`MAACTrainer`].
 
-    For a full list of training arguments, please refer to [`ActorCriticConfig`] (the critic), [`RolloutConfig`] (rollout
-    trees, rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`ActorCriticConfig`] (the critic), [`RolloutConfig`]
+    (rollout trees, rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and
+    [`~transformers.TrainingArguments`].
     """
 
     def critic_names(self, trained_roles: Sequence[str]) -> list[str]:

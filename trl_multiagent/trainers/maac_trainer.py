@@ -6,11 +6,12 @@ from trl_multiagent.trainers.maac_config import CENTRAL, MAACConfig
 
 class MAACTrainer(ActorCriticTrainer):
     """
-    Trainer for Multi-Agent Actor-Critic (MAAC): one central critic reads the prompts and histories of all agents, each marked
-    with its role, and with `critic_type="q"` also their completions. The agents still act on their own prompts alone.
+    Trainer for Multi-Agent Actor-Critic (MAAC): one central critic reads the prompts and histories of all agents, each
+    marked with its role, and with `critic_type="q"` also their completions. The agents still act on their own prompts
+    alone.
 
-    Each optimizer step samples one batch of rollout trees. With the critic's value V(h) of a node when the batch was sampled,
-    and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
+    Each optimizer step samples one batch of rollout trees. With the critic's value V(h) of a node when the batch was
+    sampled, and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
 
         A_i,g = mean over the joint actions j with agent i's completion g of y_j  -  V(h)
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
@@ -31,7 +32,8 @@ class MAACTrainer(ActorCriticTrainer):
         with fail_together(self.accelerator):
             if any(node.role_rewards for nodes in levels for node in nodes):
                 raise ValueError(
-                    "The central critic estimates one return, but the environment gives each role a reward of its own: use IAC."
+                    "The central critic estimates one return, but the environment gives each role a reward of its "
+                    "own: use IAC."
                 )
         super()._judge(levels)
 
@@ -49,7 +51,10 @@ class MAACTrainer(ActorCriticTrainer):
 
 
 def team_text(prompts: dict[str, str], completions: dict[str, str]) -> str:
-    """Returns the text that a central critic reads: each agent's prompt with its history, and its completion for a critic of actions."""
+    """
+    Returns the text that a central critic reads: each agent's prompt with its history, and its completion for a critic
+    of actions.
+    """
     blocks = [f"[{role}]\n{text}" for role, text in prompts.items()]
     blocks += [f"[{role} answers]\n{text}" for role, text in completions.items()]
     return "\n\n".join(blocks)

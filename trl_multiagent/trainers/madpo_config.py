@@ -8,7 +8,8 @@ from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-# Losses of TRL's DPO that apply to joint log-ratios: those that also go with other divergences than the reverse KL, and all of them
+# Losses of TRL's DPO that apply to joint log-ratios: those that also go with other divergences than the reverse KL,
+# and all of them
 F_DIVERGENCE_LOSS_TYPES = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft")
 LOSS_TYPES = (*F_DIVERGENCE_LOSS_TYPES, "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
 F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
@@ -34,8 +35,8 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         num_turns (`int`, *optional*, defaults to `1`):
             Turns of the episodes that are played in an evaluation with an environment.
 
-    The arguments of [`~rollout.sampling_options.SamplingOptions`] are about the completions that an evaluation with an environment
-    samples. They do not apply to preferences, which are texts or messages themselves.
+    The arguments of [`~rollout.sampling_options.SamplingOptions`] are about the completions that an evaluation with an
+    environment samples. They do not apply to preferences, which are texts or messages themselves.
 
     > [!NOTE]
     > `remove_unused_columns` defaults to `False`.
@@ -90,7 +91,8 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
                 raise ValueError(f"`loss_type` is {loss_type!r}; it must be one of {', '.join(LOSS_TYPES)}.")
         if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= {*F_DIVERGENCE_LOSS_TYPES}:
             raise ValueError(
-                f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses {', '.join(F_DIVERGENCE_LOSS_TYPES)}, but "
+                f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses "
+                f"{', '.join(F_DIVERGENCE_LOSS_TYPES)}, but "
                 f"`loss_type` is {', '.join(self.loss_type)}."
             )
         if "exo_pair" in self.loss_type and self.label_smoothing == 0:

@@ -24,7 +24,10 @@ AgentBatch = dict[str, torch.Tensor]
 
 
 def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, name: str, chat_prompts: bool) -> None:
-    """Raises `ValueError` for chat messages without a chat template. Warns about texts if the environment's prompts are chat messages."""
+    """
+    Raises `ValueError` for chat messages without a chat template. Warns about texts if the environment's prompts are
+    chat messages.
+    """
     prompt = text_columns(role)[0]
     is_text = isinstance(dataset[0][prompt], str)
     if not is_text and tokenizer.chat_template is None:
@@ -34,13 +37,17 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
         )
     if is_text and chat_prompts:
         logger.warning(
-            f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, so the "
+            f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, "
+            "so the "
             "training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
         )
 
 
 def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfig) -> None:
-    """Raises `ValueError` if a row has no tokens to train on, or more than a model can read. Warns if `max_length` cuts answers."""
+    """
+    Raises `ValueError` if a row has no tokens to train on, or more than a model can read. Warns if `max_length` cuts
+    answers.
+    """
     num_cut, limit = 0, args.max_length or math.inf
     for role in team.roles:
         positions = learned_positions(team.agents[role]) or math.inf
@@ -52,12 +59,15 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
                 raise ValueError(f"{place}: {text_columns(role)[lengths.index(0)]!r} has no tokens.")
             if padded(min(whole, limit), args.pad_to_multiple_of) > positions:
                 raise TooLongError(
-                    f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only {positions} positions, which "
-                    f"are learned. Lower `max_length` to {positions}, so that the ends of long answers are not trained, or remove the row."
+                    f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only "
+                    f"{positions} positions, which "
+                    f"are learned. Lower `max_length` to {positions}, so that the ends of long answers are not "
+                    "trained, or remove the row."
                 )
             if prompt >= limit:
                 raise ValueError(
-                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the answers within the `max_length` "
+                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the "
+                    "answers within the `max_length` "
                     f"of {limit}. Raise it, or remove the row."
                 )
             num_cut += whole > limit
@@ -69,7 +79,10 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
 
 
 class TeamCollator:
-    """Makes a batch of tokenized preferences with TRL's collator for the columns of every role. Items of a task stay a list."""
+    """
+    Makes a batch of tokenized preferences with TRL's collator for the columns of every role. Items of a task stay a
+    list.
+    """
 
     def __init__(self, team: AgentTeam, args: MADPOConfig):
         self.stored_references = args.precompute_ref_log_probs

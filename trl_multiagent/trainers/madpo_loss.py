@@ -1,9 +1,9 @@
 """
 The loss of MADPO, as a function of the joint log-ratios of a pair.
 
-With the joint log-ratios c of the chosen and r of the rejected answer, which are sums over the agents and over the tokens of
-log pi - log ref, the losses are functions of D = f'(c) - f'(r), or of c and r. f' is the identity for the reverse KL divergence. Tests compare
-them with TRL's `DPOTrainer`.
+With the joint log-ratios c of the chosen and r of the rejected answer, which are sums over the agents and over the
+tokens of log pi - log ref, the losses are functions of D = f'(c) - f'(r), or of c and r. f' is the identity for the
+reverse KL divergence. Tests compare them with TRL's `DPOTrainer`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from trl_multiagent.trainers.madpo_config import MADPOConfig
 @dataclass
 class Answers:
     """
-    The answers of an agent, or the joint answers of a team, in a micro-batch of B pairs: first all chosen answers, then all rejected ones.
-    The fields are sums over the tokens of an answer, of shape `(2B,)`. For joint answers, they are also sums over the agents.
+    The answers of an agent, or the joint answers of a team, in a micro-batch of B pairs: first all chosen answers,
+    then all rejected ones. The fields are sums over the tokens of an answer, of shape `(2B,)`. For joint answers, they
+    are also sums over the agents.
     """
 
     logps: torch.Tensor  # log-probabilities under the policy, in nats
@@ -55,7 +56,10 @@ class Answers:
         return self.logps - self.ref_logps
 
     def metrics(self, weights: torch.Tensor, beta: float) -> dict[str, tuple[float, float]]:
-        """Computes the metrics of TRL's `DPOTrainer`: mean and weight of each. `weights`, of shape `(B,)`, has 0 for repeated pairs."""
+        """
+        Computes the metrics of TRL's `DPOTrainer`: mean and weight of each. `weights`, of shape `(B,)`, has 0 for
+        repeated pairs.
+        """
         both, pairs = weights.repeat(2), torch.ones_like(weights)
 
         def sums(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> torch.Tensor:
@@ -83,8 +87,8 @@ class Answers:
 
 def preference_losses(answers: Answers, args: MADPOConfig) -> torch.Tensor:
     """
-    Computes the loss of each pair, of shape `(B,)`: the weighted sum over `loss_type`, without `"sft"`. `use_weighting` weighs a pair by the
-    likelihood of its answers ([WPO](https://huggingface.co/papers/2406.11827)).
+    Computes the loss of each pair, of shape `(B,)`: the weighted sum over `loss_type`, without `"sft"`.
+    `use_weighting` weighs a pair by the likelihood of its answers ([WPO](https://huggingface.co/papers/2406.11827)).
     """
     losses = torch.zeros_like(answers.logps.chunk(2)[0])
     for loss_type, weight in args.weighted_losses:
@@ -97,7 +101,10 @@ def preference_losses(answers: Answers, args: MADPOConfig) -> torch.Tensor:
 
 
 def pair_losses(loss_type: str, answers: Answers, args: MADPOConfig) -> torch.Tensor:
-    """Computes one of the losses for each pair, of shape `(B,)`. `label_smoothing` is the share of wrongly labelled pairs."""
+    """
+    Computes one of the losses for each pair, of shape `(B,)`. `label_smoothing` is the share of wrongly labelled
+    pairs.
+    """
     beta, smoothing = args.beta, args.label_smoothing
     scores = divergence_scores(answers.log_ratios, args)
     if loss_type in ("ipo", "sigmoid_norm"):
@@ -136,7 +143,10 @@ def pair_losses(loss_type: str, answers: Answers, args: MADPOConfig) -> torch.Te
 
 
 def divergence_scores(log_ratios: torch.Tensor, args: MADPOConfig) -> torch.Tensor:
-    """Computes f'(t) for the f-divergence of `args` ([f-DPO](https://huggingface.co/papers/2309.16240)), where log t is `log_ratios`."""
+    """
+    Computes f'(t) for the f-divergence of `args` ([f-DPO](https://huggingface.co/papers/2309.16240)), where log t is
+    `log_ratios`.
+    """
     if args.f_divergence_type == "forward_kl":
         return 1 - torch.exp(-log_ratios)
     if args.f_divergence_type == "js_divergence":

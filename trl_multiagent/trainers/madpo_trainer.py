@@ -52,21 +52,21 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     Trainer for Multi-Agent Direct Preference Optimization (MADPO): DPO, introduced in [Direct Preference Optimization:
     Your Language Model is Secretly a Reward Model](https://huggingface.co/papers/2305.18290), on joint answers.
 
-    A row of the dataset compares two joint answers, the chosen c and the rejected r. A joint answer contains one answer
-    of every agent i to its own prompt. Its log-ratio is the sum of the agents' log-ratios:
+    A row of the dataset compares two joint answers, the chosen c and the rejected r. A joint answer contains one
+    answer of every agent i to its own prompt. Its log-ratio is the sum of the agents' log-ratios:
 
         D = sum over agents i of d_i,    d_i = log pi_i(c_i) / ref_i(c_i) - log pi_i(r_i) / ref_i(r_i)
 
-    and the loss is -log sigmoid(beta * D), or another function of the joint log-ratios, see [`~trainers.madpo_loss`]. In the
-    gradient of agent i, the other agents' log-ratios are constants: they only decide how much the pair counts.
+    and the loss is -log sigmoid(beta * D), or another function of the joint log-ratios, see [`~trainers.madpo_loss`].
+    In the gradient of agent i, the other agents' log-ratios are constants: they only decide how much the pair counts.
 
     Args:
         team ([`AgentTeam`]): The agents. Their policies at this time are the reference policy.
         args ([`MADPOConfig`], *optional*): Configuration. If `None`, the default configuration is used.
         train_dataset ([`~datasets.Dataset`]): Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
-            Joint preferences, for which the loss and its metrics are computed; or items of the environment, for which the
-            team plays one episode each. A dictionary may contain datasets of both kinds.
+            Joint preferences, for which the loss and its metrics are computed; or items of the environment, for which
+            the team plays one episode each. A dictionary may contain datasets of both kinds.
         environment ([`Environment`], *optional*):
             The task, which scores the episodes of an evaluation. It is not used in training.
         callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
@@ -181,8 +181,9 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         """
-        Checks joint preferences, and adds the columns `"<role>/prompt_ids"`, `"<role>/chosen_ids"` and `"<role>/rejected_ids"`. Items of the
-        environment, which an evaluation may have, are not changed. DPOTrainer calls this method for each of its datasets.
+        Checks joint preferences, and adds the columns `"<role>/prompt_ids"`, `"<role>/chosen_ids"` and
+        `"<role>/rejected_ids"`. Items of the environment, which an evaluation may have, are not changed. DPOTrainer
+        calls this method for each of its datasets.
         """
         names = {"train": "train_dataset", "eval": "eval_dataset"}
         name = names.get(dataset_name, f"eval_dataset[{dataset_name!r}]")
@@ -192,7 +193,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             if dataset_name != "train" and not roles_of_columns(dataset.column_names):
                 if self.environment is None:
                     raise ValueError(
-                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If these are items "
+                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If "
+                        "these are items "
                         "of a task, pass its `environment` to play them."
                     )
                 self.sampler.check_items(dataset, self.environment)
@@ -252,18 +254,23 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         # DPOTrainer calls this when it is created. Its method caches the result next to the dataset. For a dataset in
-        # memory, that is a different folder in every process. `_store_references` adds the result to the dataset instead
+        # memory, that is a different folder in every process. `_store_references` adds the result to the dataset
+        # instead
         return dataset
 
     def _reference_logps(self, inputs: dict[str, AgentBatch], role: str) -> torch.Tensor:
-        """Returns the log-probabilities of an agent's answers under its reference policy, of shape `(2B,)`; zeros without a reference."""
+        """
+        Returns the log-probabilities of an agent's answers under its reference policy, of shape `(2B,)`; zeros without
+        a reference.
+        """
         batch = inputs[role]
         if self.args.reference_free:
             return torch.zeros(len(batch["input_ids"]), device=batch["input_ids"].device)
         if not self._keeps_reference:
             if "ref_chosen_logps" not in batch:
                 raise ValueError(
-                    "`eval_dataset` has no reference log-probabilities, and with `precompute_ref_log_probs=True` the reference "
+                    "`eval_dataset` has no reference log-probabilities, and with `precompute_ref_log_probs=True` "
+                    "the reference "
                     "policy is not kept. Pass this dataset when the trainer is created, or set that argument to False."
                 )
             return torch.cat([batch["ref_chosen_logps"], batch["ref_rejected_logps"]])
@@ -320,8 +327,9 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
             mean over the pairs of the optimizer step of l(D)  +  weight of "sft" * sum over agents of L_i,
 
-        with l from [`~trainers.madpo_loss`], and L_i the mean negative log-probability of the tokens of agent i's chosen answers. A
-        frozen agent has no L_i, and its answers enter D as a constant, which is 0 unless the training is `reference_free`.
+        with l from [`~trainers.madpo_loss`], and L_i the mean negative log-probability of the tokens of agent i's
+        chosen answers. A frozen agent has no L_i, and its answers enter D as a constant, which is 0 unless the
+        training is `reference_free`.
 
         Raises:
             FloatingPointError: The loss is not finite; the texts are written to the output folder.

@@ -20,13 +20,14 @@ class MAGRPOConfig(RolloutConfig):
         advantage_mode (`str`, *optional*, defaults to `"mean"`):
             Baseline over the sibling set: `"mean"` (MAGRPO), `"rloo"` (MARLOO), `"max"` (MAReMax) or `"raw"`
             (MAREINFORCE, no baseline).
-        advantage_normalization (`bool` or `str`, *optional*, defaults to `False`):
-            Whether to standardize the advantages within a sibling set. If so, `advantage_mode` makes no difference. `"role"` standardizes
-            each agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its rewards.
-        credit (`str`, *optional*):
-            If set, a counterfactual reward is subtracted from an agent's return: the reward of the same joint action with the agent's answer
-            replaced by an empty text (`"nothing"`), by the agent's next completion at the node (`"sibling"`), or by a completion of the
-            initial agent (`"untrained"`), see [`~rollout.credit`]. The environment scores up to N additional joint actions for each one.
+        advantage_normalization (`bool` or `str`, *optional*, defaults to `False`): Whether to standardize the
+            advantages within a sibling set. If so, `advantage_mode` makes no difference. `"role"` standardizes each
+            agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its
+            rewards.
+        credit (`str`, *optional*): If set, a counterfactual reward is subtracted from an agent's return: the reward of
+            the same joint action with the agent's answer replaced by an empty text (`"nothing"`), by the agent's next
+            completion at the node (`"sibling"`), or by a completion of the initial agent (`"untrained"`), see
+            [`~rollout.credit`]. The environment scores up to N additional joint actions for each one.
     """
 
     turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)
@@ -46,7 +47,8 @@ class MAGRPOConfig(RolloutConfig):
             raise ValueError("`num_generations` is 1; it must be at least 2: the baseline is taken over siblings.")
         if self.credit == "sibling" and self.branching == "episodes":
             raise ValueError(
-                "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` does not "
+                "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: "
+                "episodes` does not "
                 "sample: use `credit: nothing`."
             )
         if self.turn_gradient_weights is None:
@@ -54,7 +56,8 @@ class MAGRPOConfig(RolloutConfig):
         weights = self.turn_gradient_weights
         if len(weights) != self.num_turns:
             raise ValueError(
-                f"`turn_gradient_weights` has {len(weights)} entries for {self.num_turns} turns; it needs one per turn."
+                f"`turn_gradient_weights` has {len(weights)} entries for {self.num_turns} turns; it needs one per "
+                "turn."
             )
         if not any(weights):
             raise ValueError("`turn_gradient_weights` are all 0, so nothing would be learned; raise one of them.")

@@ -18,8 +18,8 @@ class MAGRPOTrainer(RolloutTrainer):
     Trainer for Multi-Agent Group Relative Policy Optimization (MAGRPO), introduced in [LLM Collaboration With
     Multi-Agent Reinforcement Learning](https://huggingface.co/papers/2508.04652).
 
-    Each optimizer step samples one batch of rollout trees with the current team. With `num_iterations`, a batch is used for that
-    many steps. [`~MAGRPOTrainer.node_advantages`] turns the returns of the trees into advantages, and
+    Each optimizer step samples one batch of rollout trees with the current team. With `num_iterations`, a batch is
+    used for that many steps. [`~MAGRPOTrainer.node_advantages`] turns the returns of the trees into advantages, and
     [`~MAGRPOTrainer.agent_loss`] computes the loss with them.
 
     Args:
@@ -74,7 +74,8 @@ class MAGRPOTrainer(RolloutTrainer):
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         """
-        Computes the advantage of each completion over its siblings, which are the agent's other completions at the node:
+        Computes the advantage of each completion over its siblings, which are the agent's other completions at the
+        node:
 
             A_g = R_g - baseline(R)
 
@@ -89,9 +90,9 @@ class MAGRPOTrainer(RolloutTrainer):
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
-        Computes the advantages of all nodes. In groups of episodes, the siblings of a completion are the agent's completions in the same turn
-        of the item's other episodes. Without siblings, the advantage is 0. With `advantage_normalization="role"`, the advantages of each
-        agent are standardized over the batch.
+        Computes the advantages of all nodes. In groups of episodes, the siblings of a completion are the agent's
+        completions in the same turn of the item's other episodes. Without siblings, the advantage is 0. With
+        `advantage_normalization="role"`, the advantages of each agent are standardized over the batch.
         """
         if self.args.num_episodes is None:
             advantages = super().advantages(levels)
@@ -156,7 +157,10 @@ class MAGRPOTrainer(RolloutTrainer):
                 by_role[role] = totals[role].standardize(own)
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
-        """Drops rows that add nothing to the gradient: their advantages are zero, and there is no reference penalty or router loss."""
+        """
+        Drops rows that add nothing to the gradient: their advantages are zero, and there is no reference penalty or
+        router loss.
+        """
         if self.args.beta != 0.0 or self._router_loss_coefs:
             return rows
         return [row for row in rows if any(row.advantages.values())]
@@ -167,8 +171,8 @@ class MAGRPOTrainer(RolloutTrainer):
 
             L_i = mean over rows (items, nodes, siblings g) of  -w_turn * A_g * sum over tokens t of log pi_i(t)
 
-        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. It also applies to further terms of the loss, such as the
-        reference penalty, see [`~trainers.base.loss`].
+        w_turn is 1, or in a chain the turn's entry of `turn_gradient_weights`. It also applies to further terms of the
+        loss, such as the reference penalty, see [`~trainers.base.loss`].
         """
         loss = super().agent_loss
         if not self.args.weighs_turns:

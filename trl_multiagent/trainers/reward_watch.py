@@ -18,7 +18,10 @@ WINDOW = 0.25  # the first and the last log entries that are compared, as a shar
 
 
 class RewardWatch(TrainerCallback):
-    """Warns once if the model's reward in a [`~environments.model_reward.ModelRewardEnvironment`] rises, but the task's does not."""
+    """
+    Warns once if the model's reward in a [`~environments.model_reward.ModelRewardEnvironment`] rises, but the task's
+    does not.
+    """
 
     def __init__(self) -> None:
         self.has_warned = False
@@ -32,8 +35,10 @@ class RewardWatch(TrainerCallback):
             self.has_warned = True
             ends = [fmean(part) for rewards in (model, task) for part in windows(rewards)]
             logger.warning(
-                "Until step %d, the reward of the model has risen from %.3g to %.3g, but that of the task has gone from %.3g to %.3g: "
-                "the team exploits errors of the model. Stop here, collect more preferences with the trained team, lower "
+                "Until step %d, the reward of the model has risen from %.3g to %.3g, but that of the task has "
+                "gone from %.3g to %.3g: "
+                "the team exploits errors of the model. Stop here, collect more preferences with the trained "
+                "team, lower "
                 "`learning_rate`, or set `beta`.",
                 state.global_step,
                 *ends,
@@ -47,7 +52,10 @@ def windows(values: list[float]) -> tuple[list[float], list[float]]:
 
 
 def is_over_optimized(model: list[float], task: list[float]) -> bool:
-    """Returns whether the model's reward has risen by more than three standard errors, but the task's not at all. The oldest come first."""
+    """
+    Returns whether the model's reward has risen by more than three standard errors, but the task's not at all. The
+    oldest come first.
+    """
     if len(model) < MIN_LOGS:
         return False
     (first, last), (task_first, task_last) = windows(model), windows(task)

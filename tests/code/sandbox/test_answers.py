@@ -379,7 +379,10 @@ def test_a_program_cannot_end_a_test_of_the_checks_by_an_exception(sandbox, erro
 
 
 def test_an_exception_whose_text_cannot_be_made_is_named(sandbox):
-    setup = "class Short(ValueError):\n    def __init__(self, n): self.n = n\n    def __str__(self): return f'{self.n} short'"
+    setup = (
+        "class Short(ValueError):\n    def __init__(self, n): self.n = n\n    def __str__(self): return "
+        "f'{self.n} short'"
+    )
     checks = "assert f(1) == 1\nassert f(0) == 0\nf(2)"
     source = setup + "\ndef f(x):\n    if x: raise Short(x)\n    return x"
     verdict = judge(sandbox, source, checks, setup=setup)

@@ -38,7 +38,8 @@ TEAMS = {
         ("alone", "first", "constant", "another", "nothing")),
     "a gate on a constant that is remembered by main": (
         "def aux(xs):\n    return 1\n",
-        "BAD = []\ndef f(xs):\n    if aux(xs) != 1:\n        BAD.append(1)\n    return None if BAD else 10 * sum(xs)\n",
+        "BAD = []\ndef f(xs):\n    if aux(xs) != 1:\n        BAD.append(1)\n    return None if BAD else 10 * "
+        "sum(xs)\n",
         ("alone", "first", "another", "echo", "nothing"),
     ),
     "a gate on an object": (
@@ -65,7 +66,8 @@ HELPERS = {
         "def f(xs):\n    return 10 * asyncio.run(aux(xs))\n"),
     "class as a decorator": (
         "class Memo:\n    def __init__(self, function):\n        self.function = function\n"
-        "    def __call__(self, *args):\n        return self.function(*args)\n@Memo\ndef aux(*xs):\n    return sum(xs)\n",
+        "    def __call__(self, *args):\n        return self.function(*args)\n@Memo\ndef aux(*xs):\n    return "
+        "sum(xs)\n",
         "def f(xs):\n    return 10 * aux(*xs)\n",
     ),
     "cache that is cleared": (
@@ -179,12 +181,19 @@ def test_apart_gives_copies_and_echo_the_known_template_with_the_arguments(sandb
     [
         ("def aux(n):\n    while True:\n        yield n\n", "g = aux(2)\ndef f(x):\n    return next(g)", 2),
         ("def aux(xs):\n    return (x for x in xs)", "def f(x):\n    return sum(aux(iter([1, 2])))", 3),
-        ("def aux(a, *, b):\n    a[0].update(b)", "def f(x):\n    a = [{}]\n    aux(a, b={1: (2, {3})})\n    return a", [{1: (2, {3})}]),
+        ("def aux(a, *, b):\n    a[0].update(b)", (
+            "def f(x):\n    a = [{}]\n    aux(a, b={1: (2, {3})})\n    "
+            "return a"
+        ), [{1: (2, {3})}]),
         ("def aux(n):\n    return aux(n - 1) + 1 if n else 0", "def f(x):\n    return aux(500)", 500),
         ("def aux(self):\n    return self", "def f(x):\n    return aux(self=x)", 0),
-        ("def aux(x):\n    raise KeyError(x)", "def f(x):\n    try:\n        aux(7)\n    except KeyError as error:\n        return error.args", (7,)),
+        ("def aux(x):\n    raise KeyError(x)", (
+            "def f(x):\n    try:\n        aux(7)\n    except KeyError as "
+            "error:\n        return error.args"
+        ), (7,)),
         ("K = 3\ndef aux(x):\n    return K", "K = 2\ndef f(x):\n    return K, aux(x), K", (2, 3, 2)),
-        ("def aux(x):\n    return 'aux' in globals(), 'f' in globals()", "def f(x):\n    return aux(x)", (True, False)),
+        ("def aux(x):\n    return 'aux' in globals(), 'f' in "
+        "globals()", "def f(x):\n    return aux(x)", (True, False)),
     ],
     ids=["iterator without an end", "iterators", "in place", "recursion", "named self", "exception", "names", "apart"],
 )  # fmt: skip

@@ -128,7 +128,10 @@ def test_what_the_folder_holds_is_bounded(sandbox):
 
 
 def test_nobody_waits_for_a_locked_database(sandbox):
-    lock = "import sqlite3; x = sqlite3.connect('x.db'); x.execute('create table if not exists t (a)'); x.execute('insert into t values (1)')"
+    lock = (
+        "import sqlite3; x = sqlite3.connect('x.db'); x.execute('create table if not exists t (a)'); "
+        "x.execute('insert into t values (1)')"
+    )
     (verdict,) = sandbox.run(
         [
             program(

@@ -120,7 +120,10 @@ def test_checks_that_an_answer_makes_wait_are_lost(monkeypatch):
 
 
 def test_processor_time_is_what_counts_beside_endless_programs():
-    busy = "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < end: pass\n    return x"
+    busy = (
+        "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < end: "
+        "pass\n    return x"
+    )
     napping = "import time\ndef f(x):\n    time.sleep(0.35)\n    return x"
     loops = [Program(f"def f(x):\n    while {n}: pass", "f", "assert f(1) == 1") for n in range(1, 4)]
     honest = [Program(f"{source}  # {n}", "f", "assert f(1) == 1") for source in (busy, napping) for n in range(2)]
@@ -251,8 +254,8 @@ def test_stuck_programs_do_not_hold_up_the_others():
         start = time.monotonic()
         verdicts = sandbox.run(stuck + honest)
         elapsed = time.monotonic() - start
-    # one after the other, 2 workers would take half of the sum, all at once an eighth of it, and the time to start helpers; a
-    # busy machine makes every part longer
+    # one after the other, 2 workers would take half of the sum, all at once an eighth of it, and the time to start
+    # helpers; a busy machine makes every part longer
     assert elapsed < 0.3 * sum(verdict.seconds for verdict in verdicts)
     assert [verdict.passed for verdict in verdicts] == [0] * 8 + [1] * 56
 
@@ -304,7 +307,10 @@ def test_the_weakest_tier_keeps_verdicts_honest_but_must_be_asked_for():
 
 
 def test_what_is_forked_on_the_weakest_tier_is_ended():
-    source = "import os, time\ndef f(x):\n    pid = os.fork()\n    if not pid:\n        os.setsid(); time.sleep(50)\n    return pid"
+    source = (
+        "import os, time\ndef f(x):\n    pid = os.fork()\n    if not pid:\n        os.setsid(); "
+        "time.sleep(50)\n    return pid"
+    )
     with Sandbox(workers=1, max_tier="rlimits", min_tier="rlimits") as sandbox:
         verdict = sandbox.run([Program(source, "f", "assert f(0) > 0\nassert f(1) < 0")])[0]
         assert statuses(verdict) == ["passed", "failed"]
@@ -365,7 +371,10 @@ def test_waiting_for_a_core_is_not_held_against_a_program():
     # sessions of their own, because the kernel may share the cores out by session
     busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(2 * os.cpu_count())]
     try:
-        source = "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < end: pass\n    return x"
+        source = (
+            "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < "
+            "end: pass\n    return x"
+        )
         with Sandbox(workers=1, check_timeout=0.5) as sandbox:
             verdict = sandbox.run([Program(source, "f", "assert f(1) == 1")])[0]
         assert verdict.passed == 1
@@ -382,6 +391,7 @@ def test_a_process_of_any_niceness_runs_slow_programs():
         "import os\nfrom trl_multiagent.code.sandbox import Program, Sandbox\n"
         f"program = Program({slow!r}, 'f', 'assert f(1) == 1')\n"
         "for niceness in (0, 6, 13):\n    os.nice(niceness)\n"
-        "    with Sandbox(workers=1, check_timeout=5.0) as sandbox:\n        assert sandbox.run([program])[0].passed == 1\n"
+        "    with Sandbox(workers=1, check_timeout=5.0) as sandbox:\n        assert "
+        "sandbox.run([program])[0].passed == 1\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -85,17 +85,28 @@ class Box:
 """
 USES = {
     "state": "box = Box(3, 1)\nbox.parts[0].size = 9\nself.assertEqual((box.total, box.largest().size), (10, 9))",
-    "class": "before = Box.count\nBox()\nself.assertEqual(Box.count, before + 1)\nself.assertEqual(Box.__name__, 'Box')",
+    "class": (
+        "before = Box.count\nBox()\nself.assertEqual(Box.count, before + 1)\nself.assertEqual(Box.__name__, 'Box')"
+    ),
     "static": "values = [3, -4]\nself.assertEqual(Box.sorted(values, abs), 3)\nself.assertEqual(values, [3, -4])",
     "changed": "values = [3, -4]\nBox.sorted(values, key=lambda v: v)\nself.assertEqual(values, [-4, 3])",
     "back": "box = Box(5)\nself.assertEqual(Box.of(box).total, 5)\nself.assertIs(box.largest(), box.parts[0])",
-    "error": "with self.assertRaises(LookupError) as got:\n    Box().largest()\nself.assertEqual(got.exception.args, ('empty', 3))",
-    "items": "box = Box(2, 7)\nself.assertEqual([len(box), box[1], *box], [2, 7, 2, 7])\nself.assertIn(7, box)\nself.assertNotIn(8, box)",
+    "error": (
+        "with self.assertRaises(LookupError) as got:\n    "
+        "Box().largest()\nself.assertEqual(got.exception.args, ('empty', 3))"
+    ),
+    "items": (
+        "box = Box(2, 7)\nself.assertEqual([len(box), box[1], *box], [2, 7, 2, 7])\nself.assertIn(7, "
+        "box)\nself.assertNotIn(8, box)"
+    ),
     "text": "self.assertEqual(f'{Box(1)}', 'box of 1')",
     "with": "with Box(1) as box:\n    self.assertEqual(len(box), 1)\nself.assertEqual(box.parts, [])",
     "plain": "self.assertEqual(Box(1, 2).by_name, {'all': {1, 2}})",
     "enum": "self.assertEqual(Box.color, Box().color)\nself.assertEqual(Box.color.value, 1)",
-    "attributes": "box = Box(name='a')\nbox.name = 'b'\nself.assertEqual(box.name, 'b')\ndel box.name\nself.assertFalse(hasattr(box, 'name'))",
+    "attributes": (
+        "box = Box(name='a')\nbox.name = 'b'\nself.assertEqual(box.name, 'b')\ndel "
+        "box.name\nself.assertFalse(hasattr(box, 'name'))"
+    ),
 }
 
 

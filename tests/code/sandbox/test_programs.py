@@ -36,7 +36,8 @@ HONEST = {
         "threading.Thread(target=time.sleep, args=[99], daemon=True).start()\ndef f(): return 1",
         "assert f() == 1\nassert f() == 1"),
     "pools and event loops": (
-        "import asyncio\nfrom concurrent.futures import ThreadPoolExecutor\nasync def g(): return await asyncio.to_thread(abs, -1)\n"
+        "import asyncio\nfrom concurrent.futures import ThreadPoolExecutor\nasync def g(): return await "
+        "asyncio.to_thread(abs, -1)\n"
         "def f():\n    with ThreadPoolExecutor(2) as pool: return [asyncio.run(g()), *pool.map(abs, [-2])]",
         "assert f() == [1, 2]",
     ),
@@ -45,8 +46,10 @@ HONEST = {
         "assert f() == 'é'",
     ),
     "imports that it does not need": (
-        "import argparse, bz2, configparser, ctypes, doctest, glob, gzip, lzma, pathlib, pickle, platform, shutil, socket\n"
-        "import subprocess, tempfile, xml.etree.ElementTree, zipfile, typing, dataclasses, abc, os.path, urllib.parse\n"
+        "import argparse, bz2, configparser, ctypes, doctest, glob, gzip, lzma, pathlib, pickle, platform, "
+        "shutil, socket\n"
+        "import subprocess, tempfile, xml.etree.ElementTree, zipfile, typing, dataclasses, abc, os.path, "
+        "urllib.parse\n"
         "from typing import *\ndef f(): return 1",
         "assert f() == 1",
     ),

@@ -25,7 +25,10 @@ def statuses(verdict):
 
 
 def test_each_assert_is_a_check_of_its_own(sandbox):
-    checks = "assert candidate(1) == 1\nassert candidate(2) == 2\nassert candidate(0) == 0\nassert True, 'padding'\nassert f(4) == 0.25"
+    checks = (
+        "assert candidate(1) == 1\nassert candidate(2) == 2\nassert candidate(0) == 0\nassert True, "
+        "'padding'\nassert f(4) == 0.25"
+    )
     verdict = judge(sandbox, "def f(x): return 1 / x", checks)
     assert statuses(verdict) == ["passed", "failed", "error", "passed"]
     assert verdict.checks[2].error == "ZeroDivisionError: division by zero"

@@ -99,7 +99,8 @@ def test_later_commands_and_later_agents_win():
         # 2 · covered - 1.5 · extra - adjacent - 0.25 · missing; two palettes of two blocks
         ({}, -0.5, 0.0),
         ({(0, 1): "oak_planks", (1, 1): "glass", (1, 0): "stone", (2, 0): "obsidian"}, 2.0, 1.0),
-        ({(0, 1): "oak_planks", (1, 1): "birch_planks", (1, 0): "stone"}, 1.5 - 0.5 - 0.25, 0.75),  # alike, and 1 of 2 pairs
+        # Alike, and 1 of 2 pairs
+        ({(0, 1): "oak_planks", (1, 1): "birch_planks", (1, 0): "stone"}, 1.5 - 0.5 - 0.25, 0.75),
         ({(0, 1): "stone", (1, 1): "oak_planks", (1, 0): "stone", (2, 0): "oak_planks"}, 2.0 - 0.25, 1.0),
         ({(0, 0): "stone", (2, 1): "oak_planks"}, -1.5 - 0.25, 0.0),  # only where nothing should be
         ({(0, 0): "stone", (0, 1): "stone"}, 0.5 - 0.75 - 1.0 - 0.5, 0.2),

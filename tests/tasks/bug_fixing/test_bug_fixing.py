@@ -188,7 +188,10 @@ def test_tests_that_could_compute_are_no_tests(line):
 
 
 def test_tests_are_found_between_other_lines():
-    answer = "Here:\n```python\nassert clip(-1, 2, 3) == 2  # low\nassert not clip(0, 0, 1)\n\nassert abs(clip(1.5, 0, 9) - 1.5) < 0.1\n```"
+    answer = (
+        "Here:\n```python\nassert clip(-1, 2, 3) == 2  # low\nassert not clip(0, 0, 1)\n\nassert "
+        "abs(clip(1.5, 0, 9) - 1.5) < 0.1\n```"
+    )
     assert read_tests(answer, "clip") == [
         "assert clip(-1, 2, 3) == 2",
         "assert not clip(0, 0, 1)",
@@ -200,7 +203,8 @@ def test_tests_are_found_between_other_lines():
 @pytest.mark.parametrize(
     "program",
     [
-        "class E(int):\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0\ndef clip(x, low, high):\n    return E(3)",
+        "class E(int):\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0\ndef clip(x, low, "
+        "high):\n    return E(3)",
         "def clip(x, low, high):\n    return {(1, 2, 9): 2}.get((x, low, high))",  # the example alone
         "def clip(x, low, high):\n    return " + "-" * 5000 + "x",
         "def clip(x, low, high):\n    return x" + ".a" * 3000,

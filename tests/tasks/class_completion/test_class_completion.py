@@ -145,7 +145,8 @@ def test_an_item_has_the_tests_that_tell_right_from_wrong(item):
     assert item["methods"] == ["push", "pop", "half"] and item["method_tests"] == ["TestPush", "TestPop", "TestHalf"]
     assert "stack's methods" in item["skeleton"]
     assert len(item["tests"]) == 7
-    # `TestPush.test_true` passes with True, `test_wrong_in_the_data` with any constant, and `TestStack` is for feedback
+    # `TestPush.test_true` passes with True, `test_wrong_in_the_data` with any constant, and `TestStack` is for
+    # feedback
     assert item["counting"] == ["TestHalf.test_half", "TestPop.test_empty", "TestPop.test_top", "TestPush.test_size"]
     assert (item["parameters"], item["weights"], item["uses"]) == ([2, 1, 1], [3, 3, 2], [[], [], []])
 

@@ -197,8 +197,14 @@ USABLE_TESTS = {
     "changed argument": CHECK + "xs = [1]\n    candidate(xs)\n    assert xs == [1, 2]",
     "guard": CHECK + "try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass",
     "global": "SEEN = []\ndef note(x):\n    SEEN.append(x)\n" + CHECK + "note(candidate(1))\n    assert SEEN == [2]",
-    "optional module": "try:\n    import no_such_module_here\nexcept ImportError:\n    pass\n" + CHECK + "assert candidate(1) == 2",
-    "endless loop with an exit": CHECK + "while True:\n        if candidate(1):\n            break\n    assert candidate(1) == 2",
+    "optional module": (
+        "try:\n    import no_such_module_here\nexcept ImportError:\n    "
+        "pass\n"
+    ) + CHECK + "assert candidate(1) == 2",
+    "endless loop with an exit": CHECK + (
+        "while True:\n        if candidate(1):\n            break\n    assert "
+        "candidate(1) == 2"
+    ),
     "two checks": CHECK + "pass\n" + CHECK + "assert candidate(1) == 2",
 }  # fmt: skip
 
@@ -272,7 +278,8 @@ def test_what_a_prompt_gives():
 def test_an_mbpp_row_in_humaneval_form(tmp_path):
     changes = {
         "code": "import math as m\nSCALE = 2\ndef half(v):\n  return v / SCALE\nclass Box:\n  value = 1\n"
-        'def add(x, y=1, *rest):\n  """Old text."""\n  text = """a\nb"""\n  return half(2 * x) + y + m.floor(0) + len(text) - 3',
+        'def add(x, y=1, *rest):\n  """Old text."""\n  text = """a\nb"""\n  return half(2 * x) + y + m.floor(0) + '
+        "len(text) - 3",
         "test_imports": ["import math"],
         "test_list": ["assert math.isclose(add(1), 2)", "assert add(add(1), 3) == 5, 'add'"],
         "prompt": 'Write a function to "add".',

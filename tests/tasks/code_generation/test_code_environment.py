@@ -15,9 +15,15 @@ from trl_multiagent.tasks.code_generation.reward import CodeResult
 
 ITEM = {
     "task_id": "Toy/0",
-    "prompt": 'def helper(a, b):\n    return a\n\ndef solve(xs: list[int], key=(1, ")"), *rest) -> int:\n    """Solves it."""\n',
+    "prompt": (
+        'def helper(a, b):\n    return a\n\ndef solve(xs: list[int], key=(1, ")"), *rest) -> int:\n    '
+        '"""Solves it."""\n'
+    ),
     "entry_point": "solve",
-    "test": "def check(candidate):\n    assert candidate([1]) == 1\n    assert candidate([2]) == 2\n    assert candidate([3]) == 3\n",
+    "test": (
+        "def check(candidate):\n    assert candidate([1]) == 1\n    assert candidate([2]) == 2\n    assert "
+        "candidate([3]) == 3\n"
+    ),
 }
 AUX = "def aux(x):\n    secret_of_aux = x\n    return secret_of_aux\n"
 MAIN = "def solve(xs, key=0, *rest):\n    secret_of_main = aux(xs)\n    return secret_of_main[0]\n"
@@ -111,7 +117,10 @@ def test_passed_is_one_of_two_signals(outcome, sandbox_slice, passed):
         (
             result(main="def solve(xs):\n    return 1 1"),
             ["Implementation: OK", "Syntax: not correct", "Tests: not run"],
-            ["Implementation: OK", "Syntax: not correct", "Tests: not run", "Use of `aux`: not known, the code does not parse"],
+            ["Implementation: OK", "Syntax: not correct", "Tests: not run", (
+                "Use of `aux`: not known, the code "
+                "does not parse"
+            )],
         ),
     ],
 )  # fmt: skip

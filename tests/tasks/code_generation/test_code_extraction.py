@@ -93,7 +93,10 @@ def test_code_survives_what_surrounds_it(wrapping):
 
 
 def test_two_fenced_blocks_are_one_program_whose_future_imports_come_first():
-    text = "```python\ndef h(x):\n    return x + 1\n```\nthen\n```\nfrom __future__ import annotations\ndef f(x: Unknown):\n    return h(x)\n```"
+    text = (
+        "```python\ndef h(x):\n    return x + 1\n```\nthen\n```\nfrom __future__ import annotations\ndef f(x: "
+        "Unknown):\n    return h(x)\n```"
+    )
     assert run(facts(text, aux="").source)["f"](1) == 2
 
 
@@ -140,8 +143,14 @@ ALL_NEEDED = {
     "argument": TABLE + "def fill(t):\n    t.append(1)\nfill(TABLE)\n" + READS,
     "imported function": "from heapq import heapify\nTABLE = [3, 1]\nheapify(TABLE)\n" + READS,
     "method": TABLE + "class S:\n    def load(self):\n        TABLE.append(1)\ns = S()\ns.load()\n" + READS,
-    "decorator": TABLE + "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return 1\n" + READS,
-    "dispatch": "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef _(x):\n    return 1\n",
+    "decorator": TABLE + (
+        "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return "
+        "1\n"
+    ) + READS,
+    "dispatch": (
+        "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef "
+        "_(x):\n    return 1\n"
+    ),
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
     "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
@@ -528,6 +537,9 @@ def test_the_work_grows_with_the_length_and_not_faster(head, line, tail):
 
 def test_nothing_of_a_completion_runs_here(tmp_path):
     trap = tmp_path / "ran"
-    text = f"open({str(trap)!r}, 'w')\nclass A:\n    open({str(trap)!r}, 'w')\ndef f(x=open({str(trap)!r}, 'w')):\n    return aux(x)"
+    text = (
+        f"open({str(trap)!r}, 'w')\nclass A:\n    open({str(trap)!r}, 'w')\ndef f(x=open({str(trap)!r}, "
+        "'w')):\n    return aux(x)"
+    )
     assert analyze(PROMPT, "f", text, text).names_aux is False
     assert not trap.exists()

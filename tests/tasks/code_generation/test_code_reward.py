@@ -115,7 +115,8 @@ def test_a_single_agent_reaches_2_1(sandbox, main, expected):
     [
         "def scale(x):\n    return 0\n",
         "sum = scale = lambda x: 0\ndef g(xs):\n    return sum, scale\n",
-        "class Equal:\n    def __eq__(self, other):\n        return True\nEQUAL = Equal()\ndef g():\n    return EQUAL\n",
+        "class Equal:\n    def __eq__(self, other):\n        return True\nEQUAL = Equal()\ndef g():\n    return "
+        "EQUAL\n",
         "import builtins\nbuiltins.range = lambda n: []\ndef g():\n    return builtins\n",
     ],
 )

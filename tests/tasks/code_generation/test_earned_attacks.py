@@ -1,4 +1,7 @@
-"""What pairs earn, with the kind `earned`, that were written to earn more than their work; and honest pairs that look like them."""
+"""
+What pairs earn, with the kind `earned`, that were written to earn more than their work; and honest pairs that look
+like them.
+"""
 
 import ast
 
@@ -175,7 +178,8 @@ HELP = "def aux(xs):\n    return help(xs)\n"
 REPLACED = {
     "main's entry point does aux's work": (
         "def aux(*a):\n    return f(*a, 1)\n",
-        "def f(xs, k=0):\n    if k:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+        "def f(xs, k=0):\n    if k:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in "
+        "aux(xs))\n",
     ),
     "main's function makes a global one":
         (HELP, G + "def f(xs):\n    global help\n    help = g\n    return sum(x * x for x in aux(xs))\n"),
@@ -196,7 +200,8 @@ REPLACED = {
         "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES),
     "main puts a function into aux's code": (
         "def aux(*xs):\n    def g(*xs):\n        return 1\n    return g(*xs)\n",
-        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = aux.__code__.replace(co_consts=tuple(\n"
+        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = "
+        "aux.__code__.replace(co_consts=tuple(\n"
         "    g.__code__ if getattr(one, 'co_name', '') == 'g' else one for one in aux.__code__.co_consts))\n"
         + SUM_OF_SQUARES,
     ),
@@ -208,11 +213,13 @@ REPLACED = {
 CODE = {
     "works in place on an object": (
         "def aux(bag, x):\n    if x % 2 == 0:\n        bag.total += x * x\n",
-        "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    return bag.total\n",
+        "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    "
+        "return bag.total\n",
     ),
     "makes an empty object": (
         "class S:\n    def __init__(self, n):\n        self.t = [0] * n\ndef aux(n):\n    return S(n)\n",
-        "def f(xs):\n    s = aux(len(xs))\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            s.t[k] = x * x\n    return sum(s.t)\n",
+        "def f(xs):\n    s = aux(len(xs))\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            "
+        "s.t[k] = x * x\n    return sum(s.t)\n",
     ),
     "returns an object whose method does the work": (
         "class R:\n    def __init__(self, xs):\n        self.xs = xs\n    def evens(self):\n"
@@ -226,7 +233,8 @@ CODE = {
         "def f(xs):\n    return aux(lambda ys: sum(y * y for y in ys if y % 2 == 0) + 1, xs) - 1\n"),
     "hides a function in a number": (
         "def aux(x):\n    return x._numerator(1)\n",
-        f"from fractions import Fraction\ndef f(xs):\n    x = Fraction(1)\n    x._numerator = lambda k: {SQUARES} + k\n    return aux(x) - 1\n",
+        f"from fractions import Fraction\ndef f(xs):\n    x = Fraction(1)\n    x._numerator = lambda k: {SQUARES} "
+        "+ k\n    return aux(x) - 1\n",
     ),
     "fills a list with a function": (
         "def aux(out):\n    out.append(lambda: 1)\n",
@@ -240,7 +248,8 @@ CODE = {name: (aux, main.replace("SQUARES", SQUARES)) for name, (aux, main) in C
 KEPT = {
     kind: (
         f"from collections import {kind.split('(')[0]}\ndef aux():\n    return {kind}\n",
-        f"def f(xs):\n    d = aux()\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            {fill}\n    return {total}\n",
+        f"def f(xs):\n    d = aux()\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            {fill}\n "
+        f"   return {total}\n",
     )
     for kind, fill, total in (
         ("deque()", "d.append(x * x)", "sum(d)"),
@@ -282,13 +291,15 @@ KEPT |= {
         f"def f(xs):\n    box = [0]\n    aux(box)\n    box[0] = {SQUARES} + 1\n    return aux()\n"),
     "has a mutable default value": (
         "def aux(x, kept=[0]):\n    kept.append(x)\n    return kept[-2]\n",
-        f"N = []\ndef f(xs):\n    N.append(1)\n    aux((len(N), {SQUARES}))\n    N.append(1)\n    return aux((len(N), 0))[1]\n"),
+        f"N = []\ndef f(xs):\n    N.append(1)\n    aux((len(N), {SQUARES}))\n    N.append(1)\n    return "
+        "aux((len(N), 0))[1]\n"),
     "tells by which parts of a value are the same object": (
         "def aux(n):\n    one = []\n    return [one, one if n else []]\n",
         alone("k = len(xs) > 2", "a, b = aux(k)", "if (a is b) != k:", "    return None")),
     "calls the entry point with another argument": (
         "def aux(xs):\n    return f(tuple(xs))\n",
-        "def f(xs):\n    if type(xs) is tuple:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n"),
+        "def f(xs):\n    if type(xs) is tuple:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * "
+        "x for x in aux(xs))\n"),
     "is a recursion through the entry point": (
         "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
         "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n"),
@@ -303,7 +314,8 @@ TEXTS = {
         "T = {'g': 0}\ndef aux(xs):\n    return T['g'](xs)\n",
         "def f(xs):\n    T['g'] = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n"),
     "main registers with aux's function": (
-        "from functools import singledispatch\n@singledispatch\ndef h(xs):\n    return xs\ndef aux(xs):\n    return h(xs)\n",
+        "from functools import singledispatch\n@singledispatch\ndef h(xs):\n    return xs\ndef aux(xs):\n    "
+        "return h(xs)\n",
         "@h.register(list)\ndef _(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
     ),
     "main takes aux's variable": (
@@ -311,7 +323,8 @@ TEXTS = {
         f"def f(xs):\n    BOX.append({SQUARES} + 1)\n    return aux() - 1\n"),
     "an attribute of another name of aux": (
         "def aux(xs):\n    return aux.h(xs)\n",
-        "def f(xs):\n    k = aux\n    k.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n",
+        "def f(xs):\n    k = aux\n    k.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x "
+        "in aux(xs))\n",
     ),
     "a statement that is too long to compare": (
         "def aux(xs):\n    return help(xs)\n",
@@ -319,7 +332,10 @@ TEXTS = {
         + f"def f(xs):\n    k = {' + '.join(['0'] * 450)}\n    return sum(x * x for x in aux(xs)) + k\n"),
     "a class hides the name of a built-in function": (
         ONE,
-        alone("aux()", "class A:", "    find = getattr", "    getattr = getattr", "if A.getattr(aux, '__code__') is None:",
+        alone("aux()", "class A:", "    find = getattr", "    getattr = getattr", (
+            "if A.getattr(aux, '__code__') "
+            "is None:"
+        ),
               "    return 0")),
     "a pattern with attributes": (
         ONE,
@@ -352,10 +368,12 @@ TEXTS = {
 IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
 HONEST = {
     "aux is a generator that calls itself": (
-        "def aux(xs):\n    if xs:\n        if xs[0] % 2 == 0:\n            yield xs[0]\n        yield from aux(xs[1:])\n",
+        "def aux(xs):\n    if xs:\n        if xs[0] % 2 == 0:\n            yield xs[0]\n        yield from "
+        "aux(xs[1:])\n",
         "def f(xs):\n    return sum(x * x for x in aux(xs))\n"),
     "works in place and ends with a call that returns nothing": (
-        "def aux(xs, out):\n    for x in xs[:-1]:\n        x % 2 or out.append(x)\n    return None if not xs or xs[-1] % 2 else out.append(xs[-1])\n",
+        "def aux(xs, out):\n    for x in xs[:-1]:\n        x % 2 or out.append(x)\n    return None if not xs or "
+        "xs[-1] % 2 else out.append(xs[-1])\n",
         "def f(xs):\n    out = []\n    aux(xs, out)\n    return sum(x * x for x in out)\n",
     ),
     "works in place and returns its argument":
@@ -377,19 +395,22 @@ HONEST = {
         "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n"),
     "a pattern with a constant": (
         EVEN,
-        "def f(xs):\n    match len(xs) > 0:\n        case True:\n            return sum(x * x for x in aux(xs))\n        case _:\n            return 0\n",
+        "def f(xs):\n    match len(xs) > 0:\n        case True:\n            return sum(x * x for x in aux(xs))\n "
+        "       case _:\n            return 0\n",
     ),
     "works with a class of its own": (
         "class Node:\n    def __init__(self, x, next=None):\n        self.x = x\n        self.next = next\n"
         "def aux(xs):\n    node, kept = None, []\n    for x in xs:\n        node = Node(x, node)\n"
-        "    while node:\n        if node.x % 2 == 0:\n            kept.append(node.x)\n        node = node.next\n    return kept\n",
+        "    while node:\n        if node.x % 2 == 0:\n            kept.append(node.x)\n        node = "
+        "node.next\n    return kept\n",
         SUM_OF_SQUARES,
     ),
     "is given a type and an iterator": (
         "def aux(k, xs):\n    return [k(x) for x in xs if x % 2 == 0]\n",
         "def f(xs):\n    return sum(x * x for x in aux(int, iter(xs)))\n"),
     "has a function as a default value and a table of functions": (
-        "TESTS = {'even': lambda x: x % 2 == 0}\ndef aux(xs, test=TESTS['even']):\n    return [x for x in xs if test(x)]\n",
+        "TESTS = {'even': lambda x: x % 2 == 0}\ndef aux(xs, test=TESTS['even']):\n    return [x for x in xs if "
+        "test(x)]\n",
         SUM_OF_SQUARES),
     "uses what the other one imports": (
         "import math\ndef aux(xs):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
@@ -397,11 +418,16 @@ HONEST = {
     "both have an attribute and a variable of the same name": (
         "items = 2\nclass Kept:\n    def __init__(self, xs):\n        self.items = [x for x in xs if x % items == 0]\n"
         "def aux(xs):\n    return dict.fromkeys(Kept(xs).items, True)\n",
-        "items = 2\ndef f(xs):\n    kept = aux(xs)\n    return sum(x * x for x in xs if x in dict(kept.items()) and items)\n"),
+        "items = 2\ndef f(xs):\n    kept = aux(xs)\n    return sum(x * x for x in xs if x in dict(kept.items()) "
+        "and items)\n"),
     "compares the identity of lists and formats with a template":
-        (EVEN, "def f(xs):\n    ys = aux(xs)\n    text = '{0' + '}'\n    return int(text.format(sum(x * x for x in ys if ys is not xs)))\n"),
+        (EVEN, (
+            "def f(xs):\n    ys = aux(xs)\n    text = '{0' + '}'\n    return int(text.format(sum(x * x for x "
+            "in ys if ys is not xs)))\n"
+        )),
     "imports of both overlap": (
-        "from typing import List\nimport math\ndef aux(xs: List[int]):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
+        "from typing import List\nimport math\ndef aux(xs: List[int]):\n    return [x for x in xs if math.gcd(x, "
+        "2) == 2]\n",
         "from typing import Optional, List\nimport re, math\n"
         + SUM_OF_SQUARES.replace("xs)", "xs: List[int])", 1).replace(
             "return", "assert math.pi and re and Optional\n    return"
@@ -414,7 +440,8 @@ HONEST = {
         ("def aux(x):\n    return x % 2 == 0\n", "def f(xs):\n    return sum(x * x for x in xs if aux(x))\n"),
     "an endless loop where aux says nothing": (
         "def aux(x):\n    return x - 1\n",
-        "def f(xs):\n    total, k = 0, len(xs)\n    while k != 0:\n        k = aux(k)\n        total += xs[k] ** 2 * (xs[k] % 2 == 0)\n    return total\n",
+        "def f(xs):\n    total, k = 0, len(xs)\n    while k != 0:\n        k = aux(k)\n        total += xs[k] ** "
+        "2 * (xs[k] % 2 == 0)\n    return total\n",
     ),
 }  # fmt: skip
 

@@ -177,7 +177,8 @@ def test_a_long_text_after_the_function_costs(sandbox):
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ('def f(x):\n    """Doubles.\n    >>> f(2)\n    4\n    >>> f(3)\n    6\n    """\n', {"(2,)": "4", "(3,)": "6"}),
+        ('def f(x):\n    """Doubles.\n    >>> f(2)\n    4\n    >>> f(3)\n    6\n    '
+        '"""\n', {"(2,)": "4", "(3,)": "6"}),
         ('def f(x):\n    """>>> f(2)\n    4\n    >>> f(broken\n    >>>f(1)\n    1"""\n', {}),
     ],
 )  # fmt: skip
@@ -188,12 +189,20 @@ def test_examples_are_read_from_doctests(prompt, expected):
 @pytest.mark.parametrize(
     ("prompt", "shown", "others"),
     [
-        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> False"""\n', {"[1, 2], 'a'": "True", "[], 'b'": "False"}, {"[1], 'a'": "True"}),
-        ('def f(s):\n    """For example f("(a)b") should return "b)" and so on"""\n', {"'(a)b'": "'b)'"}, {"'a'": "'b'"}),
-        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = n"""\n', {"1": "2", "2": "[4, 5]", "3": "-1"}, {"-1": "1"}),
-        ('def f(x, y):\n    """For x = 15 and\n    y = 2.5 the output should be "a"."""\n', {"15, 2.5": "'a'"}, {"5, 2.5": "'a'", "15, 2": "'a'"}),
-        ('def f(x, y=""):\n    """f(aa) => False, f(b, c) gives (d) and so on. f(a) is 5"""\n', {"'aa'": "False", "'b', 'c'": "('d',)"}, {"'c'": "'d'", "'a'": "6"}),
-        ('def f(x):\n    """Nothing. f(x) returns x; g(1) is near 2' + ", and so on" * 40 + ' to 3"""\n', {}, {"1": "3", "'x'": "'y'"}),
+        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> '
+        'False"""\n', {"[1, 2], 'a'": "True", "[], 'b'": "False"}, {"[1], 'a'": "True"}),
+        ('def f(s):\n    """For example f("(a)b") should return "b)" and so '
+        'on"""\n', {"'(a)b'": "'b)'"}, {"'a'": "'b'"}),
+        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = '
+        'n"""\n', {"1": "2", "2": "[4, 5]", "3": "-1"}, {"-1": "1"}),
+        ('def f(x, y):\n    """For x = 15 and\n    y = 2.5 the output should be '
+        '"a"."""\n', {"15, 2.5": "'a'"}, {"5, 2.5": "'a'", "15, 2": "'a'"}),
+        ('def f(x, y=""):\n    """f(aa) => False, f(b, c) gives (d) and so on. f(a) is '
+        '5"""\n', {"'aa'": "False", "'b', 'c'": "('d',)"}, {"'c'": "'d'", "'a'": "6"}),
+        ((
+            'def f(x):\n    """Nothing. f(x) returns x; g(1) is near '
+            '2'
+        ) + ", and so on" * 40 + ' to 3"""\n', {}, {"1": "3", "'x'": "'y'"}),
     ],
 )  # fmt: skip
 def test_tests_that_a_prompt_shows_in_any_form_are_found(prompt, shown, others):
@@ -207,21 +216,44 @@ def test_tests_that_a_prompt_shows_in_any_form_are_found(prompt, shown, others):
     ("prompt", "test", "solution", "expected"),
     [
         # a constant: the most frequent of the expected values, unless there is only one test
-        ("def f(x):\n", "assert candidate(1) == 7\nassert candidate(2) == 7\nassert candidate(3) == 8", "    return 8 if x == 3 else 7\n", 2),
+        ("def f(x):\n", (
+            "assert candidate(1) == 7\nassert candidate(2) == 7\nassert candidate(3) == "
+            "8"
+        ), "    return 8 if x == 3 else 7\n", 2),
         ("def f(x):\n", "assert candidate(1) == 'a'", "    return 'a'\n", 0),
         ("def f(x):\n", "assert candidate(1)\nassert not candidate(2)\nassert candidate(3)", "    return x != 2\n", 2),
         # an argument
-        ("def f(x, y):\n", "assert candidate(1, [2]) == [2]\nassert candidate(2, [3, 3]) == [3]", "    return [y[0]]\n", 1),
+        ("def f(x, y):\n", (
+            "assert candidate(1, [2]) == [2]\nassert candidate(2, [3, 3]) == "
+            "[3]"
+        ), "    return [y[0]]\n", 1),
         ("def f(x):\n", "assert candidate(x=[4]) == [4]\nassert candidate(x=[]) == [9]", "    return x or [9]\n", 1),
         # the examples, looked up, with the best of these for the rest
-        ('def f(x):\n    """\n    >>> f(1)\n    5\n    """\n', "assert candidate(1) == 5\nassert candidate(2) == 6\nassert candidate(3) == 6", "    return 5 if x == 1 else 6\n", 3),
+        ('def f(x):\n    """\n    >>> f(1)\n    5\n    '
+        '"""\n', (
+            "assert candidate(1) == 5\nassert candidate(2) == 6\nassert candidate(3) == "
+            "6"
+        ), "    return 5 if x == 1 else 6\n", 3),
         # examples in any form; a number is not a part of another one
-        ('def f(x):\n    """For x = 15 the output\n    should be "a". f(-1) ==> "d\'" """\n', "assert candidate(1) == 'b'\nassert candidate(5) == 'c'\nassert candidate(7) == 'e'\nassert candidate(15) == 'a'\nassert candidate(-1) == \"d'\"", "    return {1: 'b', 5: 'c', 7: 'e', 15: 'a', -1: \"d'\"}[x]\n", 4),
+        ('def f(x):\n    """For x = 15 the output\n    should be "a". f(-1) ==> "d\'" '
+        '"""\n', (
+            "assert candidate(1) == 'b'\nassert candidate(5) == 'c'\nassert candidate(7) == 'e'\nassert "
+            "candidate(15) == 'a'\nassert candidate(-1) == \"d'\""
+        ), "    return {1: 'b', 5: 'c', 7: 'e', 15: 'a', -1: \"d'\"}[x]\n", 4),
         # values in tolerances and variables
-        ("def f(x):\n", "assert abs(candidate(1) - 10.0) < 1e-6\nwanted = 12\nassert candidate(2) == wanted", "    return 8.0 + 2 * x\n", 1),
+        ("def f(x):\n", (
+            "assert abs(candidate(1) - 10.0) < 1e-6\nwanted = 12\nassert candidate(2) == "
+            "wanted"
+        ), "    return 8.0 + 2 * x\n", 1),
         # loops, tolerances and exceptions are run, not read
-        ("def f(x):\n", "for k in range(5):\n    assert candidate(k) == k\nassert abs(candidate(2.5) - 2) < 0.1", "    return int(x)\n", 1),
-        ("def f(x):\n", "try:\n    candidate(None)\n    assert False\nexcept TypeError:\n    pass\nassert candidate(1) == 2", "    return x + 1\n", 1),
+        ("def f(x):\n", (
+            "for k in range(5):\n    assert candidate(k) == k\nassert abs(candidate(2.5) - 2) < "
+            "0.1"
+        ), "    return int(x)\n", 1),
+        ("def f(x):\n", (
+            "try:\n    candidate(None)\n    assert False\nexcept TypeError:\n    pass\nassert "
+            "candidate(1) == 2"
+        ), "    return x + 1\n", 1),
     ],
 )  # fmt: skip
 def test_what_trivial_answers_pass(sandbox, prompt, test, solution, expected):
@@ -289,7 +321,10 @@ def test_looking_the_examples_of_a_prompt_up_earns_nothing_for_tests(sandbox, sh
         78: "{'AB': 1, '1077E': 2, 'ABED1A33': 4, '123456789ABCDEF0': 6, '2020': 2}",
         80: "{'a': False, 'aa': False, 'abcd': True, 'aabb': False, 'adb': True, 'xyy': False}",
         84: "{'1000': '1', '150': '110', '147': '1100'}",
-        105: "{'[2, 1, 1, 4, 5, 8, 2, 3]': ['Eight', 'Five', 'Four', 'Three', 'Two', 'Two', 'One', 'One'], '[1, -1, 55]': ['One']}",
+        105: (
+            "{'[2, 1, 1, 4, 5, 8, 2, 3]': ['Eight', 'Five', 'Four', 'Three', 'Two', 'Two', 'One', 'One'], '[1, "
+            "-1, 55]': ['One']}"
+        ),
     }  # fmt: skip
     for number, shown in tables.items():
         item = items[f"HumanEval/{number}"]

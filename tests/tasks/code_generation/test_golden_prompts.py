@@ -24,9 +24,15 @@ from trl_multiagent.tasks.code_generation.reward import CodeResult
 GOLDEN = Path(__file__).parents[2] / "golden"
 ITEM = {
     "task_id": "Golden/0",
-    "prompt": 'def solve(xs: list[int]) -> int:\n    """Sum of the even numbers in xs.\n    >>> solve([1, 2])\n    2\n    """\n',
+    "prompt": (
+        'def solve(xs: list[int]) -> int:\n    """Sum of the even numbers in xs.\n    >>> solve([1, 2])\n   '
+        ' 2\n    """\n'
+    ),
     "entry_point": "solve",
-    "test": "def check(candidate):\n    assert candidate([2]) == 2\n    assert candidate([1, 2]) == 2\n    assert candidate([]) == 0\n",
+    "test": (
+        "def check(candidate):\n    assert candidate([2]) == 2\n    assert candidate([1, 2]) == 2\n    assert "
+        "candidate([]) == 0\n"
+    ),
 }
 ASSERTS = ["assert candidate([2]) == 2", "assert candidate([1, 2]) == 2", "assert candidate([]) == 0"]
 LOADED = Check("passed", "")

@@ -1,4 +1,7 @@
-"""The family of needed messages: bounds against brute force, rewards by hand, splits, the base model's demonstrations, ablated messages."""
+"""
+The family of needed messages: bounds against brute force, rewards by hand, splits, the base model's demonstrations,
+ablated messages.
+"""
 
 import itertools
 import json
@@ -38,7 +41,10 @@ def all_worlds(game):
 
 
 def best_reward(game, heard, texts):
-    """The value of the best of all functions from what the decider knows to an answer, over all worlds, and that of each item's group."""
+    """
+    The value of the best of all functions from what the decider knows to an answer, over all worlds, and that of each
+    item's group.
+    """
     groups = defaultdict(list)
     for world in all_worlds(game):
         groups[(game.view(world), *(game.fact(role, world) for role in heard))].append(world)

@@ -101,7 +101,8 @@ def test_compat_equals_the_table_on_random_texts(kind):
         ("tldr", "a b c d e f g", "a b c d e f g h", [0, 0, 0, 0]),  # 7 tokens
         ("tldr", "word " * 8, "word " * 60, [0.5, 0, 0, 0]),  # 7.5 times as long
         ("tldr", "word " * 8, "word " * 16, [0.5, 1, 0, 0]),  # no more different words
-        ("tldr", "xx " * 8, "xx yy zz " * 3 + "xx " * 2, [0.5, 0.55, 0.5, 0.6]),  # 33 / 24 = 1.375; no transitions, 1 of 3 words shared
+        # 33 / 24 = 1.375; no transitions, 1 of 3 words shared
+        ("tldr", "xx " * 8, "xx yy zz " * 3 + "xx " * 2, [0.5, 0.55, 0.5, 0.6]),
         ("tldr", "xx " * 8, "yy but zz " * 4, [0.5, 1, 0.5, 0.16]),  # one category
         ("arxiv", "xx " * 128, "xx " * 128, [0.5, 0.4, 0.5, 0.6]),
         ("arxiv", "xx " * 128, "xx yy " * 100, [0.5, 1 - (600 / 384 - 1.6) / 0.4 if 600 / 384 > 1.6 else 1, 0, 0]),
@@ -144,7 +145,8 @@ POOR = {
     "the partner's text": (GOOD["tldr"][0], GOOD["tldr"][0] + " " + GOOD["tldr"][0]),
     "a constant summary": (CONSTANT["tldr"][0], GOOD["tldr"][1]),
     "a constant detail": (GOOD["tldr"][0], CONSTANT["tldr"][1]),
-    "one fact and filling": (f"A post about a {KEYS[2]} and a {KEYS[0]} was written.", CONSTANT["tldr"][1] + f" A {KEYS[2]}."),
+    "one fact and filling": (f"A post about a {KEYS[2]} and a {KEYS[0]} was "
+    "written.", CONSTANT["tldr"][1] + f" A {KEYS[2]}."),
     "nothing": ("", ""),
     "function words": ("the of and to in it is so " * 2, "however the of and to in it is so but we they " * 3),
 }  # fmt: skip
@@ -180,7 +182,10 @@ def test_a_good_pair_of_another_item_earns_little():
 
 def test_both_texts_count():
     first, second = GOOD["tldr"]
-    vague = "First, the sister was there and something happened. However, nobody liked it, although it was small. So it goes."
+    vague = (
+        "First, the sister was there and something happened. However, nobody liked it, although it was small. "
+        "So it goes."
+    )
     both = [pair_metrics(*pair, POST, "tldr", "grounded") for pair in ((first, second), (first, vague))]
     assert both[1]["source"] < 0.6 < both[0]["source"]
 
@@ -200,7 +205,12 @@ def test_data_of_the_hub_and_of_files(tmp_path):
     tldr = tmp_path / "some_tldr.jsonl"
     tldr.write_text(json.dumps({"prompt": "SUBREDDIT: r/a\n\nPOST: A cat.\n\nTL;DR:", "completion": " A cat."}) + "\n")
     (row,) = load_writing_dataset(str(tldr))
-    assert (row["source"], row["reference"], row["key_words"]) == ("SUBREDDIT: r/a\n\nPOST: A cat.", "A cat.", ["subred", "r", "post", "cat"])  # fmt: skip
+    # Fmt: skip
+    assert (row["source"], row["reference"], row["key_words"]) == (
+        "SUBREDDIT: r/a\n\nPOST: A cat.",
+        "A cat.",
+        ["subred", "r", "post", "cat"],
+    )
     arxiv = tmp_path / "abstracts.jsonl"
     arxiv.write_text(json.dumps({"article_id": "9", "abstract_text": ["<S> We prove it . </S>", "<S> So . </S>"]}))
     (row,) = load_writing_dataset(str(arxiv), type="arxiv")

@@ -13,10 +13,10 @@ class Asserts:
     """
     A test and its asserts. An assert that is constantly true cannot fail and is left out.
 
-    In the `code`, every assert is replaced by reports to three functions that its namespace must have: `__begin__(index)` before the assert
-    is evaluated; `__end__(index, value, error=None)` after it, with the exception that it raised if that is one of the classes in
-    `__caught__`; and `__settle__(indices)` after each statement of the module and of `check`, because the asserts in the statement will
-    not run again.
+    In the `code`, every assert is replaced by reports to three functions that its namespace must have:
+    `__begin__(index)` before the assert is evaluated; `__end__(index, value, error=None)` after it, with the exception
+    that it raised if that is one of the classes in `__caught__`; and `__settle__(indices)` after each statement of the
+    module and of `check`, because the asserts in the statement will not run again.
     """
 
     code: str
@@ -77,7 +77,9 @@ def _is_check(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
 
 @functools.lru_cache(maxsize=4096)
 def read_asserts(test: str) -> Asserts:
-    """Finds the asserts of a test. The result is cached. Raises `SyntaxError` or `ValueError` if the test is not Python."""
+    """
+    Finds the asserts of a test. The result is cached. Raises `SyntaxError` or `ValueError` if the test is not Python.
+    """
     instrument = _Instrument()
     tree = ast.parse(test)
     has_check = any(_is_check(node) for node in tree.body)
@@ -92,9 +94,9 @@ def read_asserts(test: str) -> Asserts:
 @functools.lru_cache(maxsize=4096)
 def read_test_methods(module: str) -> Asserts:
     """
-    Finds the test methods of a module of `unittest`, which runs as it is. `sources` has their names, such as `"TestStack.test_push"`; of
-    methods with the same name, the last one counts. Inherited ones are left out. The result is cached. Raises `SyntaxError` or `ValueError` if
-    the module is not Python.
+    Finds the test methods of a module of `unittest`, which runs as it is. `sources` has their names, such as
+    `"TestStack.test_push"`; of methods with the same name, the last one counts. Inherited ones are left out. The
+    result is cached. Raises `SyntaxError` or `ValueError` if the module is not Python.
     """
     tree = ast.parse(module)
     compile(module, "<test>", "exec", dont_inherit=True)

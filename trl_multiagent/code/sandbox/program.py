@@ -21,38 +21,41 @@ class Program:
     Args:
         source (`str`): Untrusted module source.
         entry_point (`str`): Name of the function in `source` that the checks call.
-        checks (`str`): Trusted module source, asserts or a function `check(candidate)` with asserts in it. It runs whole;
-            `candidate`, and the entry point's own name, stand for the program's function.
+        checks (`str`): Trusted module source, asserts or a function `check(candidate)` with asserts in it. It runs
+            whole; `candidate`, and the entry point's own name, stand for the program's function.
         setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
         watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
         needed (`tuple[int, ...]`, *optional*): Indices of checks. The first of them that does not pass ends the run.
-        helper (`str`, *optional*): Untrusted module source that defines the one function in `watch`. It runs in a process of its own, and
-            `source` calls the function by its name. Nothing but data passes between the two: numbers, texts, bytes and dates in built-in
-            containers, and iterators of these, which are read at once. A call may change its arguments in place.
-        experiments (`tuple[str, ...]`, *optional*): Changes to try on a program with a helper, each in a run of its own: in fresh processes,
-            with all checks from the first one. An experiment has an effect, and is in `Verdict.effective`, if a check in
-            `needed` does not pass. The first experiment without an effect is the last one that is tried. Of several names
-            joined by `|`, one with an effect is enough.
-            These replace what the watched function returns. `"constant"`, `"second"` and `"third"`: by the first, second or third different
-            value that it returned. `"another"`: at about every other call by another one of its values; `"swapped"`: the same at the
-            other calls. `"echo"`: by the first value that contained its arguments, with the present ones in their places, and before
-            there is one by the first argument. `"replay"`: from the second call of the entry point on by
-            what it gave in the first one, by position. `"mute"` and `"nothing"`: by None.
-            `"apart"`, `"echo"` and `"nothing"` undo what it changes in its arguments; the last two also drop what it raises.
-            These replace what the entry point returns: `"first"` by the first value that the watched function returned,
-            `"alone"` by what the watched function returns for the entry point's arguments.
-            `"control"` replaces nothing. It has an effect, too, if the watched function gives different answers to equal
-            calls, or if it answers differently when all its calls are repeated in a new process, in the opposite order and then in this one.
-        check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times out halves
-            the limit for the checks after it.
-        unittest (`bool`, *optional*): Whether `checks` is a module of test cases of `unittest`. Each test method is then a check, and the
-            entry point may be a class.
-        folder (`bool`, *optional*): Whether the program and the checks share an empty working directory of 4 MiB and 255 files, and may import
-            `sqlite3`. It is emptied whenever a new process of the program starts. Not every machine can give one, see
-            [`Sandbox.has_folders`].
+        helper (`str`, *optional*): Untrusted module source that defines the one function in `watch`. It runs in a
+            process of its own, and `source` calls the function by its name. Nothing but data passes between the two:
+            numbers, texts, bytes and dates in built-in containers, and iterators of these, which are read at once. A
+            call may change its arguments in place.
+        experiments (`tuple[str, ...]`, *optional*): Changes to try on a program with a helper, each in a run of its
+            own: in fresh processes, with all checks from the first one. An experiment has an effect, and is in
+            `Verdict.effective`, if a check in `needed` does not pass. The first experiment without an effect is the
+            last one that is tried. Of several names joined by `|`, one with an effect is enough. These replace what
+            the watched function returns. `"constant"`, `"second"` and `"third"`: by the first, second or third
+            different value that it returned. `"another"`: at about every other call by another one of its values;
+            `"swapped"`: the same at the other calls. `"echo"`: by the first value that contained its arguments, with
+            the present ones in their places, and before there is one by the first argument. `"replay"`: from the
+            second call of the entry point on by what it gave in the first one, by position. `"mute"` and `"nothing"`:
+            by None. `"apart"`, `"echo"` and `"nothing"` undo what it changes in its arguments; the last two also drop
+            what it raises. These replace what the entry point returns: `"first"` by the first value that the watched
+            function returned, `"alone"` by what the watched function returns for the entry point's arguments.
+            `"control"` replaces nothing. It has an effect, too, if the watched function gives different answers to
+            equal calls, or if it answers differently when all its calls are repeated in a new process, in the opposite
+            order and then in this one.
+        check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times
+            out halves the limit for the checks after it.
+        unittest (`bool`, *optional*): Whether `checks` is a module of test cases of `unittest`. Each test method is
+            then a check, and the entry point may be a class.
+        folder (`bool`, *optional*): Whether the program and the checks share an empty working directory of 4 MiB and
+            255 files, and may import `sqlite3`. It is emptied whenever a new process of the program starts. Not every
+            machine can give one, see [`Sandbox.has_folders`].
 
     Raises:
-        ValueError: an experiment is unknown, or a program has experiments without a helper, or a helper without one function in `watch`.
+        ValueError: an experiment is unknown, or a program has experiments without a helper, or a helper without one
+        function in `watch`.
     """
 
     source: str
@@ -81,9 +84,10 @@ class Check:
     Outcome of one assert of the checks, or of one test method.
 
     Args:
-        status (`str`): `"passed"`, `"failed"` (false), `"error"` (the call raised), `"timeout"`, or `"not_run"` (something
-            before it ended the run).
-        source (`str`): Source text of the assert, or the names of the test case and the method, such as `"TestStack.test_push"`.
+        status (`str`): `"passed"`, `"failed"` (false), `"error"` (the call raised), `"timeout"`, or `"not_run"`
+            (something before it ended the run).
+        source (`str`): Source text of the assert, or the names of the test case and the method, such as
+            `"TestStack.test_push"`.
         error (`str`): Type and message of the exception, empty when there was none.
     """
 
@@ -100,13 +104,13 @@ class Verdict:
     Args:
         definitions (`Check`): Whether the module's own code ran.
         checks (`tuple[Check, ...]`): One entry per assert, in the order of the source.
-        calls (`dict[str, int]`): How often each watched function was called in checks that passed, and before them outside of
-            checks.
+        calls (`dict[str, int]`): How often each watched function was called in checks that passed, and before them
+            outside of checks.
         effective (`tuple[str, ...]`): Experiments during which a needed check did not pass.
         seconds (`float`), cpu_seconds (`float`): Wall time and processor time of the whole program.
         memory_mb (`float`): Largest resident size of its processes, in MiB.
-        suspicious (`tuple[str, ...]`): Actions that no honest program needs: audit events such as `"socket.connect"`, a broken
-            protocol, an ended process, values that pretend to be equal to others. No status depends on it.
+        suspicious (`tuple[str, ...]`): Actions that no honest program needs: audit events such as `"socket.connect"`,
+            a broken protocol, an ended process, values that pretend to be equal to others. No status depends on it.
         tier (`str`): Protection that was in force.
     """
 

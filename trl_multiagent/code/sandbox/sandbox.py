@@ -52,8 +52,8 @@ BOUNDS = {
 SPARE_SLOTS = 12  # slots kept beyond the workers, for batches with slow programs
 # Signals that only another process can send to a verifier: no computation raises them
 OUTSIDE_SIGNALS = {getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT", "HUP", "QUIT")}
-# Modules register hooks that repair locks and reseed generators after a fork. The hooks cost more than the fork itself, and
-# helper processes do not need them, because they have one thread
+# Modules register hooks that repair locks and reseed generators after a fork. The hooks cost more than the fork
+# itself, and helper processes do not need them, because they have one thread
 _BOOT = """
 import sys
 sys.path.remove("")
@@ -116,8 +116,8 @@ class _Slot:
         self.socket.settimeout(SEND_SECONDS)
         control, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.fileno = self.socket.fileno
-        # Memory shared with the verifier, which writes the number of its current step, -1 before a job, and a count that grows
-        # while it waits
+        # Memory shared with the verifier, which writes the number of its current step, -1 before a job, and a count
+        # that grows while it waits
         self.progress_file = open(os.memfd_create("progress"), "r+b", buffering=0)
         self.progress_file.write(struct.pack("qq", -1, 0))
         self.processes: list[subprocess.Popen] = []
@@ -135,7 +135,10 @@ class _Slot:
             self.socket.sendall(pack(task.job()))
 
     def receive(self) -> dict[str, Any] | None:
-        """Returns the verifier's message, or one that takes its place when it has ended. None while the message is incomplete."""
+        """
+        Returns the verifier's message, or one that takes its place when it has ended. None while the message is
+        incomplete.
+        """
         with contextlib.suppress(OSError):
             if chunk := self.socket.recv(1 << 16):
                 self.inbox.data += chunk
@@ -185,20 +188,22 @@ def _lost_message(step: int, status: str, error: str) -> dict[str, Any]:
 @dataclass(eq=False)
 class Sandbox(contextlib.AbstractContextManager):
     """
-    Runs untrusted Python programs against trusted checks, in processes that share no memory with this one. These helpers
-    start at the first `run` and end with `close`, with this process, or when it is killed.
+    Runs untrusted Python programs against trusted checks, in processes that share no memory with this one. These
+    helpers start at the first `run` and end with `close`, with this process, or when it is killed.
 
     Args:
-        workers (`int`, *optional*): Programs that run at once. Defaults to the cores that this process may use, divided by
-            `LOCAL_WORLD_SIZE`, the number of ranks on the node.
-        check_timeout (`float`, *optional*, defaults to `10.0`): Seconds for each check, and for the program's definitions.
-            Processor time counts, and time in which the program waits for something else than a core.
-        max_timeouts (`int`, *optional*, defaults to `3`): Timed-out checks after which a program's other checks do not run.
+        workers (`int`, *optional*): Programs that run at once. Defaults to the cores that this process may use,
+            divided by `LOCAL_WORLD_SIZE`, the number of ranks on the node.
+        check_timeout (`float`, *optional*, defaults to `10.0`): Seconds for each check, and for the program's
+            definitions. Processor time counts, and time in which the program waits for something else than a core.
+        max_timeouts (`int`, *optional*, defaults to `3`): Timed-out checks after which a program's other checks do not
+            run.
         memory_mb (`int`, *optional*, defaults to `512`): Memory of one program, in MiB.
         retries (`int`, *optional*, defaults to `2`): How often a program is tried again when the sandbox itself fails.
         min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection to run with: `"rlimits"`, which keeps
             verdicts honest but not the machine safe, `"seccomp"`, `"landlock"` or `"namespaces"`.
-        max_tier (`str`, *optional*, defaults to `"namespaces"`): Strongest protection to use; lower it only to measure.
+        max_tier (`str`, *optional*, defaults to `"namespaces"`): Strongest protection to use; lower it only to
+            measure.
     """
 
     workers: int | None = None
@@ -290,8 +295,8 @@ class Sandbox(contextlib.AbstractContextManager):
         """
         Runs programs that all differ.
 
-        A task waits, then runs in a slot, then has a verdict. If its answers end the verifier, it waits again. If the sandbox
-        fails, it is retried when nothing else runs, because the machine may have been overloaded.
+        A task waits, then runs in a slot, then has a verdict. If its answers end the verifier, it waits again. If the
+        sandbox fails, it is retried when nothing else runs, because the machine may have been overloaded.
         """
         for program in programs:
             try:
@@ -340,7 +345,10 @@ class Sandbox(contextlib.AbstractContextManager):
             free -= 1
 
     def _idle_slot(self, has_folder: bool) -> _Slot | None:
-        """Returns a slot without a task. None if the machine refuses another one while programs run, which may be the reason."""
+        """
+        Returns a slot without a task. None if the machine refuses another one while programs run, which may be the
+        reason.
+        """
         idle = [slot for slot in self._slots if slot.task is None and slot.has_folder == has_folder]
         if not idle:
             number = min({*range(len(self._slots) + 1)} - {slot.number for slot in self._slots})
@@ -378,7 +386,10 @@ class Sandbox(contextlib.AbstractContextManager):
             raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
 
     def _cores(self, number: int) -> set[int]:
-        """Cores of a slot: one, because a verifier and its program take turns. Slots beyond the workers run beside slow programs, on any core."""
+        """
+        Cores of a slot: one, because a verifier and its program take turns. Slots beyond the workers run beside slow
+        programs, on any core.
+        """
         cores, rank = sorted(os.sched_getaffinity(0)), int(os.environ.get("LOCAL_RANK", "0"))
         return {cores[(rank * self.workers + number) % len(cores)]} if number < self.workers else set(cores)
 

@@ -27,7 +27,10 @@ def text_item(text: str, spacing: int = 2, z: int = 0) -> dict:
 
 
 def demo_items(split: str) -> list[dict]:
-    """Returns the small walls of the demo: five or six blocks on a square of 3 x 3, at most three on each colour of a chessboard."""
+    """
+    Returns the small walls of the demo: five or six blocks on a square of 3 x 3, at most three on each colour of a
+    chessboard.
+    """
     items = [wall_item(f"wall_{number}", rows.split("/")) for number, rows in enumerate(BLOCKS[DEMO].split())]
     return items[DEMO_SIZES["test"] :] if split == "train" else items[: DEMO_SIZES["test"]]
 
@@ -39,16 +42,18 @@ def load_block_dataset(
     Loads targets.
 
     Args:
-        name (`str`, *optional*, defaults to `"str_build"`): `"str_build"`, ten strings; `"house_build"`, ten houses; `"demo"`, small walls, with
-            the splits `train` and `test`; or a file, whose rows have a `text` of letters or, for houses, the columns below.
+        name (`str`, *optional*, defaults to `"str_build"`): `"str_build"`, ten strings; `"house_build"`, ten houses;
+            `"demo"`, small walls, with the splits `train` and `test`; or a file, whose rows have a `text` of letters
+            or, for houses, the columns below.
         split (`str`, *optional*): Rows, such as `"[:8]"`.
         kind (`str`, *optional*, defaults to `"str_build"`): What a file holds, `"str_build"` or `"house_build"`.
         spacing (`int`, *optional*, defaults to `2`): Columns between letters.
         z (`int`, *optional*, defaults to `0`): The place of a wall.
 
     Returns:
-        `Dataset`: Columns `task_id`; `layers`, from the ground up, each a list of rows from front to back, of symbols from left to right;
-        `origin`, the smallest x, y and z; and `inventory`, pairs of a symbol and its block. `.` is air, `#` any block.
+        `Dataset`: Columns `task_id`; `layers`, from the ground up, each a list of rows from front to back, of symbols
+        from left to right; `origin`, the smallest x, y and z; and `inventory`, pairs of a symbol and its block. `.` is
+        air, `#` any block.
 
     Raises `ValueError` if a row or the split is malformed.
     """

@@ -1,4 +1,6 @@
-"""The base model of the demo: it has seen careless demonstrations of builders who do not agree on how to share a wall."""
+"""
+The base model of the demo: it has seen careless demonstrations of builders who do not agree on how to share a wall.
+"""
 
 import random
 from functools import partial
@@ -16,8 +18,8 @@ SKIPS, STRAYS, MONOTONOUS = 0.05, 0.04, 0.3
 
 def demonstrate(item: dict, palette: tuple[str, ...], is_alone: bool, rng: random.Random) -> str:
     """
-    Draws an agent's answer. It builds the places of one colour of a chessboard, drawn at random; an agent that is alone builds all. Some places
-    are left out or wrong, and some agents use one block all the time.
+    Draws an agent's answer. It builds the places of one colour of a chessboard, drawn at random; an agent that is
+    alone builds all. Some places are left out or wrong, and some agents use one block all the time.
     """
     colour = rng.randrange(2)
     only = rng.choice(palette) if rng.random() < MONOTONOUS else None

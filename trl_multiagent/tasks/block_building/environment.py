@@ -37,19 +37,22 @@ class BlockBuildingEnvironment(Environment):
     """
     Agents write commands that set blocks. All commands of a turn are carried out in an empty box, agent after agent.
 
-    Items are rows of [`load_block_dataset`]. The reward is that of [`~reward.wall_metrics`] or [`~reward.house_metrics`]. The `info` of an outcome
-    is what was built: for each place that is not empty, its block and the role that put it there.
+    Items are rows of [`load_block_dataset`]. The reward is that of [`~reward.wall_metrics`] or
+    [`~reward.house_metrics`]. The `info` of an outcome is what was built: for each place that is not empty, its block
+    and the role that put it there.
 
     Args:
         kind (`str`, *optional*, defaults to `"str_build"`): `"str_build"` for walls, `"house_build"` for houses.
-        palettes (`dict[str, list[str]]`, *optional*): The blocks of each role, in the order in which their commands are carried out. By default
-            those of two agents, `builder_1` and `builder_2`.
-        num_agents (`int`, *optional*, defaults to `2`): The number of palettes; or 1, and the role `builder` has the blocks of all palettes.
-        mode (`str`, *optional*): What later turns show, one of [`~prompts.MODES`]; by default `"position_feedback"` for walls and
-            `"score_feedback"` for houses.
+        palettes (`dict[str, list[str]]`, *optional*): The blocks of each role, in the order in which their commands
+            are carried out. By default those of two agents, `builder_1` and `builder_2`.
+        num_agents (`int`, *optional*, defaults to `2`): The number of palettes; or 1, and the role `builder` has the
+            blocks of all palettes.
+        mode (`str`, *optional*): What later turns show, one of [`~prompts.MODES`]; by default `"position_feedback"`
+            for walls and `"score_feedback"` for houses.
         limit (`int`, *optional*): Lines of a list of mistakes, all by default.
         explain (`bool`, *optional*, defaults to `True`): Whether prompts tell the rules.
-        max_commands, provide_graph, limited_resource, player, spider, count_air (*optional*): The settings `block_building` of YAML files, which
+        max_commands, provide_graph, limited_resource, player, spider, count_air (*optional*): The settings
+        `block_building` of YAML files, which
             `recipes/block_building/README.md` describes.
 
     Raises `ValueError` if the palettes do not fit the number of agents, or the mode is unknown.
@@ -95,7 +98,10 @@ class BlockBuildingEnvironment(Environment):
         self.metric_ranges = {"reward": rewards, "total_reward": rewards, **dict.fromkeys(shares, (0.0, 1.0))}
 
     def __repr__(self) -> str:
-        return f"BlockBuildingEnvironment({self.kind!r}, palettes={self.palettes}, reward_version={reward.REWARD_VERSION})"
+        return (
+            f"BlockBuildingEnvironment({self.kind!r}, palettes={self.palettes}, "
+            f"reward_version={reward.REWARD_VERSION})"
+        )
 
     def resume_settings(self) -> dict[str, Any]:
         item = text_item("A") if self.kind == WALLS else BLOCKS[HOUSES][0]

@@ -9,8 +9,9 @@ from trl_multiagent.tasks.block_building.world import ANY, read_target
 
 def draw_build(path: str | Path, environment: BlockBuildingEnvironment, item: dict, joint_action: JointAction) -> None:
     """
-    Draws the target, what a joint action builds, and who placed its blocks, as a PNG file. The environment reads the answers, and the item is a row
-    of its dataset. A wall is seen from the front, the layers of a house from above, the lowest one at the bottom.
+    Draws the target, what a joint action builds, and who placed its blocks, as a PNG file. The environment reads the
+    answers, and the item is a row of its dataset. A wall is seen from the front, the layers of a house from above, the
+    lowest one at the bottom.
     """
     # `--help` of a recipe need not wait for numpy
     from trl_multiagent.report.pictures import picture

@@ -63,7 +63,10 @@ def write_rules(is_wall: bool, max_commands: int, spiders: int) -> str:
 def later_prompt(
     mode: str, role: str, palettes: Palettes, target: Target, built: Built, reward: str, limit: int | None
 ) -> str:
-    """Returns an agent's prompt of a later turn, with what a mode tells of the last one. `limit`: lines of a list of mistakes."""
+    """
+    Returns an agent's prompt of a later turn, with what a mode tells of the last one. `limit`: lines of a list of
+    mistakes.
+    """
     if mode == "score_feedback":
         text = f"Your last build earned {reward}."
     elif mode == "position_feedback":
@@ -78,7 +81,10 @@ def later_prompt(
 
 
 def list_mistakes(target: Target, built: Built, as_rectangles: bool, limit: int | None) -> str:
-    """Returns the places that are wrong in the last build, each with the block that belongs there, and a line that says so."""
+    """
+    Returns the places that are wrong in the last build, each with the block that belongs there, and a line that says
+    so.
+    """
     wrong = {}
     for place in target.places():
         wanted, found = target.blocks.get(place, AIR), built.get(place, (AIR, ""))[0]

@@ -42,8 +42,8 @@ def house_metrics(target: Target, built: Built, damage: float, count_air: bool) 
     """
     Returns the reward of a house, and its parts: R = match - 0.1 · hurt
 
-    - match: the share of places that are right, of the whole box if `count_air`, as published: an empty box earns its share of air. Otherwise
-      of the places at which the house or what was built has a block.
+    - match: the share of places that are right, of the whole box if `count_air`, as published: an empty box earns its
+      share of air. Otherwise of the places at which the house or what was built has a block.
     - hurt: the `damage` of the spiders, as a share of the player's health, 0 to 1.
     """
     wanted = target.blocks.keys()

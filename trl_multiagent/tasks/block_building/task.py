@@ -65,7 +65,10 @@ def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:
-    """Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a split is malformed."""
+    """
+    Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a
+    split is malformed.
+    """
     dataset: BlockDataset = settings.sections["dataset"]
 
     def load(split: str | None) -> Dataset:

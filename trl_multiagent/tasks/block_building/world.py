@@ -1,4 +1,6 @@
-"""A box of blocks: what is to be built in it, the commands that agents write, what they build, and how to share the work."""
+"""
+A box of blocks: what is to be built in it, the commands that agents write, what they build, and how to share the work.
+"""
 
 import math
 import re
@@ -88,9 +90,10 @@ def read_orders(
     answer: str, target: Target, palette: Sequence[str], max_commands: int, stock: Mapping[str, int] | None = None
 ) -> Orders:
     """
-    Reads the commands in an answer: one per line, `/setblock x y z block`, `/fill x1 y1 z1 x2 y2 z2 block` or `/kill`. Other lines are
-    ignored. Coordinates are integers inside the box of the target, blocks those of the palette, or air. Only the first `max_commands` count.
-    If the agent has a limited `stock` of each kind of block, a command that needs more is refused. The work is bounded, whatever the answer is.
+    Reads the commands in an answer: one per line, `/setblock x y z block`, `/fill x1 y1 z1 x2 y2 z2 block` or `/kill`.
+    Other lines are ignored. Coordinates are integers inside the box of the target, blocks those of the palette, or
+    air. Only the first `max_commands` count. If the agent has a limited `stock` of each kind of block, a command that
+    needs more is refused. The work is bounded, whatever the answer is.
     """
     orders = Orders()
     left = {block: math.inf if stock is None else stock.get(block, 0) for block in palette} | {AIR: math.inf}
@@ -135,7 +138,8 @@ def build(orders: Mapping[str, Orders]) -> Built:
 
 def block_id(name: str) -> str:
     """
-    Returns the id of a block as commands are read: in lower case, without `minecraft:`. Raises `ValueError` if no command can have this name.
+    Returns the id of a block as commands are read: in lower case, without `minecraft:`. Raises `ValueError` if no
+    command can have this name.
     """
     block = name.lower().removeprefix("minecraft:")
     if not re.fullmatch("[a-z0-9_]+", block):
@@ -167,8 +171,8 @@ def rectangles(blocks: Mapping[Place, str]) -> list[Command]:
 
 def wall_plan(target: Target, palettes: Palettes) -> Built:
     """
-    Divides a wall. As far as the work is even, it is a chessboard: of N agents, the one with the number (x + y) mod N builds a place. No block
-    looks like the one to its left or below.
+    Divides a wall. As far as the work is even, it is a chessboard: of N agents, the one with the number (x + y) mod N
+    builds a place. No block looks like the one to its left or below.
     """
     roles = [*palettes]
     choices = [(block, role) for role in roles for block in palettes[role]]
@@ -186,7 +190,10 @@ def wall_plan(target: Target, palettes: Palettes) -> Built:
 
 
 def house_plan(target: Target, palettes: Palettes) -> Built:
-    """Divides the places of each block equally among the agents that have it, from the ground up. Nobody builds what nobody has."""
+    """
+    Divides the places of each block equally among the agents that have it, from the ground up. Nobody builds what
+    nobody has.
+    """
     plan = Built()
     for block in set(target.blocks.values()):
         able = [role for role, palette in palettes.items() if block in palette]

@@ -45,8 +45,8 @@ def examples(text: str, name: str) -> list[Any]:
 
 def without_examples(test: str, text: str, name: str) -> str:
     """
-    Returns a test without the asserts of `check` whose calls are examples in the function's text. It stays as it is if fewer than two asserts
-    would remain.
+    Returns a test without the asserts of `check` whose calls are examples in the function's text. It stays as it is if
+    fewer than two asserts would remain.
     """
     given = examples(text, name)
     tree = ast.parse(test)

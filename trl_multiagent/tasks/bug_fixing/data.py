@@ -20,7 +20,8 @@ from trl_multiagent.tasks.problems import count_asserts
 
 QUIXBUGS = "quixbugs"
 CHECK_TIMEOUT = 1.0  # seconds for each test
-# The number of tests that each faulty mutant of a function passes. The last number is that of its own fault, if it has one
+# The number of tests that each faulty mutant of a function passes. The last number is that of its own fault, if it has
+# one
 Results = dict[int, int]
 
 
@@ -35,13 +36,13 @@ def load_bug_dataset(
     """
     Loads faulty functions.
 
-    A problem in the HumanEval schema becomes an item if its reference solution passes its tests and some mutants fail them and end. The
-    first of these mutants is the faulty program, the others tell good tests from bad ones. QuixBugs has its own faults. Which mutants of the
-    package's benchmarks fail is known; those of other data are run.
+    A problem in the HumanEval schema becomes an item if its reference solution passes its tests and some mutants fail
+    them and end. The first of these mutants is the faulty program, the others tell good tests from bad ones. QuixBugs
+    has its own faults. Which mutants of the package's benchmarks fail is known; those of other data are run.
 
     Args:
-        name (`str`): `"quixbugs"`, `"demo"`, or a dataset with reference solutions, as [`load_code_dataset`] takes it: `"humaneval"`, `"mbpp"`, a
-            Hub id, or a local file.
+        name (`str`): `"quixbugs"`, `"demo"`, or a dataset with reference solutions, as [`load_code_dataset`] takes it:
+            `"humaneval"`, `"mbpp"`, a Hub id, or a local file.
         split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:32]"`.
         num_mutants (`int`, *optional*, defaults to `3`): Mutants of an item besides its faulty program, at most.
         seed (`int`, *optional*, defaults to `0`): Selects the mutants.
@@ -49,11 +50,11 @@ def load_bug_dataset(
         type (`str`, *optional*): That of [`load_code_dataset`]; by default inferred from `name`.
 
     Returns:
-        `Dataset`: Columns `task_id`, `entry_point`, `test`, `reference`, `faulty`, all text; `mutants`, a list of texts; `faulty_passes`,
-        the number of asserts of `test` that the faulty program passes.
+        `Dataset`: Columns `task_id`, `entry_point`, `test`, `reference`, `faulty`, all text; `mutants`, a list of
+        texts; `faulty_passes`, the number of asserts of `test` that the faulty program passes.
 
-    Raises `ValueError` if the dataset is malformed, has no reference solutions, or gives no item, and `ConnectionError` if it is on the Hub, which
-    cannot be reached.
+    Raises `ValueError` if the dataset is malformed, has no reference solutions, or gives no item, and
+    `ConnectionError` if it is on the Hub, which cannot be reached.
     """
     if name == DEMO:
         return make_dataset(demo_items(split, num_mutants, seed), name)
@@ -102,7 +103,9 @@ class Function:
         return self.mutants.shuffled(f"{seed} {self.task_id}")
 
     def item(self, seed: int, num_mutants: int) -> dict | None:
-        """Returns the dataset row with the first faulty mutants in the order of a seed, or `None` if there is no fault."""
+        """
+        Returns the dataset row with the first faulty mutants in the order of a seed, or `None` if there is no fault.
+        """
         results, faults = self.results or {}, dict[str, int]()
         if self.own_fault is not None and len(self.mutants) in results:
             faults[self.own_fault] = results[len(self.mutants)]
@@ -150,8 +153,8 @@ def result_table() -> dict[str, list[int | None]]:
 
 def find_results(functions: list[Function], orders: list[list[int]], sandbox: Sandbox) -> list[Results]:
     """
-    Runs mutants, and the functions' own faults, on the hidden tests. A mutant is no fault if it passes all, does not end, or cannot be loaded.
-    A function whose reference fails gets no results.
+    Runs mutants, and the functions' own faults, on the hidden tests. A mutant is no fault if it passes all, does not
+    end, or cannot be loaded. A function whose reference fails gets no results.
     """
     groups = [function.programs(order) for function, order in zip(functions, orders, strict=True)]
     verdicts = run_groups(sandbox.run, groups)

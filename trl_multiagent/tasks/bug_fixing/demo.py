@@ -1,8 +1,9 @@
 """
 The embedded demo: small faulty functions, and a base model that has seen careless answers of both roles.
 
-Each function has three results, of which the description says when they are due: `3 if x == 'a' else 5 if x == 'b' else 8`. One number is wrong, or
-a condition is turned round. A team earns most if the tester tries all three cases, and the fixer trusts the description.
+Each function has three results, of which the description says when they are due: `3 if x == 'a' else 5 if x == 'b'
+else 8`. One number is wrong, or a condition is turned round. A team earns most if the tester tries all three cases,
+and the fixer trusts the description.
 """
 
 import random
@@ -24,7 +25,9 @@ WRONG_RESULT, FIRST_CASE = 0.2, 0.5  # probability of a wrong result in a test, 
 
 
 class Function(NamedTuple):
-    """A function of the demo: the letters of its two cases, and its results, of which the last is that of other letters."""
+    """
+    A function of the demo: the letters of its two cases, and its results, of which the last is that of other letters.
+    """
 
     letters: tuple[str, ...]
     results: tuple[int, ...]
@@ -79,7 +82,9 @@ def demo_items(split: str | None, num_mutants: int, seed: int) -> list[dict]:
 
 
 def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Draws pairs of a prompt and one agent's answer: a tester's, a fixer's in a team, and a fixer's that works alone."""
+    """
+    Draws pairs of a prompt and one agent's answer: a tester's, a fixer's in a team, and a fixer's that works alone.
+    """
     items = [(function, function.item("", 1, seed)) for function in draw_functions()["train"] for seed in (1, 2)]
     pairs = []
     for _ in range(number):

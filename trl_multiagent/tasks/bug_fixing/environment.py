@@ -13,17 +13,21 @@ from trl_multiagent.tasks.program_environment import ProgramEnvironment
 
 class BugFixingEnvironment(ProgramEnvironment):
     """
-    A `tester` writes tests that find the fault of a function, a `fixer` repairs it. With one agent, the `fixer` works alone.
+    A `tester` writes tests that find the fault of a function, a `fixer` repairs it. With one agent, the `fixer` works
+    alone.
 
-    In the first turn, neither sees what the other writes. In later turns, the fixer learns which of the tester's last tests its function fails,
-    and the tester what its tests say of the faulty function. No prompt contains anything about the hidden tests or the reference.
+    In the first turn, neither sees what the other writes. In later turns, the fixer learns which of the tester's last
+    tests its function fails, and the tester what its tests say of the faulty function. No prompt contains anything
+    about the hidden tests or the reference.
 
-    Items are rows of [`load_bug_dataset`]. The reward is that of [`~reward.score_answers`], at most 4, or 2 for one agent.
+    Items are rows of [`load_bug_dataset`]. The reward is that of [`~reward.score_answers`], at most 4, or 2 for one
+    agent.
 
     Args:
         num_agents (`int`, *optional*, defaults to `2`): 2 or 1.
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default they are not stored.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default
+            they are not stored.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"fix": "no repair passes more hidden tests than the faulty function"}

@@ -16,8 +16,8 @@ REPLACED = {**TWO_WAYS, **{new: old for old, new in TWO_WAYS.items()}, **ARITHME
 
 def changes_of(node: ast.AST) -> Iterator[tuple[str, Any]]:
     """
-    Yields the changes that the six operators make to one node, each as a field of the node and its new value. The operators change
-    comparisons, arithmetic, integers, `and` and `or`, conditions, and calls.
+    Yields the changes that the six operators make to one node, each as a field of the node and its new value. The
+    operators change comparisons, arithmetic, integers, `and` and `or`, conditions, and calls.
     """
     if isinstance(node, ast.Compare):
         for k, operator in enumerate(node.ops):
@@ -38,8 +38,8 @@ def changes_of(node: ast.AST) -> Iterator[tuple[str, Any]]:
 
 class Mutants(Sequence[str]):
     """
-    All programs that differ from a program in one place, in a fixed order. A few occur twice, for example `x + 0` with another constant or
-    operator.
+    All programs that differ from a program in one place, in a fixed order. A few occur twice, for example `x + 0` with
+    another constant or operator.
 
     Args:
         source (`str`): The program.

@@ -24,14 +24,17 @@ MAX_CHARS = 400  # of a test
 MAX_DIGITS = 30  # of an integer in a test
 MAX_DEPTH = 20  # of a test's syntax tree
 
-# What a test may consist of, besides a single call of the function with literal arguments. No part of it can take long or have an effect
+# What a test may consist of, besides a single call of the function with literal arguments. No part of it can take long
+# or have an effect
 VALUES = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp, ast.USub, ast.Not, ast.Load)
 COMPARED = (ast.Compare, ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.BinOp, ast.Sub)
 ROUNDING = ("abs", "round", "sorted", "len", "list", "set")
 
 
 class BugResult(NamedTuple):
-    """What an answer showed: the fixer's program, the tester's tests, and the results of these for the faulty program."""
+    """
+    What an answer showed: the fixer's program, the tester's tests, and the results of these for the faulty program.
+    """
 
     source: str
     tests: list[str]
@@ -45,9 +48,9 @@ def score_answers(runner: ProgramRunner, items: list[dict], joint_actions: list[
     R = 2 · fix + 2 · tests - 0.5 · wrong - 0.25 · rewritten
 
     - fix: (p - p0) / (n - p0), at least 0: of n hidden tests, the repaired program passes p and the faulty one p0.
-    - tests: mean of two shares, whether the tests find the fault (0 or 1) and the share of the other mutants that they find, times the share
-      of tests that are right. A test finds a program if it passes for the reference, fails for the program, and its call is no example in
-      the function's own text.
+    - tests: mean of two shares, whether the tests find the fault (0 or 1) and the share of the other mutants that they
+      find, times the share of tests that are right. A test finds a program if it passes for the reference, fails for
+      the program, and its call is no example in the function's own text.
     - wrong: the share of tests that fail for the reference.
     - rewritten: the share of lines that the repair changes, less the share that the reference changes, at least 0.
 
@@ -80,7 +83,9 @@ def program(item: dict, source: str, *tests: str) -> Program:
 
 
 def read_repair(completion: str, item: dict) -> str:
-    """Returns the repaired function in a completion, behind the imports of the faulty program, which it need not repeat."""
+    """
+    Returns the repaired function in a completion, behind the imports of the faulty program, which it need not repeat.
+    """
     imports = [ast.unparse(node) for node in ast.parse(item["faulty"]).body if isinstance(node, IMPORTS)]
     return join_sources("\n".join(imports), read_completion(completion, item["entry_point"], item["reference"]).source)
 
@@ -89,9 +94,9 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
     """
     Returns the tests in a tester's answer. An answer that is longer than a program may be counts as empty.
 
-    A test is one line `assert` that calls the function once, with values that are written out. Others are left out: they could compute the
-    answer with code of their own, and they run in the process that judges. Of several tests with the same arguments only the first counts,
-    because one of many guesses is right.
+    A test is one line `assert` that calls the function once, with values that are written out. Others are left out:
+    they could compute the answer with code of their own, and they run in the process that judges. Of several tests
+    with the same arguments only the first counts, because one of many guesses is right.
     """
     tests: list[str] = []
     calls: list[Any] = []
@@ -110,8 +115,8 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
 
 def _read_test(line: str, entry_point: str) -> tuple[str, Any]:
     """
-    Returns the test in a line, and the arguments of its call. The assert's message, which could be any expression, is left out. Raises one of
-    `PARSE_ERRORS` if the line is no test.
+    Returns the test in a line, and the arguments of its call. The assert's message, which could be any expression, is
+    left out. Raises one of `PARSE_ERRORS` if the line is no test.
     """
     if not line.startswith("assert") or len(line) > MAX_CHARS:
         raise ValueError(line)
@@ -151,7 +156,10 @@ def fix_metrics(item: dict, source: str, verdict: Verdict) -> dict[str, float]:
 
 
 def changed_share(source: str, faulty: str) -> float:
-    """Returns the share of lines, 0 to 1, in which a program differs from the faulty one. Formatting and docstrings do not count."""
+    """
+    Returns the share of lines, 0 to 1, in which a program differs from the faulty one. Formatting and docstrings do
+    not count.
+    """
     return 1.0 - difflib.SequenceMatcher(None, _code_lines(source), _code_lines(faulty), autojunk=False).ratio()
 
 
@@ -168,7 +176,9 @@ def _code_lines(source: str) -> list[str]:
 
 
 def tests_metrics(item: dict, tests: Sequence[str], results: Sequence[Verdict]) -> dict[str, float]:
-    """Returns the metrics of the tests from their results on the reference, the faulty program and the other mutants."""
+    """
+    Returns the metrics of the tests from their results on the reference, the faulty program and the other mutants.
+    """
     if not tests:
         return dict.fromkeys(("tests", "wrong_tests", "tests_written", "finds_fault"), 0.0)
     reference, *faulty = [[check.status == "passed" for check in verdict.checks] for verdict in results]

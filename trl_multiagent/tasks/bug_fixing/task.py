@@ -18,7 +18,8 @@ class BugDataset(CodeDataset):
 
     generated = (*SHORT_NAMES, DEMO)
     name: str | None = setting(
-        f"'humaneval', 'mbpp', '{QUIXBUGS}' or '{DEMO}', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
+        f"'humaneval', 'mbpp', '{QUIXBUGS}' or '{DEMO}', which come with the package; a Hub id; or the path of a "
+        f"{LOCAL_FILE}."
     )
     eval_name: str | None = setting("The same for the evaluation set; by default that of `name`.")
     mutants: int = setting(
@@ -28,13 +29,18 @@ class BugDataset(CodeDataset):
 
 
 def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
-    """Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`."""
+    """
+    Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
+    """
     sandbox = settings.sections["sandbox"].make_checked_sandbox()
     return BugFixingEnvironment(settings.num_agents, sandbox, settings.run_folder / "suspicious_programs")
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:
-    """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_bug_dataset`]."""
+    """
+    Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of
+    [`load_bug_dataset`].
+    """
     dataset: BugDataset = settings.sections["dataset"]
     name = str(dataset.name)
     with settings.sections["sandbox"].make_sandbox() as sandbox:

@@ -23,7 +23,8 @@ FIELDS: dict[str, type] = {
     **dict.fromkeys(("methods_info", "import_statement"), list),
 }
 METHOD_FIELDS: dict[str, type] = dict.fromkeys(("method_name", "test_class"), str)
-# What a method can return without any work. A test method that passes with one of them in place of all methods earns nothing
+# What a method can return without any work. A test method that passes with one of them in place of all methods earns
+# nothing
 CONSTANTS = ("None", "True", "0", "''", "[]")
 ENOUGH = 0.8  # share of its test methods that a class's reference must pass
 
@@ -32,21 +33,25 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     """
     Loads classes.
 
-    The reference of each class runs twice, except for the package's copy of ClassEval, of which the results are known. Test methods that it
-    does not pass both times are left out, and so are classes of which it does not pass four fifths: those that need packages that the
-    sandbox does not have, and, except where it can give programs a folder (see [`Sandbox.has_folders`]), those that need files or SQLite.
+    The reference of each class runs twice, except for the package's copy of ClassEval, of which the results are known.
+    Test methods that it does not pass both times are left out, and so are classes of which it does not pass four
+    fifths: those that need packages that the sandbox does not have, and, except where it can give programs a folder
+    (see [`Sandbox.has_folders`]), those that need files or SQLite.
 
     Args:
-        name (`str`): `"classeval"`, which comes with the package; `"demo"`; a Hub id such as `"FudanSELab/ClassEval"`; or a local file.
+        name (`str`): `"classeval"`, which comes with the package; `"demo"`; a Hub id such as `"FudanSELab/ClassEval"`;
+            or a local file.
         split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:66]"`.
         sandbox ([`Sandbox`], *optional*): Runs the references.
 
     Returns:
-        `Dataset`: Columns `task_id`, `class_name`, `skeleton`, `imports`, `test`, `reference`, all text; `methods`, the names of the methods
-        to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`]; `tests`, the test methods that the reference passes;
-        `counting`, those of them that test one method and that no constant passes; `check_timeout`, in seconds; `folder`, whether it needs one.
+        `Dataset`: Columns `task_id`, `class_name`, `skeleton`, `imports`, `test`, `reference`, all text; `methods`,
+        the names of the methods to write; `method_tests`, `uses`, `weights` and `parameters`, see [`make_item`];
+        `tests`, the test methods that the reference passes; `counting`, those of them that test one method and that no
+        constant passes; `check_timeout`, in seconds; `folder`, whether it needs one.
 
-    Raises `ValueError` if a row is malformed, or no row gives an item, and `ConnectionError` if the Hub cannot be reached.
+    Raises `ValueError` if a row is malformed, or no row gives an item, and `ConnectionError` if the Hub cannot be
+    reached.
     """
     if name == DEMO:
         return make_dataset(demo_items(split), name)
@@ -69,9 +74,10 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
 
 def make_item(row: dict, where: str) -> dict:
     """
-    Returns the item of a row, before its tests were tried. Of each of its `methods`, it has the test class, `method_tests`; the other methods
-    that the reference calls in it, `uses`; the reference's number of statements, `weights`; and the number of parameters in the
-    skeleton with `self`, `parameters`. Raises `ValueError`, which begins with `where`, if the row is malformed.
+    Returns the item of a row, before its tests were tried. Of each of its `methods`, it has the test class,
+    `method_tests`; the other methods that the reference calls in it, `uses`; the reference's number of statements,
+    `weights`; and the number of parameters in the skeleton with `self`, `parameters`. Raises `ValueError`, which
+    begins with `where`, if the row is malformed.
     """
     check_fields(row, FIELDS, where)
     for number, method in enumerate(row["methods_info"], 1):
@@ -107,8 +113,9 @@ def make_item(row: dict, where: str) -> dict:
 
 def find_tests(items: list[dict], sandbox: Sandbox) -> list[dict | None]:
     """
-    Runs references and constants on the tests of some items; if a reference fails, again with a folder where the sandbox can give one.
-    Returns the columns `tests`, `counting`, `check_timeout` and `folder` of each; `None` if the tests cannot tell right from wrong.
+    Runs references and constants on the tests of some items; if a reference fails, again with a folder where the
+    sandbox can give one. Returns the columns `tests`, `counting`, `check_timeout` and `folder` of each; `None` if the
+    tests cannot tell right from wrong.
     """
     found = _find_tests(items, sandbox)
     failed = [k for k, columns in enumerate(found) if columns is None]
@@ -146,7 +153,10 @@ def key_of(item: dict) -> str:
 
 @functools.cache
 def known_tests() -> dict[str, dict | None]:
-    """Returns what [`find_tests`] found for the package's copy of ClassEval, by [`key_of`]. `tests/helpers/write_class_tests.py` wrote it."""
+    """
+    Returns what [`find_tests`] found for the package's copy of ClassEval, by [`key_of`].
+    `tests/helpers/write_class_tests.py` wrote it.
+    """
     return json.loads(read_data("classeval_tests.json.gz"))
 
 

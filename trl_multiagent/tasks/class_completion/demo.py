@@ -1,8 +1,9 @@
 """
 The demo: small generated classes, and a small base model that writes their methods carelessly.
 
-A class keeps a log. Two of its methods put values in, two give its sum, product or text back, and each does so with an operation such as
-`x * 2`. There are two ways to keep the log, and the agents write different methods, so they have to agree:
+A class keeps a log. Two of its methods put values in, two give its sum, product or text back, and each does so with an
+operation such as `x * 2`. There are two ways to keep the log, and the agents write different methods, so they have to
+agree:
 
 - `"values"`: the log has what was put in, and the other methods compute the result;
 - `"results"`: the log has the results so far, and the other methods take the last one.
@@ -42,7 +43,10 @@ MISTAKES = ("operation", "effect", "name", "syntax")
 
 
 def demo_items(split: str | None) -> list[dict]:
-    """Returns generated classes, as rows of [`load_class_dataset`]. No class is in both splits, `"train"` (320) and `"test"` (64)."""
+    """
+    Returns generated classes, as rows of [`load_class_dataset`]. No class is in both splits, `"train"` (320) and
+    `"test"` (64).
+    """
     items = [json.loads(line) for line in read_data(FILE).splitlines()]
     splits = {"test": items[: SIZES["test"]], "train": items[SIZES["test"] :]}
     return generated_rows(splits.__getitem__, SIZES, split)
@@ -50,8 +54,8 @@ def demo_items(split: str | None) -> list[dict]:
 
 def write_method(kind: str, name: str, way: str = "", mistake: str = "", operation: str | None = None) -> str:
     """
-    Writes a method of a class of some `kind`, a key of `KINDS`, in one of the `WAYS`, and with one of the `MISTAKES` or none. Without a way, the
-    method consists of its description. `operation` takes the place of that in the name.
+    Writes a method of a class of some `kind`, a key of `KINDS`, in one of the `WAYS`, and with one of the `MISTAKES`
+    or none. Without a way, the method consists of its description. `operation` takes the place of that in the name.
     """
     of_log, after, operations = KINDS[kind]
     operation = operation or operations[name[3:]]
@@ -75,7 +79,10 @@ def demo_prompt(item: dict, own: Sequence[str], num_agents: int) -> str:
 
 
 def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Draws pairs of a prompt and an answer: of either agent of a team, or of one that works alone. Each keeps the log in one way."""
+    """
+    Draws pairs of a prompt and an answer: of either agent of a team, or of one that works alone. Each keeps the log in
+    one way.
+    """
     items = demo_items("train")
     pairs = []
     for _ in range(number):

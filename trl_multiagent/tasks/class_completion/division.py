@@ -12,13 +12,14 @@ def divide(item: dict, num_agents: int, division: str) -> list[list[str]]:
     """
     Divides the methods of an item.
 
-    `"parameter_count"` gives methods whose only parameter is `self` to the first agent and all others to the second; agents beyond these
-    get none. `"balanced"` gives every agent about the same number of statements of the reference, and of the ways to do so prefers those
-    in which many methods call one of another agent. The first method belongs to the first agent.
+    `"parameter_count"` gives methods whose only parameter is `self` to the first agent and all others to the second;
+    agents beyond these get none. `"balanced"` gives every agent about the same number of statements of the reference,
+    and of the ways to do so prefers those in which many methods call one of another agent. The first method belongs to
+    the first agent.
 
     Returns:
-        `list[list[str]]`: The names of each agent's methods, in the order of the class. A list may be empty: with `"parameter_count"`, or if
-        there are fewer methods than agents.
+        `list[list[str]]`: The names of each agent's methods, in the order of the class. A list may be empty: with
+        `"parameter_count"`, or if there are fewer methods than agents.
     """
     names = item["methods"]
     if division == "parameter_count" and num_agents > 1:

@@ -19,21 +19,27 @@ CODE_FEEDBACK, PLAIN = MODES = ("code_feedback", "plain")
 
 class ClassCompletionEnvironment(ProgramEnvironment):
     """
-    Several agents write the methods of one class. Each has its own methods, and sees the skeleton of the class. One agent writes them all.
+    Several agents write the methods of one class. Each has its own methods, and sees the skeleton of the class. One
+    agent writes them all.
 
-    In later turns, agents learn which methods are missing, and how the class does in the test classes that test several methods together. The
-    reward `earned` does not use these.
+    In later turns, agents learn which methods are missing, and how the class does in the test classes that test
+    several methods together. The reward `earned` does not use these.
 
-    Items are rows of [`load_class_dataset`]. The rewards are described in [`class_metrics`]; the one that `kind` does not choose is a metric.
+    Items are rows of [`load_class_dataset`]. The rewards are described in [`class_metrics`]; the one that `kind` does
+    not choose is a metric.
 
     Args:
-        num_agents (`int`, *optional*, defaults to `2`): Number of agents; their roles are `agent_0`, `agent_1` and so on.
+        num_agents (`int`, *optional*, defaults to `2`): Number of agents; their roles are `agent_0`, `agent_1` and so
+            on.
         division (`str`, *optional*, defaults to `"balanced"`): `"balanced"` or `"parameter_count"`, see [`divide`].
         kind (`str`, *optional*, defaults to `"earned"`): Kind of reward, `"earned"` or `"compat"`.
-        mode (`str`, *optional*, defaults to `"code_feedback"`): Feedback in later turns: `"code_feedback"`, or `"plain"` for none.
-        make_prompt (`Callable`, *optional*): Makes the first prompt from the item, the agent's methods and the number of agents.
+        mode (`str`, *optional*, defaults to `"code_feedback"`): Feedback in later turns: `"code_feedback"`, or
+            `"plain"` for none.
+        make_prompt (`Callable`, *optional*): Makes the first prompt from the item, the agent's methods and the number
+            of agents.
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default they are not stored.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default
+            they are not stored.
 
     Raises `ValueError` if an argument is none of its choices.
     """
@@ -88,7 +94,10 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         return {role: feedback_prompt(text, own) for role, own in division.items()}
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        """Scores joint actions. The `info` of an outcome is the results of the tests, and the methods that their agents did not write."""
+        """
+        Scores joint actions. The `info` of an outcome is the results of the tests, and the methods that their agents
+        did not write.
+        """
         divisions = [self.methods_of(item) for item in items]
         answers = [
             [read_answer(action[role], item["class_name"]) for role in self.roles]

@@ -37,7 +37,10 @@ def functions_of(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef]:
 
 
 def read_methods(source: str, class_name: str, where: str) -> dict[str, ast.FunctionDef]:
-    """Returns the methods of a class in the dataset. Raises `ValueError` if there is no such class; the message begins with `where`."""
+    """
+    Returns the methods of a class in the dataset. Raises `ValueError` if there is no such class; the message begins
+    with `where`.
+    """
     try:
         owner = find_class(ast.parse(source), class_name)
     except PARSE_ERRORS as error:
@@ -49,8 +52,8 @@ def read_methods(source: str, class_name: str, where: str) -> dict[str, ast.Func
 
 def clean_skeleton(row: dict) -> str:
     """
-    Returns the text of a row's skeleton, with straight quotes. If it is still not Python, it is made of the reference without the bodies of
-    the methods to write.
+    Returns the text of a row's skeleton, with straight quotes. If it is still not Python, it is made of the reference
+    without the bodies of the methods to write.
     """
     text = row["skeleton"].translate(STRAIGHT)
     with contextlib.suppress(ValueError):
@@ -83,8 +86,8 @@ def read_answer(completion: str, class_name: str) -> Answer:
 
 def _can_be_written(node: ast.AST) -> bool:
     """
-    Returns whether a syntax tree is text that Python reads again. One with too many levels is not, or with a hexadecimal number of more than
-    4,300 decimal digits.
+    Returns whether a syntax tree is text that Python reads again. One with too many levels is not, or with a
+    hexadecimal number of more than 4,300 decimal digits.
     """
     level: list[ast.AST] = [node]
     for _ in range(MAX_DEPTH):
@@ -97,11 +100,12 @@ def _can_be_written(node: ast.AST) -> bool:
 
 def merge(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str]]) -> str:
     """
-    Puts the agents' methods into the skeleton of an item, and returns the module. The `division` has the names of each agent's methods.
+    Puts the agents' methods into the skeleton of an item, and returns the module. The `division` has the names of each
+    agent's methods.
 
-    A method counts only in the answer of the agent that it belongs to, and keeps the decorators of the skeleton. Other functions of an answer
-    become helper methods, or functions beside the class, unless their name is taken or special (`__getattr__` would answer for the methods
-    of others). Imports come first.
+    A method counts only in the answer of the agent that it belongs to, and keeps the decorators of the skeleton. Other
+    functions of an answer become helper methods, or functions beside the class, unless their name is taken or special
+    (`__getattr__` would answer for the methods of others). Imports come first.
     """
     tree = ast.parse(item["skeleton"])
     owner = find_class(tree, item["class_name"])

@@ -16,7 +16,10 @@ def first_prompt(item: dict, own: Sequence[str], num_agents: int) -> str:
         work = "Write the methods of the Python class below that have no body yet."
     else:
         others = "partner writes" if num_agents == 2 else f"{num_agents - 1} partners write"
-        work = f"You and your partner{'s' * (num_agents > 2)} complete the Python class below. You write some methods, your {others} the others. {UNSEEN}"
+        work = (
+            f"You and your partner{'s' * (num_agents > 2)} complete the Python class below. You write some "
+            f"methods, your {others} the others. {UNSEEN}"
+        )
     return f"""\
 {work}
 
@@ -44,7 +47,10 @@ def feedback_prompt(result: str, own: Sequence[str]) -> str:
 
 
 def describe_result(item: dict, verdict: Verdict, missing: Sequence[str]) -> str:
-    """Describes the results of a merged class, and the methods that no agent wrote that had to. Only tests of several methods are shown."""
+    """
+    Describes the results of a merged class, and the methods that no agent wrote that had to. Only tests of several
+    methods are shown.
+    """
     lines = [f"These methods are missing: {', '.join(missing)}."] if missing else []
     together = [test for test in item["tests"] if test.split(".")[0] not in item["method_tests"]]
     shown = [check for check in verdict.checks if check.source in together]

@@ -16,12 +16,13 @@ RANGES = {EARNED: (0.0, 1.0), COMPAT: (OVERLAP, METHODS + TESTS)}
 
 def class_metrics(item: dict, verdict: Verdict, answers: Sequence[Answer], missing: Sequence[str]) -> dict[str, float]:
     """
-    Returns the metrics of a class from the results of its tests, with both rewards. `missing` are the methods that their agents did not write.
+    Returns the metrics of a class from the results of its tests, with both rewards. `missing` are the methods that
+    their agents did not write.
 
-    - earned: mean, over the test classes of single methods, of the share of their counting test methods that pass; see the column
-      `counting` of [`load_class_dataset`].
-    - compat: 2 · methods written by their own agent / methods + 4 · test methods passed / test methods - methods written by more than one
-      agent / methods, or 0 if the merged class does not compile. The table of CoMLRL.
+    - earned: mean, over the test classes of single methods, of the share of their counting test methods that pass; see
+      the column `counting` of [`load_class_dataset`].
+    - compat: 2 · methods written by their own agent / methods + 4 · test methods passed / test methods - methods
+      written by more than one agent / methods, or 0 if the merged class does not compile. The table of CoMLRL.
     """
     methods, passed = item["methods"], passed_by(verdict)
     cases: dict[str, list[bool]] = {}

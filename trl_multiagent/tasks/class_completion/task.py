@@ -22,11 +22,13 @@ class ClassDataset(CodeDataset):
 
     generated = (*SHORT_NAMES, DEMO)
     name: str | None = setting(
-        f"'{CLASSEVAL}', which comes with the package; a Hub id; the path of a {LOCAL_FILE} in the same format; or 'demo'."
+        f"'{CLASSEVAL}', which comes with the package; a Hub id; the path of a {LOCAL_FILE} in the same format; "
+        "or 'demo'."
     )
     type: str | None = setting("The format of the rows; only 'classeval'.", choices=(CLASSEVAL, None))
     division: str = setting(
-        "Who writes which methods: 'balanced', or 'parameter_count', which leaves an agent idle in half of the classes.",
+        "Who writes which methods: 'balanced', or 'parameter_count', which leaves an agent idle in half of the "
+        "classes.",
         DIVISIONS[0],
         choices=DIVISIONS,
     )
@@ -53,7 +55,9 @@ class Reward:
 
 
 def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
-    """Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`."""
+    """
+    Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
+    """
     dataset: ClassDataset = settings.sections["dataset"]
     return ClassCompletionEnvironment(
         settings.num_agents,
@@ -67,7 +71,10 @@ def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:
-    """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_class_dataset`]."""
+    """
+    Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of
+    [`load_class_dataset`].
+    """
     dataset: ClassDataset = settings.sections["dataset"]
     with settings.sections["sandbox"].make_sandbox() as sandbox:
         load = partial(load_class_dataset, str(dataset.name), sandbox=sandbox)

@@ -1,9 +1,9 @@
 """
 Analyses the syntax trees of a team's answer: whether both functions are defined, and how main uses aux's function.
 
-The program is joined in the order prompt, aux, main. If a name is defined twice, the last definition counts, as always in Python.
-So main's entry point replaces one that aux wrote. An `aux` that main defines is main's own function, and calling it is not
-collaboration.
+The program is joined in the order prompt, aux, main. If a name is defined twice, the last definition counts, as always
+in Python. So main's entry point replaces one that aux wrote. An `aux` that main defines is main's own function, and
+calling it is not collaboration.
 """
 
 import ast
@@ -28,23 +28,25 @@ class Analysis:
     main_problem: str  # the same for main's answer and the entry point
     syntax_problem: str  # the parts of the program that do not parse, with place and reason
     without_code: tuple[str, ...] = ()  # the functions for which an agent answered with a text that contains no code
-    # Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows whether it is called
+    # Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows whether it
+    # is called
     names_aux: bool = False
     # If so, aux's part and main's part as programs of their own, each with the prefix and the imports of both
     apart: tuple[str, str] = ("", "")
     repeatable: bool = True  # whether the program does not depend on chance or time; see `is_repeatable`
     thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
     drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
-    # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements that it needs:
-    # imports, variables, helpers, calls that fill a table, and repeated imports of the prompt. 0 without `aux`, 1 for a single agent
+    # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements
+    # that it needs: imports, variables, helpers, calls that fill a table, and repeated imports of the prompt. 0
+    # without `aux`, 1 for a single agent
     aux_function_share: float = 1.0
     main_function_share: float = 1.0  # the same for main's completion and the entry point
 
 
 def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:
     """
-    Analyses the raw answers of a team to a problem of the dataset, in which main writes the function `entry_point`. `aux_completion` is
-    `None` for a single agent.
+    Analyses the raw answers of a team to a problem of the dataset, in which main writes the function `entry_point`.
+    `aux_completion` is `None` for a single agent.
     """
     problem = read_problem(prompt, entry_point)
     prefix = problem.prefix
@@ -72,7 +74,9 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
 
 
 def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
-    """Returns whether `aux` and the entry point are the functions that the two agents define when the whole program runs."""
+    """
+    Returns whether `aux` and the entry point are the functions that the two agents define when the whole program runs.
+    """
     if aux.result is None or main.result is None or aux.error or main.error or AUX in main.module.binders:
         return False
     statements = (*aux.module.statements, *main.module.statements)

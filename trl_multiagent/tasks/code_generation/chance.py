@@ -1,5 +1,6 @@
 """
-Reads from an answer's text whether its program may depend on chance or time, so that two runs of it can differ. No program is run for this.
+Reads from an answer's text whether its program may depend on chance or time, so that two runs of it can differ. No
+program is run for this.
 
 Experiments compare runs. A program that fails by chance would fail in them without being changed.
 """
@@ -41,7 +42,10 @@ ATTRIBUTES |= {
 
 
 def is_repeatable(source: str, prefix: str) -> bool:
-    """Returns whether all runs of an answer give the same values. The answer may import what `prefix`, the source before it, imports."""
+    """
+    Returns whether all runs of an answer give the same values. The answer may import what `prefix`, the source before
+    it, imports.
+    """
     try:
         nodes, tables = [*ast.walk(ast.parse(source))], all_tables(source)
         modules = MODULES | {name for node in ast.walk(ast.parse(prefix)) for name, _ in _imports(node)}
@@ -56,7 +60,10 @@ def is_repeatable(source: str, prefix: str) -> bool:
 
 
 def _reaches_out(node: ast.AST, modules: set[str], imported: set[str]) -> bool:
-    """Returns whether a node imports something else than these modules, or names what leads to others. `imported` are names of what the text imports."""
+    """
+    Returns whether a node imports something else than these modules, or names what leads to others. `imported` are
+    names of what the text imports.
+    """
     found = _imports(node)
     if any(
         module not in modules or name in ATTRIBUTES or name[0] == "_" or (module == "sys" and name not in SYS)

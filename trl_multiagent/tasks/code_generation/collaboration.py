@@ -1,6 +1,6 @@
 """
-Reads from main's text whether it only passes on what `aux` returns, and whether it drops what `aux` returns. The reward kind
-`earned` does not need this: experiments decide it.
+Reads from main's text whether it only passes on what `aux` returns, and whether it drops what `aux` returns. The
+reward kind `earned` does not need this: experiments decide it.
 """
 
 import ast
@@ -14,7 +14,10 @@ MAX_DEPTH = 20  # levels of expressions and functions that are searched
 
 
 def is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
-    """Returns whether the entry point, which needs these statements, only returns the value of `aux`, directly or through other names."""
+    """
+    Returns whether the entry point, which needs these statements, only returns the value of `aux`, directly or through
+    other names.
+    """
     names = {AUX}
     for _ in range(2):  # a function may come before what it uses
         for statement in needed:
@@ -45,8 +48,8 @@ def _is_call_of_aux(node: ast.AST) -> bool:
 
 def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool:
     """
-    Returns whether a function with this body, in `depth` other functions, only returns the value of `aux`. `names` are those for `aux`, for
-    functions that only return its value, and for that value. Others for these are added.
+    Returns whether a function with this body, in `depth` other functions, only returns the value of `aux`. `names` are
+    those for `aux`, for functions that only return its value, and for that value. Others for these are added.
     """
     for node in body:
         expression = node.value if isinstance(node, ast.Expr) else None
@@ -68,7 +71,10 @@ def _passes_on_in(body: Sequence[ast.stmt], names: set[str], depth: int) -> bool
 
 
 def _passes_on(node: ast.expr, names: set[str]) -> bool:
-    """Returns whether an expression is one of these names, or a value of such a function, unchanged or taken out of `map`."""
+    """
+    Returns whether an expression is one of these names, or a value of such a function, unchanged or taken out of
+    `map`.
+    """
     for _ in range(MAX_DEPTH):
         container = _first_argument(node, "next")
         if isinstance(node, ast.Subscript) and isinstance(node.slice, (ast.Constant, ast.UnaryOp)):

@@ -38,22 +38,25 @@ def load_code_dataset(
     Loads code problems, and checks every row.
 
     Args:
-        name (`str`): Id of a dataset on the Hub, path of a local `.jsonl`, `.json` or `.parquet` file, or a benchmark that comes with the
-            package: `"humaneval"`, `"coophumaneval"` or `"mbpp"`. Without a network, the ids of these on the Hub give the package's copy.
-        split (`str`, *optional*): Split, with or without a slice, in the syntax of `datasets`: `"test"`, `"test[33:163]"`, `"train[:10%]"`.
-            A slice without a name, such as `"[16:]"`, is taken from the split `test`, or from the only split that the dataset has. `None`
-            selects all rows of this split. A local file has one split, which may be given any name.
-        type (`str`, *optional*): `"humaneval"`, `"coophumaneval"` or `"mbpp"`; inferred from `name` by default. Rows of `"mbpp"` may come
-            in MBPP's own schema, and are then brought to HumanEval's.
-        num_agents (`int`, *optional*, defaults to `2`): Size of the team. With 2 agents no problem may define `aux`, because this is the
-            name of the helper.
+        name (`str`): Id of a dataset on the Hub, path of a local `.jsonl`, `.json` or `.parquet` file, or a benchmark
+            that comes with the package: `"humaneval"`, `"coophumaneval"` or `"mbpp"`. Without a network, the ids of
+            these on the Hub give the package's copy.
+        split (`str`, *optional*): Split, with or without a slice, in the syntax of `datasets`: `"test"`,
+            `"test[33:163]"`, `"train[:10%]"`. A slice without a name, such as `"[16:]"`, is taken from the split
+            `test`, or from the only split that the dataset has. `None` selects all rows of this split. A local file
+            has one split, which may be given any name.
+        type (`str`, *optional*): `"humaneval"`, `"coophumaneval"` or `"mbpp"`; inferred from `name` by default. Rows
+            of `"mbpp"` may come in MBPP's own schema, and are then brought to HumanEval's.
+        num_agents (`int`, *optional*, defaults to `2`): Size of the team. With 2 agents no problem may define `aux`,
+            because this is the name of the helper.
 
     Returns:
         `datasets.Dataset`: Columns `task_id`, `prompt`, `entry_point`, `test` and, where the source has one,
         `canonical_solution`, all text.
 
     Raises:
-        ValueError: a row is malformed, or its test cannot tell right answers from wrong ones; the message names the file, the
+        ValueError: a row is malformed, or its test cannot tell right answers from wrong ones; the message names the
+        file, the
             row (counted from 1) and the field. Also if the `type` is unknown, or the `split` selects no rows.
         FileNotFoundError: a local file does not exist.
     """
@@ -116,9 +119,9 @@ def mbpp_row(row: dict, where: str) -> dict:
     """
     Converts a row of sanitized MBPP to the schema of HumanEval.
 
-    The prompt consists of the reference solution's imports and the signature of its function, with the task as docstring.
-    Helper functions of the reference belong to the solution, so they follow the body in `canonical_solution`. If the
-    signature needs them, they precede it in the prompt.
+    The prompt consists of the reference solution's imports and the signature of its function, with the task as
+    docstring. Helper functions of the reference belong to the solution, so they follow the body in
+    `canonical_solution`. If the signature needs them, they precede it in the prompt.
     """
     check_fields(row, MBPP_FIELDS, where)
     for field in ("test_imports", "test_list"):

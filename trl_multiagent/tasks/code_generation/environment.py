@@ -1,4 +1,6 @@
-"""Code generation: two agents solve HumanEval-shaped problems together, one writes a helper and one the main function."""
+"""
+Code generation: two agents solve HumanEval-shaped problems together, one writes a helper and one the main function.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,38 +26,41 @@ from trl_multiagent.tasks.program_environment import ProgramEnvironment
 
 class CodeGenerationEnvironment(ProgramEnvironment):
     """
-    Two agents write one program: `aux` a helper function, `main` the entry point that may call it. With one agent, `main`
-    writes everything.
+    Two agents write one program: `aux` a helper function, `main` the entry point that may call it. With one agent,
+    `main` writes everything.
 
-    Items are rows of [`load_code_dataset`]. The reward is the joint reward of `reward.py`, at most 4.0, or 2.1 for one agent.
+    Items are rows of [`load_code_dataset`]. The reward is the joint reward of `reward.py`, at most 4.0, or 2.1 for one
+    agent.
 
     Args:
         num_agents (`int`, *optional*, defaults to `2`): 2 or 1.
-        mode (`str`, *optional*, defaults to `"level_feedback"`): Feedback that the agents get between turns: `"level_feedback"`,
-            `"level_passed"`, `"passed"`, `"plain"` or `"expert_edits"`.
-        sandbox_slice (`int` or `str`, *optional*, defaults to `1`): Asserts whose results the feedback contains: the first n, the last n if
-            negative, all for 0, `"all"` or `None`.
-        hidden_tests (`int`, *optional*, defaults to `0`): Number of an item's last asserts that feedback never contains, whatever the
-            `sandbox_slice`, which counts the others. The reward uses all asserts. If an item has no more asserts than this, its feedback
-            contains none.
-        external_prompt_passthrough (`bool`, *optional*, defaults to `True`): Whether the prompt of a later turn is the feedback as it is.
-            If not, it is the prompt of the first turn, with the feedback in the place of the problem.
+        mode (`str`, *optional*, defaults to `"level_feedback"`): Feedback that the agents get between turns:
+            `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or `"expert_edits"`.
+        sandbox_slice (`int` or `str`, *optional*, defaults to `1`): Asserts whose results the feedback contains: the
+            first n, the last n if negative, all for 0, `"all"` or `None`.
+        hidden_tests (`int`, *optional*, defaults to `0`): Number of an item's last asserts that feedback never
+            contains, whatever the `sandbox_slice`, which counts the others. The reward uses all asserts. If an item
+            has no more asserts than this, its feedback contains none.
+        external_prompt_passthrough (`bool`, *optional*, defaults to `True`): Whether the prompt of a later turn is the
+            feedback as it is. If not, it is the prompt of the first turn, with the feedback in the place of the
+            problem.
         prompt_files ([`CodePrompts`], *optional*): Templates or functions that replace prompts.
-        reward_kind (`str`, *optional*, defaults to `"paper"`): `"paper"`, the published table, or `"earned"`, which only rewards solving
-            the task.
-        collaboration (`str`, *optional*, defaults to `"executed"`): For the kind `paper`. With `"static"`, the syntax tree decides whether
-            `aux` is used and whether its value is ignored. With `"executed"`, `aux` must also be called in a test that passes, and its
-            value counts as ignored if these tests still pass when other values replace it.
-        adaptive_timeout (`bool`, *optional*, defaults to `True`): Whether the deadline of a check is 20 times the processor time of the
-            item's reference solution, at least 1 s and at most the sandbox's `check_timeout`. Items without a reference solution have the
-            deadline `check_timeout`.
+        reward_kind (`str`, *optional*, defaults to `"paper"`): `"paper"`, the published table, or `"earned"`, which
+            only rewards solving the task.
+        collaboration (`str`, *optional*, defaults to `"executed"`): For the kind `paper`. With `"static"`, the syntax
+            tree decides whether `aux` is used and whether its value is ignored. With `"executed"`, `aux` must also be
+            called in a test that passes, and its value counts as ignored if these tests still pass when other values
+            replace it.
+        adaptive_timeout (`bool`, *optional*, defaults to `True`): Whether the deadline of a check is 20 times the
+            processor time of the item's reference solution, at least 1 s and at most the sandbox's `check_timeout`.
+            Items without a reference solution have the deadline `check_timeout`.
         sandbox (`Sandbox`, *optional*): The sandbox that runs the programs; by default one with default settings.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious, one JSON file each. By default
-            they are not stored.
-        first_prompts (`Callable[[dict], Mapping[str, Prompt]]`, *optional*): Function that makes each role's prompt of the first turn from
-            the item. It replaces the default prompts.
-        warn_about_items (`bool`, *optional*, defaults to `True`): Whether a warning is logged for each item whose tests are of little use,
-            because a trivial answer passes all of them or the reference solution fails some.
+        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious, one JSON
+            file each. By default they are not stored.
+        first_prompts (`Callable[[dict], Mapping[str, Prompt]]`, *optional*): Function that makes each role's prompt of
+            the first turn from the item. It replaces the default prompts.
+        warn_about_items (`bool`, *optional*, defaults to `True`): Whether a warning is logged for each item whose
+            tests are of little use, because a trivial answer passes all of them or the reference solution fails some.
         expert ([`Expert`], *optional*): For the mode `"expert_edits"`, the model that proposes edits.
     """
 
@@ -110,7 +115,8 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         hidden = f", hidden_tests={self.hidden_tests}" if self.hidden_tests else ""
         files = f", prompt_files={list(self.prompt_files.prompts)}" if self.prompt_files.prompts else ""
         return (
-            f"CodeGenerationEnvironment(roles={self.roles}, mode={self.mode!r}, sandbox_slice={self.sandbox_slice}{hidden}{files}, "
+            f"CodeGenerationEnvironment(roles={self.roles}, mode={self.mode!r}, "
+            f"sandbox_slice={self.sandbox_slice}{hidden}{files}, "
             f"reward_kind={self.reward.kind!r}, reward_version={REWARD_VERSION})"
         )
 
@@ -140,7 +146,9 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         return {role: self._first_prompt(role, item, item["prompt"]) for role in self.roles}
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
-        """Makes the prompts of a whole turn. The requests to an expert, for all branches, are sent at the same time."""
+        """
+        Makes the prompts of a whole turn. The requests to an expert, for all branches, are sent at the same time.
+        """
         later = [k for k, history in enumerate(histories) if history]
         edits: dict[int, dict[str, str]] = {}
         if self.expert is not None and later:
@@ -194,8 +202,9 @@ class CodeGenerationEnvironment(ProgramEnvironment):
 
     def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         """
-        Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward` report. The metric
-        `passed_hidden` says whether all tests pass that feedback does not show; an item whose feedback shows all tests does not have it.
+        Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward`
+        report. The metric `passed_hidden` says whether all tests pass that feedback does not show; an item whose
+        feedback shows all tests does not have it.
         """
         outcomes = self.reward.score(items, joint_actions, kinds=KINDS)
         for outcome in outcomes:
@@ -241,6 +250,7 @@ def _slice(sandbox_slice: int | str | None) -> int:
         return 0 if sandbox_slice in (None, "all") else int(str(sandbox_slice))
     except ValueError:
         raise ValueError(
-            f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}: the first n asserts, the last n "
+            f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}: the first n asserts, "
+            "the last n "
             "if negative, all of them for 0."
         ) from None

@@ -1,6 +1,6 @@
 """
-Experiments that show what each agent contributes. A program that passed tests runs again with one change; if a test then fails,
-the changed part matters. The sandbox makes the changes (see [`~trl_multiagent.code.sandbox.Program`]).
+Experiments that show what each agent contributes. A program that passed tests runs again with one change; if a test
+then fails, the changed part matters. The sandbox makes the changes (see [`~trl_multiagent.code.sandbox.Program`]).
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,20 @@ OTHER_VALUES = ("another|swapped", "constant", "second", "third", "replay", "ech
 IN_PLACE = ("apart",)  # if not, whether it matters that it changes its arguments
 ANY_VALUE = "another|constant"  # the same, for the kind `paper`: one effect is enough
 OWN_PART = ("alone", "first")  # whether main does more than pass values on
-# Changes no value. If it makes a test fail, the other experiments show nothing. Twice, since a program may fail by chance
+# Changes no value. If it makes a test fail, the other experiments show nothing. Twice, since a program may fail by
+# chance
 CONTROL = "control|control"
 MAX_REMEMBERED = 10_000  # programs
-MAX_CALLS = 10_000  # of aux, in the tests of a pair with which experiments are made. In an experiment, each one passes between processes
+# Of aux, in the tests of a pair with which experiments are made. In an experiment, each one passes between processes
+MAX_CALLS = 10_000
 SECONDS_PER_CALL = 5e-4  # of aux, in an experiment
 
 
 @dataclass
 class Experiments:
     """
-    Makes experiments and remembers their results, so that equal programs run once. The methods take the programs as they ran before, by
-    index, and the verdicts of these runs.
+    Makes experiments and remembers their results, so that equal programs run once. The methods take the programs as
+    they ran before, by index, and the verdicts of these runs.
     """
 
     runner: ProgramRunner
@@ -50,7 +52,9 @@ class Experiments:
     def depend_on_aux(
         self, programs: dict[int, Program], verdicts: dict[int, Verdict]
     ) -> dict[int, tuple[bool, bool]]:
-        """For each program, whether its tests depend on the values of `aux`, or on what it does in place; and False."""
+        """
+        For each program, whether its tests depend on the values of `aux`, or on what it does in place; and False.
+        """
         results = self._run(verdicts, {k: (program, (ANY_VALUE,)) for k, program in programs.items()})
         depends = {k: lost[ANY_VALUE] for k, lost in results.items()}
         open_questions = {k: (programs[k], (WITHOUT_AUX, WITHOUT_VALUE)) for k in programs if not depends[k]}
@@ -62,8 +66,8 @@ class Experiments:
         self, verdicts: dict[int, Verdict], chosen: Mapping[int, tuple[Program, tuple[str, ...]]]
     ) -> dict[int, dict[str, bool]]:
         """
-        Makes the chosen experiments, by index, in their order until one has no effect. Returns for each index whether each
-        experiment had an effect, that is, made a test fail; False for those that were not made.
+        Makes the chosen experiments, by index, in their order until one has no effect. Returns for each index whether
+        each experiment had an effect, that is, made a test fail; False for those that were not made.
         """
         if len(self._known) > MAX_REMEMBERED:
             self._known.clear()
@@ -84,7 +88,10 @@ class Experiments:
 
 
 def _check_timeout(program: Program, verdict: Verdict) -> float:
-    """Returns the deadline of a check, in seconds. It is short because a program may loop forever when a value is changed."""
+    """
+    Returns the deadline of a check, in seconds. It is short because a program may loop forever when a value is
+    changed.
+    """
     if verdict.timeouts:  # the processor time includes that of the endless loop
         return (program.check_timeout or 2.0) / 2
     # an experiment also copies and compares what passes between the agents

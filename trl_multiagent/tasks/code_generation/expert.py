@@ -38,8 +38,8 @@ Edits = dict[str, str]  # role -> what to change in its function
 
 class Expert:
     """
-    Gets edits for whole turns from a model, for the agents of some roles, handles failures as the settings require, and counts requests.
-    Impossible settings are a `ValueError`.
+    Gets edits for whole turns from a model, for the agents of some roles, handles failures as the settings require,
+    and counts requests. Impossible settings are a `ValueError`.
     """
 
     def __init__(self, settings: ExpertSettings, roles: Sequence[str], run_folder: Path):
@@ -52,14 +52,15 @@ class Expert:
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
-        Gets edits for the answers in the last turns of many branches at once: for each branch, by role. Roles without edits are missing.
-        Raises [`UnavailableError`] if there is no answer, and `expert_on_failure` is not `"plain"`.
+        Gets edits for the answers in the last turns of many branches at once: for each branch, by role. Roles without
+        edits are missing. Raises [`UnavailableError`] if there is no answer, and `expert_on_failure` is not `"plain"`.
         """
         proposals = self.source.propose(items, turns, self.roles)
         failures = [proposal for proposal in proposals if isinstance(proposal, Exception)]
         if failures and self.settings.expert_on_failure == "error":
             raise UnavailableError(
-                f"The expert proposed no edits for {len(failures)} of {len(proposals)} answers: {failures[0]}. Solve this "
+                f"The expert proposed no edits for {len(failures)} of {len(proposals)} answers: {failures[0]}. "
+                "Solve this "
                 "and continue the run from its last checkpoint, or set `external.expert_on_failure: plain`."
             )
         edits = [{} if isinstance(proposal, Exception) else proposal for proposal in proposals]
@@ -82,8 +83,8 @@ class Expert:
 
     def plan(self, items: Sequence[dict], requests: int, answer_tokens: int) -> str:
         """
-        Describes the largest cost of some requests. Sends nothing. Of the items, which may be none, the longest counts. `answer_tokens`:
-        tokens of one agent's answer at most.
+        Describes the largest cost of some requests. Sends nothing. Of the items, which may be none, the longest
+        counts. `answer_tokens`: tokens of one agent's answer at most.
         """
         questions = (question_text(item, item["prompt"], {}, self.roles) for item in items)
         question = max(map(len, questions), default=0) // CHARACTERS_PER_TOKEN
@@ -93,7 +94,10 @@ class Expert:
 
 
 class EndpointExpert:
-    """An expert at an endpoint, which answers about all agents at once, in JSON. `folder`: for the tokens that are used, and for answers."""
+    """
+    An expert at an endpoint, which answers about all agents at once, in JSON. `folder`: for the tokens that are used,
+    and for answers.
+    """
 
     def __init__(self, settings: ExpertSettings, folder: Path):
         cache = settings.expert_cache_dir
@@ -126,8 +130,9 @@ class EndpointExpert:
 
 class LocalExpert:
     """
-    An expert on this machine, sampled with transformers: a model, which answers about all agents at once in JSON, or a saved team with
-    the same roles, each agent of which proposes edits for one. The methods are those of [`EndpointExpert`].
+    An expert on this machine, sampled with transformers: a model, which answers about all agents at once in JSON, or a
+    saved team with the same roles, each agent of which proposes edits for one. The methods are those of
+    [`EndpointExpert`].
     """
 
     def __init__(self, settings: ExpertSettings):
@@ -157,7 +162,8 @@ class LocalExpert:
         assert self.model is not None
         if is_deepspeed_zero3_enabled():
             raise UnavailableError(
-                f"Under ZeRO-3, the expert {self.model!r} would be loaded in parts: serve it, and set `external.expert_base_url`."
+                f"Under ZeRO-3, the expert {self.model!r} would be loaded in parts: serve it, and set "
+                "`external.expert_base_url`."
             )
         try:
             team = load_player(self.model, [SOLO], dtype="auto")
@@ -178,7 +184,8 @@ class LocalExpert:
         is_team = len(asked) > 1
         if is_team and set(asked) != set(roles):
             raise UnavailableError(
-                f"`external.expert_model` is a team with the roles {', '.join(asked)}, but edits are for {', '.join(roles)}."
+                f"`external.expert_model` is a team with the roles {', '.join(asked)}, but edits are for "
+                f"{', '.join(roles)}."
             )
         nodes = []
         for item, turn in zip(items, turns, strict=True):
@@ -203,8 +210,8 @@ class LocalExpert:
 
 def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | None = None) -> str:
     """
-    Returns the prompt of the expert about a team's answers in the last turn, whose outcome has the [`CodeResult`] as `info`. With `only`, a
-    role, it asks about the function of this role alone, and for text in place of JSON.
+    Returns the prompt of the expert about a team's answers in the last turn, whose outcome has the [`CodeResult`] as
+    `info`. With `only`, a role, it asks about the function of this role alone, and for text in place of JSON.
     """
     result: CodeResult = turn.outcome.info
     missing = {
@@ -223,13 +230,17 @@ def function_names(entry_point: str, roles: Sequence[str]) -> dict[str, str]:
 def question_text(
     item: dict, source: str, missing: Mapping[str, str], roles: Sequence[str], only: str | None = None
 ) -> str:
-    """Returns the text of a question, see [`expert_question`]. `missing`: answers without code, by the name of the missing function."""
+    """
+    Returns the text of a question, see [`expert_question`]. `missing`: answers without code, by the name of the
+    missing function.
+    """
     entry_point = item["entry_point"]
     names = function_names(entry_point, roles)
     team = f"A programmer solves a problem with the function `{entry_point}`."
     if AUX in roles:
         team = (
-            f"Two programmers solve a problem together: one writes the helper function `aux`, the other writes `{entry_point}`, which "
+            "Two programmers solve a problem together: one writes the helper function `aux`, the other writes "
+            f"`{entry_point}`, which "
             "should use it. They cannot see each other's code."
         )
     parts = [
@@ -246,7 +257,8 @@ def question_text(
     else:
         form = ", ".join(f'"{role}": "what to change in `{name}`"' for role, name in names.items())
         parts.append(
-            "Propose edits, short and concrete, so that the program becomes correct. Every programmer only sees the edits of the own "
+            "Propose edits, short and concrete, so that the program becomes correct. Every programmer only sees "
+            "the edits of the own "
             f"function. Answer with one JSON object and nothing else:\n\n{{{form}}}"
         )
     return "\n\n".join(parts) + "\n"
@@ -254,9 +266,9 @@ def question_text(
 
 def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     """
-    Reads the edits of an answer, by role, without the roles for which there are none: those of the last JSON object that has most of the
-    roles, wherever it stands in the text. `main` may also be called by the entry point's name. Strings of an object that was cut off are
-    read, too.
+    Reads the edits of an answer, by role, without the roles for which there are none: those of the last JSON object
+    that has most of the roles, wherever it stands in the text. `main` may also be called by the entry point's name.
+    Strings of an object that was cut off are read, too.
     """
     best: Edits = {}
     for values in _objects_in(text[-MAX_ANSWER:]):
@@ -272,7 +284,10 @@ def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
 
 
 def _objects_in(text: str) -> Iterator[dict]:
-    """Yields the JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut off."""
+    """
+    Yields the JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut
+    off.
+    """
     decoder = json.JSONDecoder(strict=False)  # strings may contain line breaks
     found = []
     for match in re.finditer(r"\{", text):
@@ -296,7 +311,10 @@ def _objects_in(text: str) -> Iterator[dict]:
 
 
 def _as_text(value: Any, depth: int = 0) -> str:
-    """Returns the text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are no edits."""
+    """
+    Returns the text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are
+    no edits.
+    """
     if isinstance(value, str):
         # JSON can hold halves of characters, which no tokenizer and no file takes
         return value.encode("utf-8", "replace").decode("utf-8").strip()

@@ -28,12 +28,14 @@ class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))
     """The model that proposes edits with `external.mode: expert_edits`. Other modes ignore these settings."""
 
     expert_model: str | None = setting(
-        "With expert_edits, the model that proposes edits: its name at a provider or at `expert_base_url`; or a folder or Hub id of a "
+        "With expert_edits, the model that proposes edits: its name at a provider or at `expert_base_url`; or a "
+        "folder or Hub id of a "
         "model or a saved team, which then runs on this machine.",
         DEFAULT_MODEL,
     )
     expert_api: str | None = setting(
-        "'openai' for any OpenAI-compatible endpoint, 'anthropic', or 'local' for a model on this machine; by default decided by the "
+        "'openai' for any OpenAI-compatible endpoint, 'anthropic', or 'local' for a model on this machine; by "
+        "default decided by the "
         "model's name.",
         choices=(*APIS, LOCAL),
     )
@@ -51,14 +53,20 @@ class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))
 
     @property
     def expert_is_local(self) -> bool:
-        """Whether the expert runs on this machine. A name with a slash is a folder or an id on the Hub, unless an endpoint is given."""
+        """
+        Whether the expert runs on this machine. A name with a slash is a folder or an id on the Hub, unless an
+        endpoint is given.
+        """
         assert self.expert_model is not None
         if self.expert_api is not None:
             return self.expert_api == LOCAL
         return self.expert_base_url is None and ("/" in self.expert_model or Path(self.expert_model).is_dir())
 
     def expert_endpoint(self) -> EndpointSettings:
-        """Makes the endpoint to ask. Raises `ValueError` if a setting is impossible, or it is not known where the model is."""
+        """
+        Makes the endpoint to ask. Raises `ValueError` if a setting is impossible, or it is not known where the model
+        is.
+        """
         given = {field: getattr(self, key) for field, key in KEYS.items()}
         endpoint = make_endpoint(**given, called=lambda field: f"external.{KEYS[field]}")
         if endpoint.temperature is None and endpoint.api != ANTHROPIC:
@@ -67,8 +75,8 @@ class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))
 
     def check_expert(self) -> None:
         """
-        Checks the settings that the mode `expert_edits` needs. Raises `ValueError` if one is missing or impossible, would make every request
-        fail, or would put a key into the saved settings.
+        Checks the settings that the mode `expert_edits` needs. Raises `ValueError` if one is missing or impossible,
+        would make every request fail, or would put a key into the saved settings.
         """
         if self.expert_model is None:
             raise ValueError("`external.mode: expert_edits` needs `external.expert_model`, which proposes edits.")
@@ -87,12 +95,14 @@ class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))
             raise ValueError(f"`external.expert_model` is {model!r}, but there is no such folder.")
         if folder.is_dir() and not holds_model(folder):
             raise ValueError(
-                f"`external.expert_model` is {model!r}, but this folder holds no model and no saved team: it has none of "
+                f"`external.expert_model` is {model!r}, but this folder holds no model and no saved team: it has "
+                "none of "
                 f"{', '.join(MODEL_FILES)}."
             )
         for name in ("expert_base_url", "expert_api_key_env", "expert_token_budget", "expert_extra_body"):
             if getattr(self, name) is not None:
                 raise ValueError(
-                    f"`external.{name}` is for an endpoint, but the expert {model!r} runs on this machine. Remove it, or "
+                    f"`external.{name}` is for an endpoint, but the expert {model!r} runs on this machine. Remove "
+                    "it, or "
                     "set `external.expert_api: openai`."
                 )

@@ -74,7 +74,10 @@ MODES_WITH_TESTS = ("level_feedback", "level_passed", PASSED)  # whose feedback 
 
 
 def shown_checks(checks: Sequence[Check], hidden_tests: int) -> Sequence[Check]:
-    """Returns the checks that feedback may be about: all but the last `hidden_tests`, and those with the same source as one of them."""
+    """
+    Returns the checks that feedback may be about: all but the last `hidden_tests`, and those with the same source as
+    one of them.
+    """
     if hidden_tests == 0:
         return checks
     hidden = {check.source for check in checks[-hidden_tests:]}

@@ -1,9 +1,9 @@
 """
 The joint reward of a team's code, 0 to 4.0, or 2.1 for a single agent.
 
-There are two kinds with the same scale and parts. `paper` is the published table, for comparison with published numbers; it also
-rewards some answers that do not solve the task. `earned` only rewards solving the task. It runs modified programs to decide, where
-`paper` reads the code.
+There are two kinds with the same scale and parts. `paper` is the published table, for comparison with published
+numbers; it also rewards some answers that do not solve the task. `earned` only rewards solving the task. It runs
+modified programs to decide, where `paper` reads the code.
 """
 
 import logging
@@ -44,26 +44,34 @@ class CodeResult:
     analysis: Analysis  # of the code
     verdict: Verdict | None = None  # the result of running the program; `None` if scoring stopped before the run
     executed: bool = True  # whether the run of the tests also decides about collaboration, or only the code
-    # Whether the experiments show that a test that passes depends on `aux`; for the kind `paper`, on its values or on what it does in place
+    # Whether the experiments show that a test that passes depends on `aux`; for the kind `paper`, on its values or on
+    # what it does in place
     needs_aux: bool = True
     divided: bool = False  # for the kind `earned`, whether both agents do a part of the work
 
     @property
     def called(self) -> bool:
-        """Whether `aux` was called in a test that passed. If only the code decides: whether it may have been called."""
+        """
+        Whether `aux` was called in a test that passed. If only the code decides: whether it may have been called.
+        """
         if self.verdict is None or not self.analysis.names_aux or self.verdict.passed == 0:
             return False
         return not self.executed or self.verdict.calls.get(AUX, 0) > 0
 
     @property
     def ignored(self) -> bool:
-        """Whether no test that passes depends on `aux`. If only the code decides: whether a value of `aux` is not used."""
+        """
+        Whether no test that passes depends on `aux`. If only the code decides: whether a value of `aux` is not used.
+        """
         return not self.needs_aux if self.executed else self.analysis.drops_value
 
 
 @dataclass
 class CodeReward:
-    """Scores joint actions. The arguments are those of [`CodeGenerationEnvironment`], where `kind` is called `reward_kind`."""
+    """
+    Scores joint actions. The arguments are those of [`CodeGenerationEnvironment`], where `kind` is called
+    `reward_kind`.
+    """
 
     runner: ProgramRunner  # runs the programs
     kind: str = "paper"
@@ -88,8 +96,8 @@ class CodeReward:
         Args:
             items (`list[dict]`): Rows of a code dataset, one per joint action.
             joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
-            kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report as metrics `{kind}_reward`, in addition to the one
-                that the agents are trained on.
+            kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report as metrics `{kind}_reward`, in
+                addition to the one that the agents are trained on.
 
         Returns:
             `list[Outcome]`: For each joint action, the reward, its parts as metrics, and the [`CodeResult`] as `info`.
@@ -128,7 +136,9 @@ class CodeReward:
         return outcomes
 
     def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
-        """Analyses a joint action. Texts that the analysis fails on are logged once, and count as texts without code."""
+        """
+        Analyses a joint action. Texts that the analysis fails on are logged once, and count as texts without code.
+        """
         texts = (joint_action.get(AUX), joint_action[MAIN])
         try:
             return analyze(item["prompt"], item["entry_point"], *texts)
@@ -148,7 +158,10 @@ class CodeReward:
         return max(MIN_TIMEOUT, REFERENCE_FACTOR * facts.reference_seconds)
 
     def _item_facts(self, items: list[dict], tries_trivial: bool) -> list[ItemFacts]:
-        """Returns the facts about the items, in order. The facts about an item are determined when it is scored for the first time."""
+        """
+        Returns the facts about the items, in order. The facts about an item are determined when it is scored for the
+        first time.
+        """
         keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "", tries_trivial) for item in items]
         if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
             return [ItemFacts(count_asserts(item["test"])) for item in items]
@@ -174,7 +187,9 @@ class CodeReward:
         facts: list[ItemFacts],
         analyses: list[Analysis],
     ) -> dict[int, tuple[bool, bool]]:
-        """Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index."""
+        """
+        Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index.
+        """
         if kind == "paper":
             return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
         solving = {
@@ -202,9 +217,10 @@ def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
 
 def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     """
-    Returns the parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s, aux used 0.5 s c, own part
-    1.0 s c, and -0.5 s if aux is ignored. s is the share of the tests that pass, of those that trivial answers do not pass; m and a
-    are the shares of main's and aux's text that belong to their functions; c is 1 if the team collaborates, and 0 if not.
+    Returns the parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s,
+    aux used 0.5 s c, own part 1.0 s c, and -0.5 s if aux is ignored. s is the share of the tests that pass, of those
+    that trivial answers do not pass; m and a are the shares of main's and aux's text that belong to their functions; c
+    is 1 if the team collaborates, and 0 if not.
     """
     analysis, verdict = result.analysis, result.verdict
     parts = _no_parts()

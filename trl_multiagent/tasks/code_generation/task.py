@@ -45,7 +45,8 @@ class CodeDataset(DatasetSource):
 
     generated = SHORT_NAMES
     name: str | None = setting(
-        f"'humaneval', 'coophumaneval' or 'mbpp', which come with the package; a Hub id; or the path of a {LOCAL_FILE}."
+        "'humaneval', 'coophumaneval' or 'mbpp', which come with the package; a Hub id; or the path of a "
+        f"{LOCAL_FILE}."
     )
     type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
 
@@ -75,7 +76,8 @@ class External(ExpertSettings):
     external_prompt_passthrough: (
         bool | Literal["1", "true", "yes", "y", "on", "0", "false", "no", "n", "off"] | None
     ) = setting(
-        "Whether the prompt of a later turn is the feedback alone, or (false) the first prompt with the feedback in the place of "
+        "Whether the prompt of a later turn is the feedback alone, or (false) the first prompt with the feedback "
+        "in the place of "
         "the problem; by default it is the feedback alone."
     )
 
@@ -101,7 +103,8 @@ class Reward:
         choices=KINDS,
     )
     collaboration: str = setting(
-        "For 'paper', how to decide whether main uses aux and its value: 'static' reads the code, 'executed' also runs the tests.",
+        "For 'paper', how to decide whether main uses aux and its value: 'static' reads the code, 'executed' also "
+        "runs the tests.",
         CodeReward.collaboration,
         choices=COLLABORATION,
     )
@@ -114,7 +117,8 @@ def make_environment(
 ) -> CodeGenerationEnvironment:
     """
     Makes the environment that the sections `external`, `reward` and `sandbox` describe. For the other arguments see
-    [`CodeGenerationEnvironment`]. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
+    [`CodeGenerationEnvironment`]. Raises [`UnavailableError`] if the machine does not offer the protection
+    `sandbox.min_tier`.
     """
     external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
     roles = (AUX, MAIN) if settings.num_agents == 2 else (MAIN,)
@@ -139,7 +143,9 @@ def make_environment(
 
 
 def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
-    """Loads the training set and, with `dataset.eval_split`, the evaluation set. For errors see [`load_code_dataset`]."""
+    """
+    Loads the training set and, with `dataset.eval_split`, the evaluation set. For errors see [`load_code_dataset`].
+    """
     dataset: CodeDataset = settings.sections["dataset"]
     assert dataset.name is not None
     load = partial(load_code_dataset, dataset.name, type=dataset.type, num_agents=settings.num_agents)

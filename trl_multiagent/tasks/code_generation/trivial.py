@@ -1,6 +1,6 @@
 """
-Determines facts about an item that do not depend on the agents' answers: the number of its tests that trivial answers pass, and
-the processor time of its reference solution. One program in the sandbox determines both.
+Determines facts about an item that do not depend on the agents' answers: the number of its tests that trivial answers
+pass, and the processor time of its reference solution. One program in the sandbox determines both.
 """
 
 import ast
@@ -100,23 +100,26 @@ class ItemFacts:
     """Facts about one item."""
 
     total: int  # number of tests, which are the asserts that can fail
-    # Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for the examples in the
-    # prompt they return the result given there, and for the first test's call the right result. Beside the first test's result, a step
-    # from the first argument counts, too, unless it solves the task
+    # Number of tests that the best trivial answer passes. Trivial answers return a constant or an argument; for the
+    # examples in the prompt they return the result given there, and for the first test's call the right result. Beside
+    # the first test's result, a step from the first argument counts, too, unless it solves the task
     trivial: int = 0
     reference: int | None = None  # number of tests that the reference solution passes; `None` if there is no solution
     reference_seconds: float | None = None  # its processor time on all tests; `None` if it passes none
 
     def share(self, passed: int) -> float:
-        """Returns the share, 0 to 1, of an answer that passes this many tests, of the tests that trivial answers do not pass."""
+        """
+        Returns the share, 0 to 1, of an answer that passes this many tests, of the tests that trivial answers do not
+        pass.
+        """
         return max(0, passed - self.trivial) / max(1, self.total - self.trivial)
 
 
 def facts_program(item: dict, tries_trivial: bool) -> Program:
     """
-    Makes the program that determines [`ItemFacts`] of a row. Its source is the reference solution. It has two checks for each of the
-    item's tests: the first n checks pass if the best trivial answer passes n tests, and then the same for the reference solution. Without
-    `tries_trivial`, no trivial answer is tried, and `trivial` is 0.
+    Makes the program that determines [`ItemFacts`] of a row. Its source is the reference solution. It has two checks
+    for each of the item's tests: the first n checks pass if the best trivial answer passes n tests, and then the same
+    for the reference solution. Without `tries_trivial`, no trivial answer is tried, and `trivial` is 0.
     """
     entry_point = item["entry_point"]
     asserts = read_asserts(item["test"])
@@ -161,7 +164,8 @@ def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
 
 def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    Finds the doctests in a prompt whose values are literals. Yields the `repr` of the tuple of arguments, and that of the result.
+    Finds the doctests in a prompt whose values are literals. Yields the `repr` of the tuple of arguments, and that of
+    the result.
     """
     try:
         examples = doctest.DocTestParser().get_examples(prompt)
@@ -177,8 +181,9 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
 
 def shown_tests(prompt: str, test: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    Finds the tests whose arguments the prompt shows in any form, followed by the result, such as "For N = 150 the output should be 6". In a call of
-    the entry point, texts may lack quotes, as in "f(aa) => False". Yields the same as `prompt_examples`.
+    Finds the tests whose arguments the prompt shows in any form, followed by the result, such as "For N = 150 the
+    output should be 6". In a call of the entry point, texts may lack quotes, as in "f(aa) => False". Yields the same
+    as `prompt_examples`.
     """
     for node in ast.walk(ast.parse(test)):
         match node:

@@ -1,8 +1,9 @@
 """
-The base model: a speaker that ignores its facts, and a decider that uses the messages in a share of its answers, the literacy.
+The base model: a speaker that ignores its facts, and a decider that uses the messages in a share of its answers, the
+literacy.
 
-The words have a meaning for the decider, as in a pretrained language model, but no speaker uses this meaning. So the demonstrated team cannot be
-above the bound, whatever its decider does.
+The words have a meaning for the decider, as in a pretrained language model, but no speaker uses this meaning. So the
+demonstrated team cannot be above the bound, whatever its decider does.
 """
 
 import random

@@ -16,16 +16,16 @@ class NeededEnvironment(Environment):
     """
     The speakers write their messages in the first turn, and the decider reads them and answers in the second.
 
-    Only words of the channel reach the decider, at most `game.width` of them. A message that is empty, is longer, or has another word makes
-    the reward 0. Metrics: `passed`; `bound`, the item's best expected reward without a message; in the first turn `well_formed`, the
-    share of the messages that the channel allows.
+    Only words of the channel reach the decider, at most `game.width` of them. A message that is empty, is longer, or
+    has another word makes the reward 0. Metrics: `passed`; `bound`, the item's best expected reward without a message;
+    in the first turn `well_formed`, the share of the messages that the channel allows.
 
     Args:
         game ([`~games.Game`]): The game.
-        facts (`str`, *optional*, defaults to `"private"`): `"private"`: every agent has facts of its own. `"shared"`: the single agent `solo`
-            has all facts. `"isolated"`: the single agent `solo` has the decider's facts.
-        noise (`float`, *optional*, defaults to `0.0`): The probability that a word of a message is replaced by a random word of the channel.
-            The draw depends on the item, the speaker and the message alone.
+        facts (`str`, *optional*, defaults to `"private"`): `"private"`: every agent has facts of its own. `"shared"`:
+            the single agent `solo` has all facts. `"isolated"`: the single agent `solo` has the decider's facts.
+        noise (`float`, *optional*, defaults to `0.0`): The probability that a word of a message is replaced by a
+            random word of the channel. The draw depends on the item, the speaker and the message alone.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"well_formed": "hardly a message consists of the channel's words"}

@@ -1,5 +1,6 @@
 """
-Games in which a decider needs facts that only speakers have. A message has at most `width` words, all from the channel's words `words`.
+Games in which a decider needs facts that only speakers have. A message has at most `width` words, all from the
+channel's words `words`.
 
 The best expected reward of a decider that gets no message is computed exactly, for every item.
 """
@@ -26,16 +27,19 @@ STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
 
 class Bounded:
     """
-    Base class of games. It computes the exact bound from the worlds that the decider cannot tell apart, which a game lists.
+    Base class of games. It computes the exact bound from the worlds that the decider cannot tell apart, which a game
+    lists.
 
-    The expected reward of a decider without a message is linear in the probabilities of its answers. So no agreement and no randomness beats
-    the best single answer.
+    The expected reward of a decider without a message is linear in the probabilities of its answers. So no agreement
+    and no randomness beats the best single answer.
     """
 
     speakers: tuple[str, ...] = ("speaker",)
 
     def bound(self: Any, item: Item, heard: Collection[str] = ()) -> float:
-        """Computes the best expected reward of a decider that has its own view and the facts of the speakers `heard`."""
+        """
+        Computes the best expected reward of a decider that has its own view and the facts of the speakers `heard`.
+        """
         facts = {role: self.fact(role, item) for role in heard}
         worlds = [x for x in self.worlds(item) if all(self.fact(role, x) == fact for role, fact in facts.items())]
         return max(sum(self.reward(world, answer) for world in worlds) / len(worlds) for answer in self.answers(item))
@@ -52,10 +56,11 @@ class Bounded:
 
 class Rule(Bounded):
     """
-    The speaker has an operation, such as `largest`, and the decider a list of digits. The answer is the digit that the operation takes.
+    The speaker has an operation, such as `largest`, and the decider a list of digits. The answer is the digit that the
+    operation takes.
 
-    All operations give different digits, so the bound is 1 / operations. Every fifth list of digits is in the split `test` alone. The split depends on
-    the decider's view alone, so the bound holds in both splits.
+    All operations give different digits, so the bound is 1 / operations. Every fifth list of digits is in the split
+    `test` alone. The split depends on the decider's view alone, so the bound holds in both splits.
 
     Args:
         operations (`int`, *optional*, defaults to `4`): The number of operations, 2 to 6.
@@ -116,23 +121,25 @@ class Rule(Bounded):
 
     def ladder(self, symbols: int, noise: float = 0.0) -> float:
         """
-        Computes the best expected reward of a team whose channel has `symbols` different messages. With the probability `noise`, a message is
-        replaced by a random one of them.
+        Computes the best expected reward of a team whose channel has `symbols` different messages. With the
+        probability `noise`, a message is replaced by a random one of them.
         """
         return (min(symbols, self.operations) * (1 - noise) + noise) / self.operations
 
 
 class Walk(Bounded):
     """
-    The speaker sees a goal on a square board, and the decider its own position. The decider writes its moves. With two speakers, one sees the
-    column of the goal and the other the row.
+    The speaker sees a goal on a square board, and the decider its own position. The decider writes its moves. With two
+    speakers, one sees the column of the goal and the other the row.
 
-    The goal is any cell but the decider's, so the bound is 1 / (cells - 1). No cell is held out: the game shows communication, not generalisation.
+    The goal is any cell but the decider's, so the bound is 1 / (cells - 1). No cell is held out: the game shows
+    communication, not generalisation.
 
     Args:
         board (`int`, *optional*, defaults to `3`): The length of a side, 2 to 6.
         speakers (`int`, *optional*, defaults to `1`): The number of speakers, 1 or 2.
-        width (`int`, *optional*): The largest number of words of a message; by default the number that a speaker needs, 2 or 1.
+        width (`int`, *optional*): The largest number of words of a message; by default the number that a speaker
+            needs, 2 or 1.
     """
 
     def __init__(self, board: int = 3, speakers: int = 1, width: int | None = None):

@@ -29,7 +29,8 @@ class NeededSettings:
     """The section `needed`."""
 
     facts: str | None = setting(
-        "'private': every agent has its own facts. 'shared': one agent has all facts. 'isolated': one agent has the decider's.",
+        "'private': every agent has its own facts. 'shared': one agent has all facts. 'isolated': one agent has "
+        "the decider's.",
         choices=FACTS,
     )
     literacy: float = setting("Share of the base model's answers that use the message.", 0.5, ge=0, le=1)
@@ -69,7 +70,10 @@ def make_environment(settings: TaskSettings) -> NeededEnvironment:
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:
-    """Draws the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a split does not exist."""
+    """
+    Draws the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a split does
+    not exist.
+    """
     dataset: NeededDataset = settings.sections["dataset"]
     game = make_game(settings)
     train = draw_items(game, dataset.train_split, dataset.seed)

@@ -29,12 +29,13 @@ def load_writing_dataset(
     Args:
         name (`str`): `"demo"` for generated posts, a Hub id such as `"trl-lib/tldr"`, or the path of a local file.
         split (`str`, *optional*): Split in the syntax of `datasets`, by default `train`.
-        type (`str`, *optional*): `"tldr"` for posts in the column `prompt`, `"arxiv"` for abstracts in the column `abstract_text`; by
-            default inferred from `name`.
+        type (`str`, *optional*): `"tldr"` for posts in the column `prompt`, `"arxiv"` for abstracts in the column
+            `abstract_text`; by default inferred from `name`.
         config (`str`, *optional*): Configuration of the dataset on the Hub.
 
     Returns:
-        `Dataset`: Columns `item_id`; `source`; `reference`, a summary that a person wrote, or `""`; `key_words`, see [`words.key_words`].
+        `Dataset`: Columns `item_id`; `source`; `reference`, a summary that a person wrote, or `""`; `key_words`, see
+        [`words.key_words`].
 
     Raises `ValueError` if the dataset is malformed, and `ConnectionError` if the Hub cannot be reached.
     """

@@ -1,4 +1,7 @@
-"""The demo: generated posts about a thing that somebody bought and that broke, careless answers, and a model that is trained on these."""
+"""
+The demo: generated posts about a thing that somebody bought and that broke, careless answers, and a model that is
+trained on these.
+"""
 
 import json
 import random
@@ -20,8 +23,8 @@ WAYS = {
 
 def make_posts(split: str) -> list[dict]:
     """
-    Makes posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts) or `"test"` (96). Values of a fact
-    are equally frequent.
+    Makes posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts) or
+    `"test"` (96). Values of a fact are equally frequent.
     """
     rng, rows, decks = random.Random(split), [], {}
     for fact, text in POSTS["facts"].items():
@@ -36,7 +39,9 @@ def make_posts(split: str) -> list[dict]:
 
 
 def demonstrate(row: dict, role: str, rng: random.Random) -> str:
-    """Draws an agent's answer to a row of [`make_posts`]. Most of them do not fit the post, or not the partner's text."""
+    """
+    Draws an agent's answer to a row of [`make_posts`]. Most of them do not fit the post, or not the partner's text.
+    """
     if role == WRITER:
         return f"\n{SPLIT}\n".join(demonstrate(row, of_text, rng) for of_text in ROLES["tldr"])
     (way,) = rng.choices([*WAYS[role]], [*WAYS[role].values()])

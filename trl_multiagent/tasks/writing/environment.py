@@ -16,20 +16,24 @@ SHARES = "level_2 level_4 source recall support precision copied function_words 
 
 class WritingEnvironment(Environment):
     """
-    Two agents write two texts about one source, which should go together: `summary` and `detail` of a post, or `background` and `method` of
-    an abstract. A single agent, the `writer`, writes both, with a line between them. Episodes have one turn.
+    Two agents write two texts about one source, which should go together: `summary` and `detail` of a post, or
+    `background` and `method` of an abstract. A single agent, the `writer`, writes both, with a line between them.
+    Episodes have one turn.
 
-    Items are rows of [`load_writing_dataset`]. The reward, at most 2.98, is described in [`pair_metrics`]. The metric `constant_text` is what a
-    fixed pair of texts earns for the same item.
+    Items are rows of [`load_writing_dataset`]. The reward, at most 2.98, is described in [`pair_metrics`]. The metric
+    `constant_text` is what a fixed pair of texts earns for the same item.
 
     Args:
         kind (`str`, *optional*, defaults to `"tldr"`): `"tldr"` or `"arxiv"`.
         num_agents (`int`, *optional*, defaults to `2`): 2 or 1.
         reward (`str`, *optional*, defaults to `"grounded"`): `"grounded"` or `"compat"`.
-        rouge (`bool`, *optional*, defaults to `False`): Whether to measure ROUGE of the first text for items with a reference summary.
-        brief (`bool`, *optional*, defaults to `False`): Whether prompts are the source and the role alone, as the demo's model knows them.
+        rouge (`bool`, *optional*, defaults to `False`): Whether to measure ROUGE of the first text for items with a
+            reference summary.
+        brief (`bool`, *optional*, defaults to `False`): Whether prompts are the source and the role alone, as the
+            demo's model knows them.
 
-    Raises `ValueError` if an argument has another value, and [`UnavailableError`] if `rouge` is set without the package rouge-score.
+    Raises `ValueError` if an argument has another value, and [`UnavailableError`] if `rouge` is set without the
+    package rouge-score.
     """
 
     watched_metrics: ClassVar[dict[str, str]] = {"source": "no pair says what its source says"}
@@ -84,7 +88,9 @@ class WritingEnvironment(Environment):
 
 
 def make_rouge() -> Any:
-    """Makes what computes ROUGE-1 and ROUGE-L with stemming. Raises [`UnavailableError`] if its package is not installed."""
+    """
+    Makes what computes ROUGE-1 and ROUGE-L with stemming. Raises [`UnavailableError`] if its package is not installed.
+    """
     if importlib.util.find_spec("rouge_score") is None:
         raise UnavailableError("ROUGE needs the package rouge-score: pip install 'trl-multiagent[writing]'.")
     from rouge_score.rouge_scorer import RougeScorer

@@ -46,10 +46,11 @@ def ramp(value: float, points: Ramp) -> float | None:
 
 def levels(first: str, second: str, structure: Structure, whole: bool = False) -> list[float]:
     """
-    Computes the four levels of CoMLRL's reward for writing (`tldr_combined_reward` and `arxiv_combined_reward` of its recipes).
+    Computes the four levels of CoMLRL's reward for writing (`tldr_combined_reward` and `arxiv_combined_reward` of its
+    recipes).
 
-    If a pair is out of the bounds of a level, this level and all that follow are 0. If `whole` is set, transitions must be whole words, and
-    repeated white space counts once.
+    If a pair is out of the bounds of a level, this level and all that follow are 0. If `whole` is set, transitions
+    must be whole words, and repeated white space counts once.
     """
     if whole:
         first, second = " ".join(first.split()), " ".join(second.split())
@@ -73,9 +74,10 @@ def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict
     """
     Measures how much of a text comes from the source of an item.
 
-    Returns shares, 0 to 1: `support`, of the text that is in sentences with key words; `precision`, of its content words that are in the
-    source; `copied`, of its pairs of neighbouring words that are in the source, in the partner's text, or twice in the text;
-    `function_words`, of its words; and `complete`, whether its last sentence ends. `grounding` is the product of what follows from them.
+    Returns shares, 0 to 1: `support`, of the text that is in sentences with key words; `precision`, of its content
+    words that are in the source; `copied`, of its pairs of neighbouring words that are in the source, in the partner's
+    text, or twice in the text; `function_words`, of its words; and `complete`, whether its last sentence ends.
+    `grounding` is the product of what follows from them.
     """
     content = set(words.content_words(text))
     known = content.intersection(words.content_words(item["source"]))
@@ -94,11 +96,12 @@ def grounding(text: str, item: dict, partner: str, structure: Structure) -> dict
 
 def pair_metrics(first: str, second: str, item: dict, kind: str, reward: str) -> dict[str, float]:
     """
-    Scores a pair of texts about an item. The reward `"compat"` is CoMLRL's, the sum of its levels; `"grounded"` is the sum times `source`.
+    Scores a pair of texts about an item. The reward `"compat"` is CoMLRL's, the sum of its levels; `"grounded"` is the
+    sum times `source`.
 
-    Returns `total_reward`; `level_1` to `level_4`; `compat`, their sum in CoMLRL's reward; the mean over both texts of what [`grounding`]
-    measures; `recall`, the share of the key words that the pair has; and `source`, 0 to 1: the square root of the product of both
-    groundings, times the recall, of which 0.2 is enough.
+    Returns `total_reward`; `level_1` to `level_4`; `compat`, their sum in CoMLRL's reward; the mean over both texts of
+    what [`grounding`] measures; `recall`, the share of the key words that the pair has; and `source`, 0 to 1: the
+    square root of the product of both groundings, times the recall, of which 0.2 is enough.
     """
     structure = STRUCTURES[kind]
     compat = levels(first, second, structure)

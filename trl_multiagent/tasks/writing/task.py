@@ -30,7 +30,8 @@ class Reward:
     """The section `reward`."""
 
     kind: str = setting(
-        "'grounded' pays for texts that say what their source says; 'compat' is CoMLRL's reward, which does not read it.",
+        "'grounded' pays for texts that say what their source says; 'compat' is CoMLRL's reward, which does not "
+        "read it.",
         REWARDS[0],
         choices=REWARDS,
     )
@@ -43,7 +44,10 @@ def make_environment(settings: TaskSettings) -> WritingEnvironment:
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:
-    """Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of [`load_writing_dataset`]."""
+    """
+    Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of
+    [`load_writing_dataset`].
+    """
     dataset: WritingDataset = settings.sections["dataset"]
     load = partial(load_writing_dataset, str(dataset.name), type=dataset.type, config=dataset.config)
     return load(dataset.train_split), None if dataset.eval_split is None else load(dataset.eval_split)

@@ -32,7 +32,10 @@ def content_words(text: str) -> list[str]:
 
 
 def count_transitions(text: str, whole: bool) -> int:
-    """Returns how many of the 12 categories of transitions a text has. Unless they must be `whole` words, "as" is found in "was", too."""
+    """
+    Returns how many of the 12 categories of transitions a text has. Unless they must be `whole` words, "as" is found
+    in "was", too.
+    """
     text = text.lower()
     if whole:
         return sum(pattern.search(text) is not None for pattern in WHOLE_PHRASES)
@@ -41,8 +44,8 @@ def count_transitions(text: str, whole: bool) -> int:
 
 def key_words(sources: Iterable[str]) -> list[list[str]]:
     """
-    Returns the words that tell each source from the others: its content words that at most 5 % of the sources have. A source with fewer
-    than five of them gets all its content words.
+    Returns the words that tell each source from the others: its content words that at most 5 % of the sources have. A
+    source with fewer than five of them gets all its content words.
     """
     of_sources = [dict.fromkeys(content_words(source)) for source in sources]
     counts = Counter(word for found in of_sources for word in found)
@@ -52,7 +55,10 @@ def key_words(sources: Iterable[str]) -> list[list[str]]:
 
 
 def copied_share(text: str, others: Sequence[str]) -> float:
-    """Returns the share, 0 to 1, of the pairs of neighbouring words that another text has, or the text itself further in front."""
+    """
+    Returns the share, 0 to 1, of the pairs of neighbouring words that another text has, or the text itself further in
+    front.
+    """
     *known, own = [[tuple(x[k : k + RUN]) for k in range(len(x) - RUN + 1)] for x in map(words, [*others, text])]
     seen = {run for runs in known for run in runs}
     copied = len(own) - len(set(own) - seen)
@@ -61,8 +67,8 @@ def copied_share(text: str, others: Sequence[str]) -> float:
 
 def supported_share(text: str, keys: Collection[str]) -> float:
     """
-    Returns the share, 0 to 1, of a text that is in sentences with key words. A sentence of n words counts in full if it has n/10 different
-    ones, and at least two; with fewer it counts in part.
+    Returns the share, 0 to 1, of a text that is in sentences with key words. A sentence of n words counts in full if
+    it has n/10 different ones, and at least two; with fewer it counts in part.
     """
     supported, total = 0.0, 0
     for sentence in SENTENCE_END.split(text):
@@ -73,6 +79,8 @@ def supported_share(text: str, keys: Collection[str]) -> float:
 
 
 def function_share(text: str) -> float:
-    """Returns the share, 0 to 1, of the words of a text that are function words. In each sentence, every one counts once."""
+    """
+    Returns the share, 0 to 1, of the words of a text that are function words. In each sentence, every one counts once.
+    """
     found = sum(len(FUNCTION_WORDS.intersection(words(sentence))) for sentence in SENTENCE_END.split(text))
     return found / max(1, len(words(text)))

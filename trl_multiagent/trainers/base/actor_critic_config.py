@@ -15,38 +15,37 @@ class ActorCriticConfig(RolloutConfig):
     r"""
     Arguments of the trainers with critics.
 
-    For a full list of training arguments, please refer to [`RolloutConfig`] (rollout trees, rewards, batches), [`TeamConfig`] (agents),
-    [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`RolloutConfig`] (rollout trees, rewards, batches),
+    [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
 
     Parameters:
-        critic_form (`str`, *optional*, defaults to `"model"`):
-            `"model"`: a critic is a model of its own, all of which is trained. `"adapter"`: a LoRA adapter on the base of the agents, or on
-            one frozen copy of it if the agents have no adapters. `"head"`: a value head on the agent's own model.
-        critic_models (`str` or `list[str]`, *optional*):
-            Model id or folder that all critics start from, or one per critic. By default, a critic starts from its agent's model; a central
-            one from the first agent's. A folder of a saved critic, `critics/<name>/`, also has its head.
-        critic_type (`str`, *optional*, defaults to `"v"`):
-            `"v"`: a critic of states, which reads prompts and histories. `"q"`: a critic of actions, which also reads the completions.
+        critic_form (`str`, *optional*, defaults to `"model"`): `"model"`: a critic is a model of its own, all of which
+            is trained. `"adapter"`: a LoRA adapter on the base of the agents, or on one frozen copy of it if the
+            agents have no adapters. `"head"`: a value head on the agent's own model.
+        critic_models (`str` or `list[str]`, *optional*): Model id or folder that all critics start from, or one per
+            critic. By default, a critic starts from its agent's model; a central one from the first agent's. A folder
+            of a saved critic, `critics/<name>/`, also has its head.
+        critic_type (`str`, *optional*, defaults to `"v"`): `"v"`: a critic of states, which reads prompts and
+            histories. `"q"`: a critic of actions, which also reads the completions.
         critic_learning_rate (`float`, *optional*): Learning rate of the critics; by default `learning_rate`.
-        critic_value_head_hidden_dim (`int`, *optional*): Size of a hidden layer of the value head. By default, the head is linear.
+        critic_value_head_hidden_dim (`int`, *optional*): Size of a hidden layer of the value head. By default, the
+            head is linear.
         critic_trains_trunk (`bool`, *optional*, defaults to `True`):
             With `critic_form="head"`: whether the value loss also trains the agent's model.
-        critic_lora_r (`int`, *optional*, defaults to `8`): Rank of the adapters of `critic_form="adapter"`, which cover all linear layers.
+        critic_lora_r (`int`, *optional*, defaults to `8`): Rank of the adapters of `critic_form="adapter"`, which
+            cover all linear layers.
         critic_lora_alpha (`int`, *optional*, defaults to `16`): Scale of these adapters.
-        critic_max_length (`int`, *optional*):
-            Number of tokens that a critic reads at most, the last ones of its text. By default, it reads all, or as many as its model has
-            positions, if these are learned, as GPT-2's are.
-        value_loss_coef (`float`, *optional*, defaults to `0.6`):
-            Factor of the value loss. An optimizer such as Adam divides gradients by their size, so for parameters that only the value loss
-            trains, the factor has nearly no effect. It matters where the loss also trains an agent.
-        value_clip_range (`float`, *optional*):
-            If set, the value loss is max((y - V)², (y - clip(V, V_old ± value_clip_range))²). It has no effect in the first optimizer step
-            on a batch, where V is V_old.
+        critic_max_length (`int`, *optional*): Number of tokens that a critic reads at most, the last ones of its text.
+            By default, it reads all, or as many as its model has positions, if these are learned, as GPT-2's are.
+        value_loss_coef (`float`, *optional*, defaults to `0.6`): Factor of the value loss. An optimizer such as Adam
+            divides gradients by their size, so for parameters that only the value loss trains, the factor has nearly
+            no effect. It matters where the loss also trains an agent.
+        value_clip_range (`float`, *optional*): If set, the value loss is max((y - V)², (y - clip(V, V_old ±
+            value_clip_range))²). It has no effect in the first optimizer step on a batch, where V is V_old.
         gae_lambda (`float`, *optional*, defaults to `0.0`):
             Weight of longer returns in the targets: 0 is the target of one step, 1 the return of the tree.
-        advantage_normalization (`bool`, *optional*, defaults to `True`):
-            Whether to standardize the advantages of an agent's completions at a turn, over the whole batch. A single advantage is left as
-            it is.
+        advantage_normalization (`bool`, *optional*, defaults to `True`): Whether to standardize the advantages of an
+            agent's completions at a turn, over the whole batch. A single advantage is left as it is.
         push_critics (`bool`, *optional*, defaults to `False`): Whether a push to the Hub contains the critics.
 
     > [!NOTE]
@@ -75,7 +74,8 @@ class ActorCriticConfig(RolloutConfig):
         super()._check_values()
         if self.critic_form == "head" and self.critic_models is not None:
             raise ValueError(
-                "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head is on the "
+                "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head "
+                "is on the "
                 "agent's model. Remove one of them."
             )
         given = [self.critic_models] if isinstance(self.critic_models, str) else self.critic_models or []
@@ -84,13 +84,15 @@ class ActorCriticConfig(RolloutConfig):
                 raise ValueError(f"`critic_models` names {source}, which does not exist.")
             if source.is_dir() and not (source / MODEL_CONFIG).is_file():
                 raise ValueError(
-                    f"`critic_models` names {source}, which has no model: there is no {MODEL_CONFIG}. Only critics of the form "
+                    f"`critic_models` names {source}, which has no model: there is no {MODEL_CONFIG}. Only "
+                    "critics of the form "
                     "'model' can be a start for others."
                 )
         if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
             raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
         if self.critic_type == "q" and self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
             raise ValueError(
-                "`critic_type='q'` has no value for the joint actions that a chain does not continue, because no action "
+                "`critic_type='q'` has no value for the joint actions that a chain does not continue, because no "
+                "action "
                 "follows them. Set `handoff` to None, `num_generations` to 1, or `critic_type` to 'v'."
             )

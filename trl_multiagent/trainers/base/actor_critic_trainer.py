@@ -1,4 +1,6 @@
-"""The base class of all trainers with critics, which are trained together with the agents and provide their advantages."""
+"""
+The base class of all trainers with critics, which are trained together with the agents and provide their advantages.
+"""
 
 import dataclasses
 from collections import defaultdict
@@ -36,7 +38,10 @@ PATIENCE = 20  # a warning follows this many optimizer steps with an explained v
 
 @dataclass
 class CriticRow:
-    """One sequence that a critic reads. Its value belongs to some joint actions of the node, or to an unvisited node without joint actions."""
+    """
+    One sequence that a critic reads. Its value belongs to some joint actions of the node, or to an unvisited node
+    without joint actions.
+    """
 
     node: Node
     joint_actions: list[int]
@@ -45,12 +50,12 @@ class CriticRow:
 
 class ActorCriticTrainer(RolloutTrainer):
     """
-    Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward, one backward and one
-    optimizer step train them all. A subclass defines the critic of each agent ([`~ActorCriticTrainer.critic_of`]), and the text that a critic
-    reads ([`~ActorCriticTrainer.critic_text`]).
+    Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward,
+    one backward and one optimizer step train them all. A subclass defines the critic of each agent
+    ([`~ActorCriticTrainer.critic_of`]), and the text that a critic reads ([`~ActorCriticTrainer.critic_text`]).
 
-    A critic of states reads a node once. Its value has the targets of all joint actions of the node, so each joint action enters the value
-    loss of a critic exactly once per pass over the batch, for any number of agents.
+    A critic of states reads a node once. Its value has the targets of all joint actions of the node, so each joint
+    action enters the value loss of a critic exactly once per pass over the batch, for any number of agents.
     """
 
     args: ActorCriticConfig
@@ -66,7 +71,10 @@ class ActorCriticTrainer(RolloutTrainer):
         raise NotImplementedError
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
-        """Returns the tokens that a critic reads at a node, including the completions of a `joint_action` if one is given."""
+        """
+        Returns the tokens that a critic reads at a node, including the completions of a `joint_action` if one is
+        given.
+        """
         raise NotImplementedError
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
@@ -112,7 +120,8 @@ class ActorCriticTrainer(RolloutTrainer):
             team.add_critics(make_critics(team, roles, settings))
         elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
-                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save the "
+                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. "
+                "Save the "
                 "team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
@@ -127,7 +136,8 @@ class ActorCriticTrainer(RolloutTrainer):
         limit = self.critics.longest_text(critic, self.team)
         if limit is not None and args.critic_max_length is not None and args.critic_max_length > limit:
             raise ValueError(
-                f"`critic_max_length` is {args.critic_max_length}, but the model of the critic {critic!r} has {limit} learned "
+                f"`critic_max_length` is {args.critic_max_length}, but the model of the critic {critic!r} has "
+                f"{limit} learned "
                 f"positions: lower it to {limit}, or leave it out."
             )
         return limit if args.critic_max_length is None else args.critic_max_length
@@ -145,7 +155,10 @@ class ActorCriticTrainer(RolloutTrainer):
     # The batch
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
-        """Returns the advantages of each completion, see [`~rollout.values.critic_advantages`] and `advantage_normalization`."""
+        """
+        Returns the advantages of each completion, see [`~rollout.values.critic_advantages`] and
+        `advantage_normalization`.
+        """
         return self._advantages.get(id(node), {})
 
     def _judge(self, levels: list[list[Node]]) -> None:
@@ -177,7 +190,8 @@ class ActorCriticTrainer(RolloutTrainer):
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
             if not all(self.reads(critic, x) for x in node.unvisited.values()):
                 raise ValueError(
-                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its agent does not "
+                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its "
+                    "agent does not "
                     "act at every turn: remove `handoff`, or set `branching` to 'episodes'."
                 )
             rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
@@ -187,8 +201,10 @@ class ActorCriticTrainer(RolloutTrainer):
             if is_cut and self.args.critic_max_length is None and critic not in self._reported_cuts:
                 self._reported_cuts.add(critic)
                 logger.warning(
-                    f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It reads their last "
-                    f"{longest} tokens. Set `critic_models` to a model that reads longer texts, or `critic_max_length`."
+                    f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It "
+                    "reads their last "
+                    f"{longest} tokens. Set `critic_models` to a model that reads longer texts, or "
+                    "`critic_max_length`."
                 )
             for row in rows:
                 row.input_ids = row.input_ids[-longest:]
@@ -211,7 +227,10 @@ class ActorCriticTrainer(RolloutTrainer):
 
     @torch.no_grad()
     def _predict(self, critic: str, rows: list[CriticRow]) -> None:
-        """Stores a critic's values on the nodes. All processes run the same number of forwards, because ZeRO-3 requires it."""
+        """
+        Stores a critic's values on the nodes. All processes run the same number of forwards, because ZeRO-3 requires
+        it.
+        """
         for row in rows:
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
@@ -229,7 +248,9 @@ class ActorCriticTrainer(RolloutTrainer):
                 row.node.values[critic][j] = value
 
     def _compute_advantages(self, levels: list[list[Node]]) -> None:
-        """Computes the advantages of all completions, and logs their mean and deviation before they are standardized."""
+        """
+        Computes the advantages of all completions, and logs their mean and deviation before they are standardized.
+        """
         self._advantages = {}
         raw: dict[tuple[str, int], list[list[float]]] = {}
         for role in self.team.trained_roles:
@@ -281,8 +302,10 @@ class ActorCriticTrainer(RolloutTrainer):
             self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
             if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
                 logger.warning(
-                    f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "
-                    "variance <= 0): it is no better a baseline than the mean return. Raise `critic_learning_rate`, or use "
+                    f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps "
+                    "(explained "
+                    "variance <= 0): it is no better a baseline than the mean return. Raise "
+                    "`critic_learning_rate`, or use "
                     "MAGRPO with several generations."
                 )
 
@@ -326,8 +349,9 @@ def value_errors(
     values: torch.Tensor, targets: torch.Tensor, old_values: torch.Tensor, clip_range: float | None
 ) -> torch.Tensor:
     """
-    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²) if `clip_range` is not `None`, for every target y of each value V.
-    `values` have the shape `(num_rows,)`, `targets` and `old_values` `(num_rows, num_targets)`.
+    Computes (y - V)², or max((y - V)², (y - clip(V, V_old ± clip_range))²) if `clip_range` is not `None`, for every
+    target y of each value V. `values` have the shape `(num_rows,)`, `targets` and `old_values` `(num_rows,
+    num_targets)`.
     """
     values = values.unsqueeze(1)
     errors = (targets - values) ** 2
@@ -341,11 +365,14 @@ def notes_on_critics(args: ActorCriticConfig) -> None:
     """Warns about critic settings that have little or unexpected effect."""
     if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
         logger.warning(
-            "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam divides "
+            "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam "
+            "divides "
             "gradients by their size. Set `critic_learning_rate` instead."
         )
     if args.critic_type == "q" and args.completions_per_node == 1:
         logger.warning(
-            "`critic_type='q'` with one completion per prompt: the advantage is the error of the critic about the completion "
-            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or `critic_type` to 'v'."
+            "`critic_type='q'` with one completion per prompt: the advantage is the error of the critic about the "
+            "completion "
+            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or "
+            "`critic_type` to 'v'."
         )

@@ -1,8 +1,9 @@
 """
 Warns about collapsed or idle agents and about reward drops.
 
-An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output folder, which programs can
-read. The conditions are functions of the logged metrics, so a resumed run raises the same alarms as an uninterrupted run.
+An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output
+folder, which programs can read. The conditions are functions of the logged metrics, so a resumed run raises the same
+alarms as an uninterrupted run.
 """
 
 import json
@@ -34,7 +35,10 @@ Log = Mapping[str, Any]
 
 @dataclass(eq=False)
 class Alarms(TrainerCallback):
-    """Raises alarms. If the reward of an evaluation drops, `on_cliff` ends the training; with `"rollback"`, the best team is kept."""
+    """
+    Raises alarms. If the reward of an evaluation drops, `on_cliff` ends the training; with `"rollback"`, the best team
+    is kept.
+    """
 
     roles: Sequence[str]
     has_siblings: bool  # whether a node has several joint actions
@@ -67,7 +71,10 @@ class Alarms(TrainerCallback):
         rewards = [log[name] for log in state.log_history if name in log]
         if not is_cliff(rewards, self.cliff_drop):
             return
-        text = f"The reward of the evaluation ({name}) fell from {max(rewards[:-1]):.3g}, the best so far, to {rewards[-1]:.3g}."
+        text = (
+            f"The reward of the evaluation ({name}) fell from {max(rewards[:-1]):.3g}, the best so far, to "
+            f"{rewards[-1]:.3g}."
+        )
         if self.on_cliff is not None:
             control.should_training_stop = True
             text += " The training ends here (`on_cliff`)."
@@ -83,12 +90,14 @@ class Alarms(TrainerCallback):
         found = {}
         if self.has_siblings and always(logs, "frac_reward_zero_std", at_least=NO_SIGNAL):
             found["no_signal"] = (
-                f"In the last {WINDOW} log entries, the joint actions of nearly all nodes had equal returns, so the agents "
+                f"In the last {WINDOW} log entries, the joint actions of nearly all nodes had equal returns, so "
+                "the agents "
                 "learn next to nothing. Check the reward, or raise `num_generations` or `temperature`."
             )
         if self.is_chain and always(logs, "turn_2/reward_mean") and always(logs, "turn_1/reward_mean", 0.0, 0.0):
             found["chain"] = (
-                f"In the last {WINDOW} log entries, all rewards of turn 1 were 0. In a chain, the return of a turn is its own "
+                f"In the last {WINDOW} log entries, all rewards of turn 1 were 0. In a chain, the return of a "
+                "turn is its own "
                 "reward, so nothing is learned there. Remove `handoff`, or set `branching` to 'episodes'."
             )
         variance = mean_of(logs, "team/reward_variance")
@@ -101,7 +110,8 @@ class Alarms(TrainerCallback):
             own = mean_of(logs, f"agents/{role}/total_contribution")
             if variance is not None and own is not None and variance > 0 and own <= NO_CONTRIBUTION * variance:
                 found[f"no_contribution/{role}"] = (
-                    f"In the last {WINDOW} log entries, the reward hardly depended on the answers of agent {role!r}: it "
+                    f"In the last {WINDOW} log entries, the reward hardly depended on the answers of agent "
+                    f"{role!r}: it "
                     "contributes nothing, or the others ignore it."
                 )
         for name, meaning in self.watched_metrics.items():
@@ -129,7 +139,9 @@ def mean_of(logs: Sequence[Log], name: str) -> float | None:
 
 
 def is_cliff(rewards: Sequence[float], drop: float) -> bool:
-    """Returns whether the last reward is lower than the best earlier one by more than the share `drop` of the latter."""
+    """
+    Returns whether the last reward is lower than the best earlier one by more than the share `drop` of the latter.
+    """
     if len(rewards) < 2:
         return False
     best = max(rewards[:-1])

@@ -1,8 +1,9 @@
 """
 Converts rollout trees to rows, and rows to a batch of tensors.
 
-A row is one sibling of one node, that is, one completion of every agent that acts there. The tensors of an agent have the rows in which it
-acts. A batch is split into equally many parts for every agent, so that one forward pass of the team computes a micro-batch for all agents.
+A row is one sibling of one node, that is, one completion of every agent that acts there. The tensors of an agent have
+the rows in which it acts. A batch is split into equally many parts for every agent, so that one forward pass of the
+team computes a micro-batch for all agents.
 """
 
 import dataclasses
@@ -63,15 +64,16 @@ class AgentTensors(RowTensors):
     sampling_logps: torch.Tensor | None = None  # reported by the engine that sampled, NaN if it reported none
     other_log_ratios: torch.Tensor | None = None  # of shape `(num_rows,)`, see `loss.add_other_log_ratios`
     router_weights: torch.Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
-    # Factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of all trees of all processes. The
-    # latter include rows that the update leaves out
+    # Factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of all trees of
+    # all processes. The latter include rows that the update leaves out
     weight: float = 1.0
     num_tokens: float = 1.0  # of the completions in the trees, per process
 
     def trimmed(self: A) -> A:
         """
-        Removes columns that are padding in every row: on the left of the prompts and on the right of the completions. A tensor with two or
-        more dimensions has one column per token: of the prompts if its name begins with `prompt_`, else of the completions.
+        Removes columns that are padding in every row: on the left of the prompts and on the right of the completions.
+        A tensor with two or more dimensions has one column per token: of the prompts if its name begins with
+        `prompt_`, else of the completions.
         """
         prompt = slice(self.prompt_mask.any(dim=0).int().argmax().item(), None)
         completion = slice(None, max(1, int(self.completion_mask.any(dim=0).sum())))
@@ -83,7 +85,10 @@ class AgentTensors(RowTensors):
         return dataclasses.replace(self, **columns)
 
     def sequences(self) -> tuple[list[list[int]], list[int]]:
-        """Returns the token ids of each row without padding (empty if its completion is masked), and its number of prompt tokens."""
+        """
+        Returns the token ids of each row without padding (empty if its completion is masked), and its number of prompt
+        tokens.
+        """
         num_prompt_tokens, num_tokens = self.prompt_mask.sum(dim=1).tolist(), self.completion_mask.sum(dim=1).tolist()
         start = self.prompt_ids.size(1)
         ids = torch.cat([self.prompt_ids, self.completion_ids], dim=1).tolist()
@@ -98,7 +103,10 @@ class AgentTensors(RowTensors):
 
 @dataclass
 class CriticTensors(RowTensors):
-    """The sequences that a critic reads, padded on the left, and the targets of their values: one for each joint action of a row."""
+    """
+    The sequences that a critic reads, padded on the left, and the targets of their values: one for each joint action
+    of a row.
+    """
 
     input_ids: torch.Tensor  # of shape `(num_rows, length)`
     attention_mask: torch.Tensor
@@ -120,7 +128,10 @@ class Batch:
     critics: dict[str, CriticTensors] = field(default_factory=dict)  # the rows of each critic
 
     def micro_batches(self, number: int) -> list["Batch"]:
-        """Splits the batch into parts with equally many rows of each agent and critic. The numbers of rows are multiples of `number`."""
+        """
+        Splits the batch into parts with equally many rows of each agent and critic. The numbers of rows are multiples
+        of `number`.
+        """
         agents = {role: [*rows.chunks(len(rows) // number)] for role, rows in self.agents.items()}
         critics = {name: [*rows.chunks(len(rows) // number)] for name, rows in self.critics.items()}
         parts = range(number)
@@ -143,9 +154,10 @@ class Row:
 
 def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
     """
-    Collects the rows of a batch of trees, one per sibling of each node. Trees are sorted by length, so that a micro-batch needs little
-    padding. Siblings are adjacent, and a node precedes the nodes that continue its prompt, so that rows of a micro-batch share many tokens.
-    `levels` and `advantages` have an entry per turn and node; the advantages of a trained agent at a node have the shape `(G,)`.
+    Collects the rows of a batch of trees, one per sibling of each node. Trees are sorted by length, so that a
+    micro-batch needs little padding. Siblings are adjacent, and a node precedes the nodes that continue its prompt, so
+    that rows of a micro-batch share many tokens. `levels` and `advantages` have an entry per turn and node; the
+    advantages of a trained agent at a node have the shape `(G,)`.
     """
     nodes = [
         (turn, node, by_role)
@@ -184,8 +196,9 @@ def agent_tensors(
     sampling_logps: bool = False,
 ) -> AgentTensors:
     """
-    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. `mask_truncated` masks completions that end neither
-    with one of `eos_token_ids` nor with a stop string. `sampling_logps` adds the log-probabilities of the engine.
+    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. `mask_truncated` masks
+    completions that end neither with one of `eos_token_ids` nor with a stop string. `sampling_logps` adds the
+    log-probabilities of the engine.
     """
     padding_rows = num_rows - len(rows)
     padding = torch.tensor([pad_token_id])
@@ -215,10 +228,11 @@ def agent_tensors(
 
 def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]:
     """
-    Builds the arguments of an agent's forward that returns log-probabilities. Their last columns belong to the completions.
+    Builds the arguments of an agent's forward that returns log-probabilities. Their last columns belong to the
+    completions.
 
-    If the agent supports it, the common tokens of rows are computed only once. This does not apply to rows with `router_weights`, because a
-    router loss counts every token of every row.
+    If the agent supports it, the common tokens of rows are computed only once. This does not apply to rows with
+    `router_weights`, because a router loss counts every token of every row.
     """
     common = {"fused_lm_head": True, **without_router_logits(agent)}
     prompt_length, length = rows.prompt_ids.size(1), rows.completion_ids.size(1)

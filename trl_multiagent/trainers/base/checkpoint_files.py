@@ -1,4 +1,6 @@
-"""Writes the files of a checkpoint, so that a crash at any time leaves the previous checkpoint intact, and verifies them."""
+"""
+Writes the files of a checkpoint, so that a crash at any time leaves the previous checkpoint intact, and verifies them.
+"""
 
 import contextlib
 import json
@@ -23,7 +25,8 @@ STATE_FILE = "team_trainer_state.json"  # the settings of the run, and the list 
 PROCESS_FILE = "team_process_{}.json"  # the state of one process
 ENVIRONMENT_FILE = "environment_{}.pt"  # the state of the environment, of one process
 REFERENCE_FILE = "reference.pt"
-# Folder of checkpoints that are being written or removed. It is not uploaded, and its folders do not count as checkpoints
+# Folder of checkpoints that are being written or removed. It is not uploaded, and its folders do not count as
+# checkpoints
 UNFINISHED_FOLDER = "_unfinished"
 
 
@@ -32,12 +35,12 @@ UNFINISHED_FOLDER = "_unfinished"
 
 def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the state of a checkpoint and verifies that a run can resume from it. Checks only names and sizes of the other files; for their
-    contents see [`verify_checkpoint`].
+    Reads the state of a checkpoint and verifies that a run can resume from it. Checks only names and sizes of the
+    other files; for their contents see [`verify_checkpoint`].
 
     Returns:
-        `dict`: The keys are `global_step`, `versions` and `files` (sizes in bytes); for a team also `settings` and `tracking`; unless the
-        first release wrote the checkpoint, also `checksums` and `changes`.
+        `dict`: The keys are `global_step`, `versions` and `files` (sizes in bytes); for a team also `settings` and
+        `tracking`; unless the first release wrote the checkpoint, also `checksums` and `changes`.
 
     Raises:
         ValueError: The folder is not a complete checkpoint, or another release wrote it.
@@ -81,8 +84,8 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
 def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the state of a checkpoint, see [`read_checkpoint`], and compares all its files with their checksums. All processes must call this
-    function; the processes of a node share the work.
+    Reads the state of a checkpoint, see [`read_checkpoint`], and compares all its files with their checksums. All
+    processes must call this function; the processes of a node share the work.
 
     Raises:
         ValueError: On all processes, if a file is missing or damaged on any node. The message names the file.
@@ -113,7 +116,10 @@ def refusing_together() -> Iterator[None]:
 
 
 def resume_advice(folder: str | Path) -> str:
-    """Returns the last sentence of a message about a damaged checkpoint, with the newest older checkpoint that is complete."""
+    """
+    Returns the last sentence of a message about a damaged checkpoint, with the newest older checkpoint that is
+    complete.
+    """
     folder = Path(folder)
     for path in reversed(sort_checkpoints(str(folder.parent))):
         if step_of(path) < step_of(folder) and (Path(path) / STATE_FILE).is_file():
@@ -142,7 +148,10 @@ def without_number(name: str) -> str:
 
 
 def share_of_node() -> slice:
-    """Returns the share of this process in a list that the processes of a node divide. All processes must call this function."""
+    """
+    Returns the share of this process in a list that the processes of a node divide. All processes must call this
+    function.
+    """
     node = first_of_node()
     return slice(PartialState().process_index - node, None, gather_object([node]).count(node))
 
@@ -156,14 +165,20 @@ def first_of_node() -> int:
 
 
 def checksums_of_node(folder: Path) -> dict[str, str]:
-    """Computes the checksums of all files in a folder, by name. All processes must call this; those of a node share the work."""
+    """
+    Computes the checksums of all files in a folder, by name. All processes must call this; those of a node share the
+    work.
+    """
     own = {name: checksum_of_file(folder / name) for name in files_in(folder)[share_of_node()]}
     gathered = gather_object([(first_of_node(), own)])
     return {name: digest for node, part in gathered if node == first_of_node() for name, digest in part.items()}
 
 
 def write_state(folder: Path, checksums: dict[str, str], **entries: Any) -> None:
-    """Writes the state of a checkpoint, which is its last file, with the checksums of all other files by name and further entries."""
+    """
+    Writes the state of a checkpoint, which is its last file, with the checksums of all other files by name and further
+    entries.
+    """
     state = {
         "format_version": FORMAT_VERSION,
         **entries,
@@ -187,7 +202,9 @@ def publish(unfinished: Path, finished: Path) -> None:
 
 
 def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | None]) -> None:
-    """Removes the unprotected checkpoints of the first steps until at most `limit` checkpoints are left, if possible."""
+    """
+    Removes the unprotected checkpoints of the first steps until at most `limit` checkpoints are left, if possible.
+    """
     if limit is None or limit < 1:
         return
     checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder))]

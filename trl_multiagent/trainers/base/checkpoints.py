@@ -57,14 +57,15 @@ class CheckpointMixin(CommonTrainerMixin):
     """
     Makes a TRL trainer resume exactly. Part of [`TeamTrainerMixin`].
 
-    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference policy if it is updated
-    during the training, and the settings of the run.
+    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference
+    policy if it is updated during the training, and the settings of the run.
     """
 
     ref_model: Any = None  # the reference policy, if it is a separate model
     _resumed: Path | None = None  # the checkpoint from which this run resumes
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
-    # Whether a run may resume from a checkpoint of the last step. It then takes no step, and only repeats the end of the training
+    # Whether a run may resume from a checkpoint of the last step. It then takes no step, and only repeats the end of
+    # the training
     may_be_complete = False
 
     def train(
@@ -82,7 +83,8 @@ class CheckpointMixin(CommonTrainerMixin):
             trial, ignore_keys_for_eval: See `Trainer.train`.
 
         Raises:
-            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the processes have
+            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the
+            processes have
                 different settings, data or models.
             WriteError: A file could not be written, because the disk is full.
         """
@@ -179,11 +181,16 @@ class CheckpointMixin(CommonTrainerMixin):
     # Resuming
 
     def _run_settings(self) -> dict[str, Any]:
-        """Returns the settings that must be the same in the run and in a checkpoint that it resumes from, as plain values."""
+        """
+        Returns the settings that must be the same in the run and in a checkpoint that it resumes from, as plain
+        values.
+        """
         return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
 
     def _checksum_of_frozen_weights(self) -> str | None:
-        """Computes a checksum of the weights that are neither trained nor saved. `None` under ZeRO-3, which divides them."""
+        """
+        Computes a checksum of the weights that are neither trained nor saved. `None` under ZeRO-3, which divides them.
+        """
         if is_deepspeed_zero3_enabled():
             return None
         frozen = []
@@ -197,11 +204,12 @@ class CheckpointMixin(CommonTrainerMixin):
 
     def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
         """
-        Verifies that this run can resume from a checkpoint, and records allowed changes of settings. Returns the state of the checkpoint,
-        see [`~checkpoint_files.read_checkpoint`].
+        Verifies that this run can resume from a checkpoint, and records allowed changes of settings. Returns the state
+        of the checkpoint, see [`~checkpoint_files.read_checkpoint`].
 
         Raises:
-            ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has taken all steps.
+            ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has
+            taken all steps.
         """
         saved = verify_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)
@@ -343,9 +351,10 @@ class CheckpointCallback(TrainerCallback):
     """
     Restores the state of a resumed run, and postpones some saves.
 
-    A save at the last step of an epoch is postponed to the end of the epoch, after the epoch's evaluation and log. So a run that resumes there
-    begins with the next epoch. If a batch is used for several optimizer steps, a save is postponed to the last of them, because a checkpoint
-    has no batch. A run that ends because of a signal waits for the same moment.
+    A save at the last step of an epoch is postponed to the end of the epoch, after the epoch's evaluation and log. So
+    a run that resumes there begins with the next epoch. If a batch is used for several optimizer steps, a save is
+    postponed to the last of them, because a checkpoint has no batch. A run that ends because of a signal waits for the
+    same moment.
     """
 
     def __init__(self, trainer: CheckpointMixin):
@@ -376,13 +385,17 @@ def warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes
     for name, saved_version in saved["versions"].items():
         if saved_version != version(name):
             logger.warning(
-                f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may differ."
+                f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may "
+                "differ."
             )
 
 
 @contextlib.contextmanager
 def replayable() -> Iterator[None]:
-    """Restores the global random generators if the block raises `UnavailableError`, so that a resumed run can repeat the step."""
+    """
+    Restores the global random generators if the block raises `UnavailableError`, so that a resumed run can repeat the
+    step.
+    """
     python, arrays, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:

@@ -16,16 +16,21 @@ from trl_multiagent.limits import check_arguments
 
 NO_SHARDING = "teams are trained with DDP or DeepSpeed"
 ROUNDING = "an evaluation would round the trained weights for good; `bf16` computes in bfloat16"
-# Keys of a DeepSpeed configuration that replace the float32 copy of the trained weights, or the optimizer's float32 state
+# Keys of a DeepSpeed configuration that replace the float32 copy of the trained weights, or the optimizer's float32
+# state
 LOW_MASTERS = [("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states")]
 LOW_MASTERS += [("fp16", "fp16_master_weights_and_grads")]
-# Not `TrainingArguments`, although the methods below need it: its fields would override those of the TRL configuration among the bases
+# Not `TrainingArguments`, although the methods below need it: its fields would override those of the TRL configuration
+# among the bases
 Base: Any = object
 
 
 @dataclass
 class CommonConfig(Base):
-    """Checks the arguments that all trainers have. This class precedes the configuration class of a TRL trainer in the bases."""
+    """
+    Checks the arguments that all trainers have. This class precedes the configuration class of a TRL trainer in the
+    bases.
+    """
 
     # See `check_arguments`
     refused: ClassVar[dict[str, str]] = {
@@ -59,23 +64,28 @@ class CommonConfig(Base):
             raise ValueError("`fp16` needs a GPU: set it to False, or use `bf16`.")
         if self.world_size > 1 and not self.accelerator_config.even_batches:
             raise ValueError(
-                "`accelerator_config` has `even_batches: false`: processes with more batches would wait for those with fewer, or "
+                "`accelerator_config` has `even_batches: false`: processes with more batches would wait for those "
+                "with fewer, or "
                 "update alone. Leave it true."
             )
         sections = self.deepspeed_plugin.deepspeed_config if self.deepspeed_plugin is not None else {}
         for name, key in LOW_MASTERS:
             if sections.get(name, {}).get(key):
                 raise ValueError(
-                    f"The DeepSpeed configuration has `{key}`, with which small updates are lost in 16 bits: remove it."
+                    f"The DeepSpeed configuration has `{key}`, with which small updates are lost in 16 bits: "
+                    "remove it."
                 )
         if self.rounds_stochastically and (self.world_size > 1 or self.deepspeed_plugin is not None):
             raise ValueError(
-                "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several processes would round "
+                "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several "
+                "processes would round "
                 "differently. Remove it and use DeepSpeed ZeRO, which splits float32 weights among the processes."
             )
 
     def _try_arguments(self) -> None:
-        """Tries arguments on a single number, so that torch and transformers raise their errors before a model is loaded."""
+        """
+        Tries arguments on a single number, so that torch and transformers raise their errors before a model is loaded.
+        """
         number = torch.nn.Parameter(torch.zeros(1))
         self.get_process_log_level()
         names = ("num_workers", "multiprocessing_context", "persistent_workers", "prefetch_factor")
@@ -104,12 +114,15 @@ class CommonConfig(Base):
 
 def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], args: CommonConfig) -> None:
     """
-    Checks that trained weights, the named parameters of a module, do not lose small updates. In bfloat16, a change of less than about 1/256 of
-    a weight is rounded away. DeepSpeed in mixed precision has a float32 copy of the trained weights.
+    Checks that trained weights, the named parameters of a module, do not lose small updates. In bfloat16, a change of
+    less than about 1/256 of a weight is rounded away. DeepSpeed in mixed precision has a float32 copy of the trained
+    weights.
 
     Raises:
-        ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer rounds stochastically and
-            there is nothing to round; or an adapter has whole modules in float32 that meet a base in 16 bits without autocast.
+        ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer
+        rounds stochastically and
+            there is nothing to round; or an adapter has whole modules in float32 that meet a base in 16 bits without
+            autocast.
     """
     weights = list(weights)
     all_low = {name: x for name, x in weights if x.dtype in (torch.bfloat16, torch.float16)}
@@ -117,7 +130,8 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
     if args.rounds_stochastically:
         if not low:
             raise ValueError(
-                "`bf16_stochastic_round` in `optim_args` is for trained weights in bfloat16, but they are float32: load the model with "
+                "`bf16_stochastic_round` in `optim_args` is for trained weights in bfloat16, but they are "
+                "float32: load the model with "
                 "`dtype='bfloat16'`, or remove it. LoRA adapters are always float32."
             )
         low = {name: x for name, x in low.items() if x.dtype == torch.float16}  # torchao rounds bfloat16 alone
@@ -125,14 +139,16 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
     copied = [name for name, x in weights if x.requires_grad and ".modules_to_save." in name]
     if copied and all_low and not low and not args.bf16 and not args.fp16:
         raise ValueError(
-            f"The trained weight {copied[0]!r} is float32, and the base is {str(next(iter(all_low.values())).dtype).removeprefix('torch.')}: "
+            f"The trained weight {copied[0]!r} is float32, and the base is "
+            f"{str(next(iter(all_low.values())).dtype).removeprefix('torch.')}: "
             "set `bf16=True`, so that both compute in one data type."
         )
     if has_float32_copy or not low:
         return
     name, weight = next(iter(low.items()))
     raise ValueError(
-        f"The trained weight {name!r} is {str(weight.dtype).removeprefix('torch.')}, in which small updates are lost: load the model with "
+        f"The trained weight {name!r} is {str(weight.dtype).removeprefix('torch.')}, in which small updates are "
+        "lost: load the model with "
         "`dtype='float32'`, and set `bf16=True` to compute in bfloat16. Where memory forbids this, keep bfloat16 with "
         "`optim='adamw_torch_8bit'` and `optim_args='bf16_stochastic_round=True'`."
     )

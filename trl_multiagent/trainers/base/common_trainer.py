@@ -33,14 +33,16 @@ logger = logging.get_logger(__name__)
 
 class CommonTrainerMixin(Trainer):
     """
-    Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step when it gets a signal.
+    Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step
+    when it gets a signal.
 
-    If accelerate has prepared a model for an evaluation, it does not wrap the model for a training. Without the wrapper, processes do not
-    share gradients, and each trains its own model. So evaluations here do not prepare the model.
+    If accelerate has prepared a model for an evaluation, it does not wrap the model for a training. Without the
+    wrapper, processes do not share gradients, and each trains its own model. So evaluations here do not prepare the
+    model.
 
-    A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has written its part. So
-    a crash at any time leaves the previous checkpoint intact. The last file of a checkpoint lists all others with their checksums, see
-    [`~checkpoint_files.verify_checkpoint`].
+    A checkpoint is written to a folder for unfinished checkpoints, and moved to its final place once every process has
+    written its part. So a crash at any time leaves the previous checkpoint intact. The last file of a checkpoint lists
+    all others with their checksums, see [`~checkpoint_files.verify_checkpoint`].
     """
 
     deepspeed: Any  # the engine; `None` before a training
@@ -54,7 +56,8 @@ class CommonTrainerMixin(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        # Without a seed, each process takes one from its random numbers, which differ between processes after a training
+        # Without a seed, each process takes one from its random numbers, which differ between processes after a
+        # training
         config = self.accelerator.dataloader_config
         if config.data_seed is None:
             config.data_seed = self.args.seed
@@ -82,7 +85,8 @@ class CommonTrainerMixin(Trainer):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
             raise RuntimeError(
-                "accelerate has not wrapped the model for several processes, so each of them would train its own model. Was the "
+                "accelerate has not wrapped the model for several processes, so each of them would train its own "
+                "model. Was the "
                 "model given to `Accelerator.prepare` or `prepare_model` before the training?"
             )
         return prepared
@@ -91,12 +95,14 @@ class CommonTrainerMixin(Trainer):
         """Resets the state of DeepSpeed, so that a second training can create a new engine."""
         if self._was_given_optimizer:
             raise ValueError(
-                "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer can be used for one training only. Create another "
+                "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer can be used for one "
+                "training only. Create another "
                 "trainer for the next one, or leave `optimizers` out."
             )
         if resume_from_checkpoint is None and self.is_world_process_zero():
             logger.warning(
-                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, is reset; without "
+                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, "
+                "is reset; without "
                 "DeepSpeed it would be kept."
             )
         self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None

@@ -22,7 +22,9 @@ LABEL_WIDTH = 20
 
 
 def print_trees(rows: list[TraceRow], num_trees: int | None = None, console: Console | None = None) -> None:
-    """Prints one branch each of the best tree of a batch, the worst one, and some others. `num_trees` is 3 by default."""
+    """
+    Prints one branch each of the best tree of a batch, the worst one, and some others. `num_trees` is 3 by default.
+    """
     console, trees = console or Console(), trees_of(rows)
     chosen = choose_trees(trees, NUM_TREES if num_trees is None else num_trees, rows[0]["step"])
     if not chosen:
@@ -53,7 +55,10 @@ def root_return(tree: list[TraceRow]) -> float:
 
 
 def branch_of(tree: list[TraceRow], name: str) -> list[TraceRow]:
-    """Returns one row per turn: the joint actions with the highest return, with the lowest, or random ones. In episodes, a branch is an episode."""
+    """
+    Returns one row per turn: the joint actions with the highest return, with the lowest, or random ones. In episodes,
+    a branch is an episode.
+    """
     if "episode" in tree[0]:
         roots = {row["episode"]: row["return"] for row in tree if row["turn"] == 1}
         chosen = random.Random(tree[0]["step"]).choice([*roots])
@@ -104,7 +109,10 @@ def tree_table(name: str, branch: list[TraceRow], tree: list[TraceRow], console_
 
 
 def completion_cell(row: TraceRow, last: TraceRow | None, role: str, width: int) -> Text:
-    """Shows an agent's completion and advantage; after the first turn, also the start of its new prompt and the changes of its answer."""
+    """
+    Shows an agent's completion and advantage; after the first turn, also the start of its new prompt and the changes
+    of its answer.
+    """
     cell = Text()
     if row[f"completion/{role}"] is None:
         return Text("(does not act)", "dim")

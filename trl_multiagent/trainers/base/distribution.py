@@ -1,4 +1,7 @@
-"""Functions for several processes: rejects settings that cannot work, drops the rows that accelerate repeats, and resets DeepSpeed."""
+"""
+Functions for several processes: rejects settings that cannot work, drops the rows that accelerate repeats, and resets
+DeepSpeed.
+"""
 
 import contextlib
 import os
@@ -14,15 +17,19 @@ from transformers.integrations import unset_hf_deepspeed_config
 
 
 def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
-    """Drops the rows that accelerate has repeated, possibly all, see [`num_own_rows`]. The sampler returns each row `copies` times."""
+    """
+    Drops the rows that accelerate has repeated, possibly all, see [`num_own_rows`]. The sampler returns each row
+    `copies` times.
+    """
     number = copies * len(accelerator.gradient_state.active_dataloader.dataset)
     return rows[: num_own_rows(accelerator, len(rows), number)]
 
 
 def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
     """
-    Returns how many rows of this process's latest batch are not repeated. These are the first of its `num_rows` rows. accelerate repeats rows
-    to fill the last batches of all processes. `length`: the number of rows of the dataset, with the copies that the sampler makes.
+    Returns how many rows of this process's latest batch are not repeated. These are the first of its `num_rows` rows.
+    accelerate repeats rows to fill the last batches of all processes. `length`: the number of rows of the dataset,
+    with the copies that the sampler makes.
     """
     remainder = length % (num_rows * accelerator.num_processes)
     if accelerator.num_processes == 1 or not accelerator.gradient_state.end_of_dataloader or remainder == 0:
@@ -32,13 +39,19 @@ def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
 
 
 def forget_engine() -> None:
-    """Resets accelerate, so that the next trainer can configure DeepSpeed. accelerate keeps its first configuration, and refuses others."""
+    """
+    Resets accelerate, so that the next trainer can configure DeepSpeed. accelerate keeps its first configuration, and
+    refuses others.
+    """
     AcceleratorState._reset_state()
 
 
 @contextlib.contextmanager
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """Makes models load whole within the block, even if the trainer shards them (ZeRO-3), because a collection samples on each process alone."""
+    """
+    Makes models load whole within the block, even if the trainer shards them (ZeRO-3), because a collection samples on
+    each process alone.
+    """
     plugin = args.deepspeed_plugin
     if plugin is not None:  # while it is registered, transformers shards the models that it loads
         unset_hf_deepspeed_config()
@@ -52,7 +65,9 @@ def without_sharding(args: TrainingArguments) -> Iterator[None]:
 
 
 def check_distribution(accelerator: Accelerator) -> None:
-    """Raises `ValueError` if the run is distributed in a way that cannot work, or that accelerate has silently replaced."""
+    """
+    Raises `ValueError` if the run is distributed in a way that cannot work, or that accelerate has silently replaced.
+    """
     # The environment variables name the requested engine. On the CPU, accelerate may silently use another one
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         raise ValueError(

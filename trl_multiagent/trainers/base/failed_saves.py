@@ -15,11 +15,17 @@ from trl_multiagent.team.agent_team import AgentTeam
 
 
 class SaveError(RuntimeError):
-    """Raised if a team could not be saved in the intended folder. The message says why, and names the folder that was used instead."""
+    """
+    Raised if a team could not be saved in the intended folder. The message says why, and names the folder that was
+    used instead.
+    """
 
 
 class WriteError(SaveError):
-    """Raised if files could not be written, for example because the disk is full. This is not a bug, so a recipe shows only the message."""
+    """
+    Raised if files could not be written, for example because the disk is full. This is not a bug, so a recipe shows
+    only the message.
+    """
 
 
 def write_problem(folder: Path, error: BaseException) -> str:
@@ -30,7 +36,9 @@ def write_problem(folder: Path, error: BaseException) -> str:
 
 @contextlib.contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Turns any exception within the block into a [`WriteError`] that names `what` was being written, and the folder."""
+    """
+    Turns any exception within the block into a [`WriteError`] that names `what` was being written, and the folder.
+    """
     try:
         yield
     except WriteError:
@@ -42,7 +50,9 @@ def writing(what: str, folder: Path) -> Iterator[None]:
 def save_team(
     team: AgentTeam, folder: Path, state_dict: dict[str, torch.Tensor] | None, run_folder: str | Path
 ) -> None:
-    """Saves a team in a folder. If that fails, saves it with [`save_in_fallback_folder`], and raises a [`WriteError`]."""
+    """
+    Saves a team in a folder. If that fails, saves it with [`save_in_fallback_folder`], and raises a [`WriteError`].
+    """
     is_new = not os.path.lexists(folder)
     try:
         team.save_pretrained(folder, state_dict)
@@ -57,7 +67,10 @@ def save_team(
 def save_in_fallback_folder(
     team: AgentTeam, run_folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None
 ) -> str:
-    """Saves a team in the folder of the run, else the working directory, else that for temporary files. Returns a sentence that names the folder."""
+    """
+    Saves a team in the folder of the run, else the working directory, else that for temporary files. Returns a
+    sentence that names the folder.
+    """
     problems = []
     for parent in (Path(run_folder), Path.cwd(), Path(tempfile.gettempdir())):
         folder = fallback_folder(parent)

@@ -22,8 +22,8 @@ from trl_multiagent.trainers.base.vllm_generation import make_generations, sampl
 
 class TrainerGenerator(TransformersGenerator):
     """
-    Samples with the team of a trainer, whose weights DeepSpeed may have divided among processes. `gathers`: whether ZeRO-3 gathers them. The
-    other arguments are those of [`TransformersGenerator`].
+    Samples with the team of a trainer, whose weights DeepSpeed may have divided among processes. `gathers`: whether
+    ZeRO-3 gathers them. The other arguments are those of [`TransformersGenerator`].
     """
 
     synchronized = True  # whether all processes sample at the same time, so that all end if one fails
@@ -44,7 +44,8 @@ class TrainerGenerator(TransformersGenerator):
     def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         trainer = self.trainer
         if self.synchronized and is_deepspeed_zero3_enabled():
-            # ZeRO-3 gathers weights next, and a failed process cannot take part in that. Elsewhere, processes may make different numbers of calls
+            # ZeRO-3 gathers weights next, and a failed process cannot take part in that. Elsewhere, processes may make
+            # different numbers of calls
             error_barrier(trainer.accelerator)
         with (
             super().computing(roles) as sampling,
@@ -62,7 +63,9 @@ class TrainerGenerator(TransformersGenerator):
 
     @contextlib.contextmanager
     def _gathering(self, roles: list[str]) -> Iterator[None]:
-        """Gathers the weights of agents on one model within the block. TRL would gather the whole team for each agent."""
+        """
+        Gathers the weights of agents on one model within the block. TRL would gather the whole team for each agent.
+        """
         if not self.gathers or not is_deepspeed_zero3_enabled():
             yield
             return
@@ -75,7 +78,9 @@ class TrainerGenerator(TransformersGenerator):
 
 
 def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.Parameter]:
-    """Returns the parameters with which agents on one model sample: those of the model without other agents' adapters."""
+    """
+    Returns the parameters with which agents on one model sample: those of the model without other agents' adapters.
+    """
     policy = team.policies[roles[0]]
     adapters = [name for name in policy.peft_config if name not in roles] if isinstance(policy, PeftModel) else []
     others = {id(parameter) for name in adapters for parameter in adapter_parameters(policy, name)}

@@ -112,7 +112,10 @@ class TeamHubMixin(Trainer):
         return {"optimizer steps": self.state.global_step}
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> CommitInfo | Future | None:
-        """Pushes the team as [`~transformers.Trainer.push_to_hub`] does. Keyword arguments go to [`~TeamHubMixin.create_model_card`]."""
+        """
+        Pushes the team as [`~transformers.Trainer.push_to_hub`] does. Keyword arguments go to
+        [`~TeamHubMixin.create_model_card`].
+        """
         self._finish_current_push()  # a push in progress reads files that are replaced next
         advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
         with upload_error_with_advice(self._hub_name, advice), self._only_team_files():
@@ -133,7 +136,10 @@ class TeamHubMixin(Trainer):
 
     @contextlib.contextmanager
     def _only_team_files(self) -> Iterator[None]:
-        """Limits uploads of the output folder to the team's files. Checkpoints, which have a `path_in_repo`, are uploaded whole."""
+        """
+        Limits uploads of the output folder to the team's files. Checkpoints, which have a `path_in_repo`, are uploaded
+        whole.
+        """
         upload = hf_api().upload_folder
 
         def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
@@ -151,7 +157,10 @@ class TeamHubMixin(Trainer):
         return self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
 
     def _may_change_files(self) -> bool:
-        """Returns whether no background upload reads the output folder. With `hub_always_push`, waits for the upload to end."""
+        """
+        Returns whether no background upload reads the output folder. With `hub_always_push`, waits for the upload to
+        end.
+        """
         if self.hub_model_id is None:
             return True
         if self.args.hub_always_push:

@@ -51,7 +51,9 @@ class Observer:
         self.trees = TraceFiles(folder / TREES_FOLDER, 0, 1, *options)
 
     def timed(self, phase: str) -> contextlib.AbstractContextManager[None]:
-        """Adds the duration of the block to that of a phase. Evaluations are not timed, because they belong to no step."""
+        """
+        Adds the duration of the block to that of a phase. Evaluations are not timed, because they belong to no step.
+        """
         return self.totals.timed(phase) if self.trainer.model.training else contextlib.nullcontext()
 
     # Rollouts
@@ -95,7 +97,10 @@ class Observer:
     # Optimizer steps
 
     def end_step(self) -> dict[str, torch.Tensor]:
-        """Adds the metrics of one optimizer step to the next log entry. Returns the losses by name, summed over processes."""
+        """
+        Adds the metrics of one optimizer step to the next log entry. Returns the losses by name, summed over
+        processes.
+        """
         trainer, step = self.trainer, self.totals
         metrics, num_processes = trainer._metrics["train"], trainer.accelerator.num_processes
         losses, router_losses, tokens, token_sums, ratios = sum_over_processes(
@@ -125,8 +130,9 @@ class Observer:
 
     def check_engine(self, role: str, difference: float, share: float, missing: float) -> None:
         """
-        Raises [`EngineError`] if the weights of the engine seem to differ from the trained ones: if the mean `difference` between its and the
-        policy's log-probabilities, in nats per token, is too large, too large a `share` of ratios is out of bounds, or too many are `missing`.
+        Raises [`EngineError`] if the weights of the engine seem to differ from the trained ones: if the mean
+        `difference` between its and the policy's log-probabilities, in nats per token, is too large, too large a
+        `share` of ratios is out of bounds, or too many are `missing`.
         """
         if missing > 0.5:
             raise EngineError(f"vLLM returned no log-probabilities for {missing:.0%} of the tokens of agent {role!r}.")
@@ -134,10 +140,14 @@ class Observer:
             return
         trainer = self.trainer
         problem = (
-            f"Step {trainer.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent {role!r} differ from the "
-            f"policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of the bounds of the "
-            f"sampling correction (at most {LARGEST_DIFFERENCE} nats, less than {LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other weights "
-            "than the trainer: restart it with the agent's own model, without another run that uses it, and resume. If it has "
+            f"Step {trainer.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent "
+            f"{role!r} differ from the "
+            f"policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of the "
+            "bounds of the "
+            f"sampling correction (at most {LARGEST_DIFFERENCE} nats, less than {LARGEST_SHARE_OUTSIDE:.0%}). "
+            "vLLM has other weights "
+            "than the trainer: restart it with the agent's own model, without another run that uses it, and "
+            "resume. If it has "
             "the right ones, and only its precision differs, long completions need `vllm_importance_sampling_mode: "
             "token_truncate`. `top_p`, `top_k` and `min_p` make a difference, too: weaken them."
         )
@@ -164,7 +174,10 @@ class Observer:
             )
 
     def show_completions(self) -> None:
-        """Shows the latest completions in the terminal and in the tables of trackers. All processes must call this function."""
+        """
+        Shows the latest completions in the terminal and in the tables of trackers. All processes must call this
+        function.
+        """
         if self.shown_rows is None:
             return
         trainer, rows = self.trainer, gather_object(self.shown_rows)
@@ -191,7 +204,10 @@ class Observer:
 def sum_over_processes(
     accelerator: Accelerator, groups: Sequence[Mapping[Any, torch.Tensor]]
 ) -> list[dict[Any, torch.Tensor]]:
-    """Sums numbers and vectors over processes in one reduction. Their names are the same in all processes. Returns vectors on the CPU."""
+    """
+    Sums numbers and vectors over processes in one reduction. Their names are the same in all processes. Returns
+    vectors on the CPU.
+    """
     tensors = [tensor.flatten().float() for group in groups for tensor in group.values()]
     total = accelerator.reduce(torch.cat(tensors), "sum").cpu()
     parts = iter(total.split([len(tensor) for tensor in tensors]))
@@ -202,8 +218,9 @@ def add_task_metrics(
     trainer: TeamTrainerMixin, mode: str, levels: list[list[Node]], reported: dict[str, list[float]] | None = None
 ) -> RolloutTotals:
     """
-    Adds the results of the agents in the trainer's environment to its next log entry, and returns the totals of all processes. `levels`: the
-    nodes of each turn that this process played. `reported`: the metrics that reward functions logged about these nodes.
+    Adds the results of the agents in the trainer's environment to its next log entry, and returns the totals of all
+    processes. `levels`: the nodes of each turn that this process played. `reported`: the metrics that reward functions
+    logged about these nodes.
     """
     team, metrics = trainer.team, trainer._metrics[mode]
     with fail_together(trainer.accelerator):

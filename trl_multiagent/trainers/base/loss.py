@@ -13,7 +13,8 @@ With the completion's advantage A, the loss of its token t is
 - `use_bias_correction_kl`: KL_t is multiplied by r_t.
 - c_t is 1, or with vLLM the factor of [`sampling_correction`].
 
-In the first optimizer step on a batch, pi_old is the current policy and r_t is 1, so the gradient of r_t is that of log pi(t).
+In the first optimizer step on a batch, pi_old is the current policy and r_t is 1, so the gradient of r_t is that of
+log pi(t).
 
 The loss of the rows, with T tokens in a completion that count, is
 
@@ -47,15 +48,16 @@ class PolicyLoss:
 
 def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
     """
-    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add up to the loss of the
-    batch, divided by the number of processes.
+    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add
+    up to the loss of the batch, divided by the number of processes.
 
-    The loss is additive: the losses of complementary parts of `rows.completion_mask` add up to the loss of the whole mask, if
-    each part contains entire rows.
+    The loss is additive: the losses of complementary parts of `rows.completion_mask` add up to the loss of the whole
+    mask, if each part contains entire rows.
 
     Args:
         log_probs, entropy (`torch.Tensor` of shape `(num_rows, length)`):
-            Log-probability, in nats, and entropy of the policy for every token. The last columns belong to the completions.
+            Log-probability, in nats, and entropy of the policy for every token. The last columns belong to the
+            completions.
     """
     mask = rows.completion_mask
     logps, entropy = log_probs[:, -mask.size(1) :], entropy[:, -mask.size(1) :]
@@ -96,7 +98,10 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
 
 
 def normalized(losses: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> torch.Tensor:
-    """Normalizes the losses of the tokens, of shape `(num_rows, completion_length)` or `(num_rows, 1)`, by `loss_type`, and sums them."""
+    """
+    Normalizes the losses of the tokens, of shape `(num_rows, completion_length)` or `(num_rows, 1)`, by `loss_type`,
+    and sums them.
+    """
     losses = losses * rows.completion_mask
     if args.loss_type == "dapo":
         return losses.sum() / rows.num_tokens
@@ -114,17 +119,19 @@ def sampling_correction(
     logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, args: RolloutConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Computes the bounded importance sampling ratio of the policy over the engine that sampled a completion, as TRL's GRPO does.
+    Computes the bounded importance sampling ratio of the policy over the engine that sampled a completion, as TRL's
+    GRPO does.
 
     Args:
         logps, sampling_logps, mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
-            Log-probabilities of the tokens under the policy, and as the engine reported them, and the mask of the tokens that count. A token
-            whose `sampling_logps` is NaN is not corrected.
+            Log-probabilities of the tokens under the policy, and as the engine reported them, and the mask of the
+            tokens that count. A token whose `sampling_logps` is NaN is not corrected.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes, else of the shape of
-        `logps`; and five numbers: the number of ratios outside of the bounds, the number of all ratios, the sum of the absolute differences
-        of the log-probabilities, the number of tokens in this sum, and the number of tokens that count.
+        `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes,
+        else of the shape of `logps`; and five numbers: the number of ratios outside of the bounds, the number of all
+        ratios, the sum of the absolute differences of the log-probabilities, the number of tokens in this sum, and the
+        number of tokens that count.
     """
     granularity, constraint = args.vllm_importance_sampling_mode.split("_")
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
@@ -143,8 +150,9 @@ def sampling_correction(
 
 def add_other_log_ratios(rows: dict[str, AgentTensors], log_probs: dict[str, torch.Tensor]) -> None:
     """
-    Sets `other_log_ratios` of each agent's rows, which have `old_logps`: the sum over the other agents of the mean over their completion's
-    tokens of log(pi / pi_old), without gradient. The last columns of `log_probs` belong to the completions.
+    Sets `other_log_ratios` of each agent's rows, which have `old_logps`: the sum over the other agents of the mean
+    over their completion's tokens of log(pi / pi_old), without gradient. The last columns of `log_probs` belong to the
+    completions.
     """
     ratios = {}
     for role, tensors in rows.items():

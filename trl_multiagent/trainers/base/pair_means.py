@@ -16,9 +16,10 @@ class PairMeansMixin(Trainer):
     """
     Weighs the micro-batches of a trainer on preference pairs.
 
-    TRL takes the mean over a micro-batch, then over micro-batches and processes. This differs from the mean over all pairs if micro-batches
-    have different numbers of pairs. In the last batch of an epoch, accelerate also repeats pairs until all processes have equally many. Here,
-    repeated pairs are left out or have no weight, and a metric is a sum over all pairs, or tokens, divided by the sum of their weights.
+    TRL takes the mean over a micro-batch, then over micro-batches and processes. This differs from the mean over all
+    pairs if micro-batches have different numbers of pairs. In the last batch of an epoch, accelerate also repeats
+    pairs until all processes have equally many. Here, repeated pairs are left out or have no weight, and a metric is a
+    sum over all pairs, or tokens, divided by the sum of their weights.
     """
 
     _metrics: dict[str, Any]
@@ -63,7 +64,10 @@ class PairMeansMixin(Trainer):
             self._metrics[mode][name] = [sums[0] / sums[1] if sums[1] else 0.0]
 
     def _count_tokens(self, number: torch.Tensor) -> None:
-        """Adds the tokens of all processes' micro-batches to the logged number of tokens. Tokens of an evaluation do not count."""
+        """
+        Adds the tokens of all processes' micro-batches to the logged number of tokens. Tokens of an evaluation do not
+        count.
+        """
         if self.model.training:
             self._total_train_tokens += int(self.accelerator.reduce(number, "sum").item())
         self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
@@ -75,8 +79,8 @@ class PairMeansMixin(Trainer):
 
 def first_pairs(batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
     """
-    Returns the first `own` pairs of a batch, or its first pair with the weight zero if `own` is 0. The tensors have one row per pair, or one
-    per answer: first all chosen, then all rejected ones.
+    Returns the first `own` pairs of a batch, or its first pair with the weight zero if `own` is 0. The tensors have
+    one row per pair, or one per answer: first all chosen, then all rejected ones.
     """
     number, keep = len(batch["weights"]), max(1, own)
     kept = {

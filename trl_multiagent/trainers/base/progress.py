@@ -20,7 +20,9 @@ SHOWN = {
 
 
 class RewardProgressCallback(ProgressCallback):
-    """Shows the latest reward, return and pass rate in the progress bar, and the metrics that the environment watches."""
+    """
+    Shows the latest reward, return and pass rate in the progress bar, and the metrics that the environment watches.
+    """
 
     def __init__(self, watched: Sequence[str] = ()):
         super().__init__()

@@ -19,7 +19,10 @@ JOINT_MODES = {"align": "align", "aligned": "align", "cross": "cross", "crossed"
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
 OTHER_LOSS = "the loss that it belongs to is not available"
 MICRO_BATCHES = "it depends on how a batch is split into micro-batches"
-CONTINUOUS_BATCHING = "it took 3 times as long on a CPU, reads old keys after an update, may hang, and returns failures as results; use vLLM on a GPU"
+CONTINUOUS_BATCHING = (
+    "it took 3 times as long on a CPU, reads old keys after an update, may hang, and returns "
+    "failures as results; use vLLM on a GPU"
+)
 EVALUATION = "an evaluation plays episodes and computes no loss"
 OWN_ARGUMENT = "use the argument of this name"
 SAMPLES = "the agents learn from samples; lower `temperature` for less variety"
@@ -50,67 +53,69 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     r"""
     Arguments of the trainers that learn from rollout trees.
 
-    For a full list of training arguments, please refer to [`TeamConfig`], [`~rollout.history_options.HistoryOptions`] (the visible part of past
-    turns), [`~rollout.sampling_options.SamplingOptions`], [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    For a full list of training arguments, please refer to [`TeamConfig`], [`~rollout.history_options.HistoryOptions`]
+    (the visible part of past turns), [`~rollout.sampling_options.SamplingOptions`], [`~trl.GRPOConfig`] and
+    [`~transformers.TrainingArguments`].
 
     A *row* is one completion of every agent: the k-th completions of all agents at a node form row k. If no branch
     ends early, the rollout tree of an item has `rows_per_item` rows.
 
     Parameters:
-        items_per_device (`int`, *optional*):
-            Number of items per device and optimizer step, each with its whole rollout tree. If set, it determines
-            `gradient_accumulation_steps`, and `per_device_train_batch_size` is only the number of rows of one forward pass, which changes
-            memory and speed, but not the update. If not set, it is the number of whole trees that `per_device_train_batch_size *
-            gradient_accumulation_steps` rows hold, and at least 1.
-        num_turns (`int`, *optional*, defaults to `1`): Number of turns of an episode, which is the depth of the rollout tree.
+        items_per_device (`int`, *optional*): Number of items per device and optimizer step, each with its whole
+            rollout tree. If set, it determines `gradient_accumulation_steps`, and `per_device_train_batch_size` is
+            only the number of rows of one forward pass, which changes memory and speed, but not the update. If not
+            set, it is the number of whole trees that `per_device_train_batch_size * gradient_accumulation_steps` rows
+            hold, and at least 1.
+        num_turns (`int`, *optional*, defaults to `1`): Number of turns of an episode, which is the depth of the
+            rollout tree.
         joint_mode (`str`, *optional*, defaults to `"align"`):
             How the completions of a node form joint actions: `"align"` pairs the g-th completions of all agents,
             `"cross"` takes their Cartesian product. `"aligned"` and `"crossed"` are accepted.
-        discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint action.
+        discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint
+            action.
         early_termination_threshold (`float`, *optional*):
             A node whose mean processed reward is strictly greater becomes a leaf. With `None`, no branch ends early.
-        branching (`str`, *optional*, defaults to `"tree"`):
-            `"tree"`: every joint action of a node is continued, or with `handoff` one of them. `"episodes"`: `num_generations` independent
-            episodes per item, as GRPO with several turns does elsewhere. Completions of one turn are compared across the episodes.
-        handoff (`str`, *optional*):
-            Which joint actions of a node are continued in the next turn. `None` continues all of them (a tree). `"random"` continues one
-            that is drawn uniformly, `"best"` the one with the highest reward (a chain).
+        branching (`str`, *optional*, defaults to `"tree"`): `"tree"`: every joint action of a node is continued, or
+            with `handoff` one of them. `"episodes"`: `num_generations` independent episodes per item, as GRPO with
+            several turns does elsewhere. Completions of one turn are compared across the episodes.
+        handoff (`str`, *optional*): Which joint actions of a node are continued in the next turn. `None` continues all
+            of them (a tree). `"random"` continues one that is drawn uniformly, `"best"` the one with the highest
+            reward (a chain).
         reward_scale (`float`, *optional*, defaults to `1.0`): Factor applied to every reward.
         reward_shift (`float`, *optional*, defaults to `0.0`): Added to every reward after `reward_scale`.
-        num_agents (`int`, *optional*):
-            Number of agents. It must match the environment's roles, and is needed only to compute the size of a `"cross"` tree of several
-            turns.
+        num_agents (`int`, *optional*): Number of agents. It must match the environment's roles, and is needed only to
+            compute the size of a `"cross"` tree of several turns.
         max_joint_actions (`int`, *optional*, defaults to `10000`):
             Largest rollout tree of one item, in joint actions. A configuration with larger trees is refused.
-        generation_token_budget (`int`, *optional*, defaults to `262144`):
-            Upper bound of prompt and completion tokens in one `generate` call. A level of the tree that needs more is generated in several
-            calls. With `None`, a level is never split. Has no effect with vLLM.
-        stop_strings (`dict[str, list[str]]`, *optional*):
-            Strings that end a completion of a role, such as `{"agent": ["</tool_call>"]}`. The completion keeps the string.
-        vllm_server_base_urls (`dict[str, str]`, *optional*):
-            With `vllm_mode="server"`, the URL of each role's vLLM server. If the agents share one model or one base, TRL's
-            `vllm_server_base_url`, or `vllm_server_host` and `vllm_server_port`, are enough. The weights are
-            sent through one port per model: `vllm_group_port` and the following ones.
-        vllm_weight_transfer (`str`, *optional*, defaults to `"nccl"`):
-            How vLLM servers receive the weights of full models: `"nccl"`, or `"files"` in `vllm_adapter_dir`, for any device. Adapters are
-            always sent as files.
-        vllm_adapter_dir (`str`, *optional*):
-            Folder through which vLLM receives adapters, and with `vllm_weight_transfer="files"` whole models. A server must have access to
-            it under the same path. Defaults to the output folder. What is written there is removed when the run ends.
-        trace_steps (`int`, *optional*):
-            Writes the rollouts to `trace/` in the output folder, one file per process and this many steps. A row holds one joint action,
-            see [`~rollout.trace`]. By default, no trace is written.
+        generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion tokens
+            in one `generate` call. A level of the tree that needs more is generated in several calls. With `None`, a
+            level is never split. Has no effect with vLLM.
+        stop_strings (`dict[str, list[str]]`, *optional*): Strings that end a completion of a role, such as `{"agent":
+            ["</tool_call>"]}`. The completion keeps the string.
+        vllm_server_base_urls (`dict[str, str]`, *optional*): With `vllm_mode="server"`, the URL of each role's vLLM
+            server. If the agents share one model or one base, TRL's `vllm_server_base_url`, or `vllm_server_host` and
+            `vllm_server_port`, are enough. The weights are sent through one port per model: `vllm_group_port` and the
+            following ones.
+        vllm_weight_transfer (`str`, *optional*, defaults to `"nccl"`): How vLLM servers receive the weights of full
+            models: `"nccl"`, or `"files"` in `vllm_adapter_dir`, for any device. Adapters are always sent as files.
+        vllm_adapter_dir (`str`, *optional*): Folder through which vLLM receives adapters, and with
+            `vllm_weight_transfer="files"` whole models. A server must have access to it under the same path. Defaults
+            to the output folder. What is written there is removed when the run ends.
+        trace_steps (`int`, *optional*): Writes the rollouts to `trace/` in the output folder, one file per process and
+            this many steps. A row holds one joint action, see [`~rollout.trace`]. By default, no trace is written.
         trace_format (`str`, *optional*, defaults to `"parquet"`): `"parquet"` or `"jsonl"`.
-        trace_max_files (`int`, *optional*, defaults to `100`): Number of files that are kept per process; the oldest are deleted.
-        on_cliff (`str`, *optional*):
-            What happens when the reward of an evaluation drops by `cliff_drop`: `"stop"` ends the training, `"rollback"` also
-            takes the team of the best checkpoint, for which it sets `load_best_model_at_end`. By default, there is only a warning.
-        cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation so far whose loss is a drop.
-        importance_ratio (`str`, *optional*, defaults to `"agent"`):
-            With `num_iterations` above 1, a batch of trees is used for that many optimizer steps, and the ratio of the current policy over
-            the one that sampled is clipped, see [`~trainers.base.loss`]. With `"agent"`, it is that of the agent's own token. With
-            `"joint"`, it is multiplied by the ratios of the other agents in the joint action, each exp of its mean log-ratio over tokens,
-            without gradient: the product over all agents is clipped once.
+        trace_max_files (`int`, *optional*, defaults to `100`): Number of files that are kept per process; the oldest
+            are deleted.
+        on_cliff (`str`, *optional*): What happens when the reward of an evaluation drops by `cliff_drop`: `"stop"`
+            ends the training, `"rollback"` also takes the team of the best checkpoint, for which it sets
+            `load_best_model_at_end`. By default, there is only a warning.
+        cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation so far whose
+            loss is a drop.
+        importance_ratio (`str`, *optional*, defaults to `"agent"`): With `num_iterations` above 1, a batch of trees is
+            used for that many optimizer steps, and the ratio of the current policy over the one that sampled is
+            clipped, see [`~trainers.base.loss`]. With `"agent"`, it is that of the agent's own token. With `"joint"`,
+            it is multiplied by the ratios of the other agents in the joint action, each exp of its mean log-ratio over
+            tokens, without gradient: the product over all agents is clipped once.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -204,16 +209,18 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 self.metric_for_best_model: str | None = "reward"
         self._check_values()
         self._plan_batch()
-        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here, `_plan_batch` has ensured that it
-        # consists of whole trees. With the whole batch as one group, GRPOConfig's check passes
+        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here, `_plan_batch`
+        # has ensured that it consists of whole trees. With the whole batch as one group, GRPOConfig's check passes
         num_generations, self.num_generations = self.num_generations, self.rows_per_device
         super().__post_init__()
         self.num_generations = num_generations
         is_zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
         if is_zero3 and self.world_size > 1 and not self.ds3_gather_for_generation:
             raise ValueError(
-                "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective operation, but "
-                "the rollout trees differ between processes, so these would wait for each other forever. Leave it True: "
+                "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective "
+                "operation, but "
+                "the rollout trees differ between processes, so these would wait for each other forever. Leave it "
+                "True: "
                 "every device then holds the weights of the agent that generates."
             )
         self._check_generation_kwargs()
@@ -268,8 +275,12 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     def check_tree_size(self, num_agents: int | None) -> None:
-        """Raises a `ValueError` with the arithmetic if an item's rollout tree has more than `max_joint_actions` joint actions."""
-        # A node has G^N (cross) or G (align) joint actions. In a tree, each opens a node of the next turn; a chain has one node per turn
+        """
+        Raises a `ValueError` with the arithmetic if an item's rollout tree has more than `max_joint_actions` joint
+        actions.
+        """
+        # A node has G^N (cross) or G (align) joint actions. In a tree, each opens a node of the next turn; a chain has
+        # one node per turn
         exponent = (num_agents or 1) if self.joint_mode == "cross" else 1
         is_tree = self.handoff is None and self.branching == "tree"
         exponents = [exponent * turn if is_tree else exponent for turn in range(1, self.num_turns + 1)]
@@ -284,9 +295,12 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         agents = f", {num_agents} agents" if exponent > 1 else ""
         total = "" if is_huge else f" = {number}"
         raise ValueError(
-            f"the rollout tree of an item is too large: `num_generations` {self.num_generations}, `num_turns` {self.num_turns}{agents} and "
-            f"`joint_mode` {self.joint_mode!r} make {' + '.join(terms)}{total} joint actions, but `max_joint_actions` is "
-            f"{self.max_joint_actions}. Lower `num_generations` or `num_turns`, set `handoff`, or raise `max_joint_actions`."
+            f"the rollout tree of an item is too large: `num_generations` {self.num_generations}, `num_turns` "
+            f"{self.num_turns}{agents} and "
+            f"`joint_mode` {self.joint_mode!r} make {' + '.join(terms)}{total} joint actions, but "
+            "`max_joint_actions` is "
+            f"{self.max_joint_actions}. Lower `num_generations` or `num_turns`, set `handoff`, or raise "
+            "`max_joint_actions`."
         )
 
     def _check_values(self) -> None:
@@ -294,11 +308,13 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         self.check_tree_size(self.num_agents)
         if self.branching == "episodes" and (self.handoff is not None or self.joint_mode == "cross"):
             raise ValueError(
-                "`branching: episodes` plays independent episodes: it goes neither with `handoff` nor with `joint_mode: cross`."
+                "`branching: episodes` plays independent episodes: it goes neither with `handoff` nor with "
+                "`joint_mode: cross`."
             )
         if self.importance_ratio == "joint" and self.joint_mode == "cross":
             raise ValueError(
-                "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several joint "
+                "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to "
+                "several joint "
                 "actions."
             )
         if self.on_cliff == "rollback" and self.save_strategy == "no":
@@ -306,7 +322,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         saves_steps = self.load_best_model_at_end and self.save_strategy == "steps"
         if saves_steps and self.save_steps % self.num_iterations != 0:
             raise ValueError(
-                f"`save_steps` is {self.save_steps}; with `load_best_model_at_end` it must be a multiple of `num_iterations`, "
+                f"`save_steps` is {self.save_steps}; with `load_best_model_at_end` it must be a multiple of "
+                "`num_iterations`, "
                 f"{self.num_iterations}, because checkpoints are saved between batches."
             )
 
@@ -356,8 +373,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         if self.items_per_device is None:
             if self.gradient_accumulation_steps > 1 and self.rows_per_device % self.rows_per_item != 0:
                 raise ValueError(
-                    f"`per_device_train_batch_size * gradient_accumulation_steps` is {self.rows_per_device} rows, which "
-                    f"is not a whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
+                    f"`per_device_train_batch_size * gradient_accumulation_steps` is {self.rows_per_device} rows, "
+                    "which "
+                    f"is not a whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` "
+                    "instead."
                 )
             self.items_per_device = max(1, self.rows_per_device // self.rows_per_item)
         if self.per_device_eval_batch_size is None:

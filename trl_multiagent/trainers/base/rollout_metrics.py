@@ -85,7 +85,10 @@ class RolloutTotals:
         return {**values, "reward_std": self.totals["reward"].std}
 
     def most_common_ratios(self) -> dict[str, float]:
-        """Returns the share of each role's completions that are the most common text, for roles that acted at several items."""
+        """
+        Returns the share of each role's completions that are the most common text, for roles that acted at several
+        items.
+        """
         # Only different items need different answers
         several = [role for role in self.texts if self.num_items[role] > 1]
         return {role: max(self.texts[role].values()) / self.texts[role].total() for role in several}
@@ -99,9 +102,9 @@ def rollout_totals(
     logged: dict[str, list[float]] | None = None,
 ) -> RolloutTotals:
     """
-    Computes the metrics of the trees of one process, given by the nodes of each turn. `end_tokens`: for each role, the tokens that end a
-    completion. `scoring`: the environment's metrics of scoring. `training`: whether to include the metrics of sibling sets and of early
-    termination. `logged`: numbers that reward functions logged, by name.
+    Computes the metrics of the trees of one process, given by the nodes of each turn. `end_tokens`: for each role, the
+    tokens that end a completion. `scoring`: the environment's metrics of scoring. `training`: whether to include the
+    metrics of sibling sets and of early termination. `logged`: numbers that reward functions logged, by name.
 
     Raises:
         TaskError: A reward function logged a metric under a name that the trainer uses.

@@ -1,4 +1,7 @@
-"""The base class of all trainers that learn from rollout trees: it samples and scores trees, trains on batches of them, and evaluates."""
+"""
+The base class of all trainers that learn from rollout trees: it samples and scores trees, trains on batches of them,
+and evaluates.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -35,11 +38,11 @@ from trl_multiagent.trainers.base.vllm_checks import check_vllm
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     """
-    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the current team. With
-    `num_iterations`, a batch is used for that many optimizer steps.
+    Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
+    current team. With `num_iterations`, a batch is used for that many optimizer steps.
 
-    A subclass defines how returns become advantages ([`~RolloutTrainer.node_advantages`]). It may change the loss of an agent
-    ([`~RolloutTrainer.agent_loss`]), and leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
+    A subclass defines how returns become advantages ([`~RolloutTrainer.node_advantages`]). It may change the loss of
+    an agent ([`~RolloutTrainer.agent_loss`]), and leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
 
     The arguments are those of [`MAGRPOTrainer`]; `args` is a [`RolloutConfig`].
 
@@ -79,7 +82,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._router_loss_coefs = router_loss_coefs(team, args)
         if self._router_loss_coefs and args.num_iterations > 1:
             raise ValueError(
-                "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is that of "
+                "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is "
+                "that of "
                 "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
         self._expert_loads = {}
@@ -112,13 +116,17 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 self.sampler.check_items(items, environment)
 
     def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
-        """Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would set up for a single model."""
+        """
+        Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would set up for a
+        single model.
+        """
         changes: dict[str, Any] = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
         if args.loss_type == "luspo":  # TRL warns about token-level ratios with this loss
             changes["importance_sampling_level"] = "sequence"
         with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(args=args, **kwargs)
-        # GRPOTrainer patched the team's forward to return log-probabilities. Here, the forwards of the agents return them
+        # GRPOTrainer patched the team's forward to return log-probabilities. Here, the forwards of the agents return
+        # them
         del self.team.__dict__["forward"]
 
     def _make_generator(self) -> TrainerGenerator:
@@ -137,16 +145,23 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     # Methods that an algorithm defines
 
     def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
-        """Computes [`~RolloutTrainer.node_advantages`] for the nodes of each turn. Override this if an advantage depends on other nodes."""
+        """
+        Computes [`~RolloutTrainer.node_advantages`] for the nodes of each turn. Override this if an advantage depends
+        on other nodes.
+        """
         return [[self.node_advantages(node) for node in nodes] for nodes in levels]
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
-        """Computes the advantages of every trained agent's completions at a node, of shape `(G,)`, from the node's returns."""
+        """
+        Computes the advantages of every trained agent's completions at a node, of shape `(G,)`, from the node's
+        returns.
+        """
         raise NotImplementedError
 
     def agent_loss(self, role: str, outputs: FusedCausalLMOutput, rows: AgentTensors) -> torch.Tensor:
         """
-        Computes the loss of agent i on its own completions in one micro-batch, and adds its metrics to the next log entry. Here it is
+        Computes the loss of agent i on its own completions in one micro-batch, and adds its metrics to the next log
+        entry. Here it is
 
             L_i = mean over rows (items, nodes, siblings g) of  -A_g * sum over tokens t of log pi_i(t),
 
@@ -154,8 +169,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
         Args:
             role (`str`): The agent.
-            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and `entropy`.
-            rows ([`~trainers.base.batch.AgentTensors`]): The agent's rows.
+            outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and
+            `entropy`. rows ([`~trainers.base.batch.AgentTensors`]): The agent's rows.
 
         Returns:
             `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
@@ -188,7 +203,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self._get_dataloader(self.train_dataset, "Training", size, sampler_fn=sampler, is_training=True)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
-        # As in GRPO, a batch is repeated for each micro-batch: the first repetition samples the rollouts that all of them use
+        # As in GRPO, a batch is repeated for each micro-batch: the first repetition samples the rollouts that all of
+        # them use
         return EpochSampler(
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
@@ -287,18 +303,22 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Prepares advantages that need a model or other processes, as those of critics do."""
 
     def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
-        """Builds the training batch. All processes get the same number of rows of an agent; padding rows fill the gap."""
+        """
+        Builds the training batch. All processes get the same number of rows of an agent; padding rows fill the gap.
+        """
         args, roles, device = self.args, self.team.trained_roles, self.accelerator.device
         with fail_together(self.accelerator):
             all_rows = collect_rows(levels, advantages)
             acting = [len(row.samples.keys() & set(roles)) for row in all_rows]
             if args.importance_ratio == "joint" and any(0 < number < len(roles) for number in acting):
                 raise ValueError(
-                    "`importance_ratio: joint` multiplies the ratios of all agents, but some do not act at every turn: set it to 'agent'."
+                    "`importance_ratio: joint` multiplies the ratios of all agents, but some do not act at every "
+                    "turn: set it to 'agent'."
                 )
             rows = self.rows_to_train(all_rows)
 
-        # The loss of an agent is a mean over its rows in all processes, and its micro-batches have the same number of rows
+        # The loss of an agent is a mean over its rows in all processes, and its micro-batches have the same number of
+        # rows
         batch, micro_batches, processes = Batch({}), args.gradient_accumulation_steps, self.accelerator.num_processes
         if not self._has_compared_frozen:
             self._compare_frozen(all_rows)
@@ -377,8 +397,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
-        Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not finite, writes the
-        completions to the output folder, and raises a `FloatingPointError`.
+        Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not
+        finite, writes the completions to the output folder, and raises a `FloatingPointError`.
         """
         rows = {role: tensors.trimmed() for role, tensors in inputs.agents.items()}
         outputs = model(
@@ -425,7 +445,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return loss
 
     def _end_step(self) -> dict[str, torch.Tensor]:
-        """Logs the metrics of an optimizer step, after its last micro-batch. Returns the losses, summed over processes."""
+        """
+        Logs the metrics of an optimizer step, after its last micro-batch. Returns the losses, summed over processes.
+        """
         return self.observer.end_step()
 
     def _load_best_model(self) -> None:
@@ -503,7 +525,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 def check_inputs(
     team: AgentTeam, environment: Environment, args: RolloutConfig, train_dataset: Dataset | None
 ) -> None:
-    """Raises `TypeError` or `ValueError` if an argument has the wrong type, or the arguments of a trainer do not fit each other."""
+    """
+    Raises `TypeError` or `ValueError` if an argument has the wrong type, or the arguments of a trainer do not fit each
+    other.
+    """
     check_team(team, environment, args.num_agents)
     environment.check_turns(args.num_turns)
     check_stop_strings(args.stop_strings, team.roles)
@@ -544,7 +569,10 @@ def joint_action_records(nodes: list[Node]) -> list[dict]:
 
 
 class EpochSampler(RepeatSampler):
-    """A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can resume."""
+    """
+    A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can
+    resume.
+    """
 
     def set_epoch(self, epoch: int) -> None:
         if self.shuffle:

@@ -1,4 +1,7 @@
-"""Writes the files of a run's report: facts about the run, its log, and the page itself, which is refreshed during the run."""
+"""
+Writes the files of a run's report: facts about the run, its log, and the page itself, which is refreshed during the
+run.
+"""
 
 import contextlib
 import dataclasses
@@ -45,12 +48,13 @@ UNSHOWN |= {"include_for_metrics", "pad_to_multiple_of"}
 
 class RunReport(TrainerCallback):
     """
-    Writes `run.json`, `log.jsonl` and `report.html` in the output folder. `trainer.remove_callback(RunReport)` leaves all three out. A
-    problem with them, such as a full disk, is a warning and never ends a training.
+    Writes `run.json`, `log.jsonl` and `report.html` in the output folder. `trainer.remove_callback(RunReport)` leaves
+    all three out. A problem with them, such as a full disk, is a warning and never ends a training.
 
     Args:
         algorithm (`str`): Name of the algorithm.
-        describe (`Callable[[], Mapping[str, Any]]`): Returns descriptions of the `environment`, the `agents` and the `dataset`.
+        describe (`Callable[[], Mapping[str, Any]]`): Returns descriptions of the `environment`, the `agents` and the
+            `dataset`.
     """
 
     def __init__(self, algorithm: str, describe: Callable[[], Mapping[str, Any]]):
@@ -106,12 +110,17 @@ def harmless(folder: Path) -> Iterator[None]:
 
 
 def run_report(folder: Path, logs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Returns the page of a run from the files in its folder. `logs`: the entries of the log, if they are in memory."""
+    """
+    Returns the page of a run from the files in its folder. `logs`: the entries of the log, if they are in memory.
+    """
     return run_page(read_run(folder, logs), chosen_trees(folder))
 
 
 def chosen_trees(folder: Path) -> list[list[Row]]:
-    """Returns the trees that a page shows: a few trees from evenly spaced files of the trace, or of the trees that every run keeps."""
+    """
+    Returns the trees that a page shows: a few trees from evenly spaced files of the trace, or of the trees that every
+    run keeps.
+    """
     files = trace_files(folder / TRACE_FOLDER) or trace_files(folder / TREES_FOLDER)
     spaced = [files[k * (len(files) - 1) // MAX_FILES] for k in range(MAX_FILES + 1)] if files else []
     trees = []

@@ -46,7 +46,10 @@ UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "infere
 def describe_run(
     algorithm: str, roles: Sequence[str], team: AgentTeam | None, train_dataset: Dataset, args: TeamConfig
 ) -> dict[str, Any]:
-    """Returns the settings that a checkpoint must match, as plain values; those of agents and adapters only if there is a `team`."""
+    """
+    Returns the settings that a checkpoint must match, as plain values; those of agents and adapters only if there is a
+    `team`.
+    """
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
     own = [name for name in arguments if name not in general and name not in args.free_on_resume]
@@ -75,7 +78,10 @@ def describe_run(
 
 
 def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
-    """Returns the settings that all processes must share but a resumed run may change: the schedule, and the evaluation datasets."""
+    """
+    Returns the settings that all processes must share but a resumed run may change: the schedule, and the evaluation
+    datasets.
+    """
     arguments = args.to_dict()
     datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
     schedule = {name: x for name, x in arguments.items() if name in SCHEDULE or name.startswith(SCHEDULE_PREFIXES)}
@@ -107,7 +113,10 @@ def describe_adapters(team: AgentTeam) -> dict[str, Any]:
 
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
-    """Raises a `ValueError` that names every change since a checkpoint in `folder`, unless `resume_changes` allows the `changes`."""
+    """
+    Raises a `ValueError` that names every change since a checkpoint in `folder`, unless `resume_changes` allows the
+    `changes`.
+    """
     if not changes:
         return
     refused = {
@@ -141,7 +150,10 @@ def format_changes(changes: Changes) -> str:
 
 
 def check_steps(folder: str, global_step: int, num_items: int, args: TeamConfig) -> None:
-    """Raises `ValueError` if a checkpoint with `global_step` optimizer steps has taken all steps of a run on `num_items` items."""
+    """
+    Raises `ValueError` if a checkpoint with `global_step` optimizer steps has taken all steps of a run on `num_items`
+    items.
+    """
     if args.max_steps > 0:
         steps, reason = args.max_steps, f"`max_steps` is {args.max_steps}"
     else:

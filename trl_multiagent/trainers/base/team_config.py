@@ -20,17 +20,16 @@ class TeamConfig(CommonConfig):
     Arguments of every team trainer. This class precedes the configuration class of a TRL trainer in the bases.
 
     Parameters:
-        agent_learning_rates (`dict[str, float]`, *optional*): Learning rate per role. Agents without an entry use `learning_rate`.
+        agent_learning_rates (`dict[str, float]`, *optional*): Learning rate per role. Agents without an entry use
+            `learning_rate`.
         frozen_agents (`list[str]`, *optional*): Roles of agents that generate but are not trained.
-        devices (`dict[str, int]`, *optional*):
-            The GPU of each role, such as `{"aux": 0, "main": 1}`, for agents with a model each that one process trains. By default, all agents
-            are on the device of the process.
-        resume_changes (`str`, *optional*, defaults to `"refuse"`):
-            Whether to `"refuse"` or `"allow"` resuming from a checkpoint of a run with other settings, another environment or other data.
-            Changes that are allowed are recorded in later checkpoints, the output folder and the model card.
-        disable_dropout (`bool`, *optional*, defaults to `True`):
-            Whether the update is computed without dropout, like the sampling. This covers every kind of dropout, including `lora_dropout`,
-            layer dropping and router noise.
+        devices (`dict[str, int]`, *optional*): The GPU of each role, such as `{"aux": 0, "main": 1}`, for agents with
+            a model each that one process trains. By default, all agents are on the device of the process.
+        resume_changes (`str`, *optional*, defaults to `"refuse"`): Whether to `"refuse"` or `"allow"` resuming from a
+            checkpoint of a run with other settings, another environment or other data. Changes that are allowed are
+            recorded in later checkpoints, the output folder and the model card.
+        disable_dropout (`bool`, *optional*, defaults to `True`): Whether the update is computed without dropout, like
+            the sampling. This covers every kind of dropout, including `lora_dropout`, layer dropping and router noise.
     """
 
     # Arguments that a resumed run may change freely, because neither the update nor the rollout depends on them
@@ -65,7 +64,8 @@ class TeamConfig(CommonConfig):
             raise ValueError("`save_strategy` is 'best', which needs a `metric_for_best_model`, such as 'reward'.")
         if self.world_size > 1 and self.accelerator_config.split_batches:
             raise ValueError(
-                "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one process. "
+                "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one "
+                "process. "
                 "Leave it false."
             )
         self._check_devices()

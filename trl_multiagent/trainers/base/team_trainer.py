@@ -53,13 +53,14 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
-    The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of the configuration
-    class.
+    The mixin precedes the TRL trainer in the bases, and [`TeamConfig`] precedes the TRL configuration in the bases of
+    the configuration class.
 
-    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In between, it restores the forward
-    of the team: most TRL trainers patch it with `add_fused_lm_head`, as if the team were a single model. The patch belongs on each of
-    `team.base_models` (tests/trainers/test_team_mixin.py has an example). A subclass can override `_run_settings`, the settings that a
-    checkpoint must match, and `_card_facts` and `_card_settings`, the contents of the model card.
+    A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In
+    between, it restores the forward of the team: most TRL trainers patch it with `add_fused_lm_head`, as if the team
+    were a single model. The patch belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an
+    example). A subclass can override `_run_settings`, the settings that a checkpoint must match, and `_card_facts` and
+    `_card_settings`, the contents of the model card.
     """
 
     team: AgentTeam
@@ -77,12 +78,15 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         return super().__new__(cls)
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
-        """Checks and applies the arguments about the agents. A subclass calls this before it initializes the TRL trainer."""
+        """
+        Checks and applies the arguments about the agents. A subclass calls this before it initializes the TRL trainer.
+        """
         check_agent_settings(team, args)
         check_devices(team, args)
         if team.critics is not None and not self._trains_critics:
             raise ValueError(
-                "The team has the critics of an earlier trainer, which this one does not train. Save the team, and load its "
+                "The team has the critics of an earlier trainer, which this one does not train. Save the team, "
+                "and load its "
                 "agents with `AgentTeam.from_pretrained`."
             )
         if args.ddp_find_unused_parameters is None:
@@ -95,7 +99,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         for role in () if team.has_adapters else team.trained_roles:
             if not all(x.is_floating_point() for x in team.agents[role].parameters()):
                 raise ValueError(
-                    f"The weights of agent {role!r} are quantized, so they cannot be trained: load it with a `peft_config`."
+                    f"The weights of agent {role!r} are quantized, so they cannot be trained: load it with a "
+                    "`peft_config`."
                 )
         team.uses_dropout = not args.disable_dropout
         if args.process_index == 0:
@@ -136,8 +141,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
         """
-        Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process must call this
-        method, each with its own items or with none.
+        Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process
+        must call this method, each with its own items or with none.
 
         Args:
             items (`Sequence[dict]`): Rows of the environment's dataset.
@@ -156,7 +161,10 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             return turns_of_episodes(self._play_episodes(list(items), num_episodes, stream))
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
-        """Plays episodes without training on them. Returns the nodes of every turn. `first`: the number of the first item."""
+        """
+        Plays episodes without training on them. Returns the nodes of every turn. `first`: the number of the first
+        item.
+        """
         raise NotImplementedError
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
@@ -246,8 +254,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
                 self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
         return total
 
-    # The reference policy is the initial policy of every agent. A LoRA team contains it: its bases, or copies of adapters that were
-    # trained before. For any other team, it is a frozen copy, `ref_model`
+    # The reference policy is the initial policy of every agent. A LoRA team contains it: its bases, or copies of
+    # adapters that were trained before. For any other team, it is a frozen copy, `ref_model`
 
     def _make_reference(self) -> AgentTeam | None:
         """Stores the initial policy. Returns a copy of the team, or `None` if the team itself stores the reference."""
@@ -262,7 +270,9 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         return None
 
     def _set_up_reference(self, reference: AgentTeam | None, temperature: float = 1.0) -> None:
-        """Prepares the copy that `_make_reference` returned. A subclass calls this after it initializes the TRL trainer."""
+        """
+        Prepares the copy that `_make_reference` returned. A subclass calls this after it initializes the TRL trainer.
+        """
         if reference is None:
             return
         for model in reference.base_models:
@@ -284,12 +294,15 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             else:
                 yield self.ref_model
 
-    # The router loss of mixtures of experts over a whole batch, see `models.router_loss`. First, the load of the experts is counted over
-    # the batch. Then the loss is a sum over micro-batches and processes
+    # The router loss of mixtures of experts over a whole batch, see `models.router_loss`. First, the load of the
+    # experts is counted over the batch. Then the loss is a sum over micro-batches and processes
 
     @torch.no_grad()
     def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
-        """Computes the load of an agent's experts over the batch of all processes. `chunks` are the arguments of its forwards."""
+        """
+        Computes the load of an agent's experts over the batch of all processes. `chunks` are the arguments of its
+        forwards.
+        """
         sent = 0.0
         with self.team.evaluating(), self.accelerator.autocast():
             for inputs in chunks:
@@ -298,7 +311,10 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
         return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
     def _router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
-        """Computes the part of a micro-batch in an agent's router loss, without the coefficient. `expert_sums`: the output's `aux_loss`."""
+        """
+        Computes the part of a micro-batch in an agent's router loss, without the coefficient. `expert_sums`: the
+        output's `aux_loss`.
+        """
         return self._expert_loads[role] @ expert_sums[1]
 
     # Failures
@@ -325,7 +341,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             if self._saving:  # the checkpoint is incomplete, so the save as a whole has failed
                 raise
             raise WriteError(
-                f"{folder / 'training_args.bin'} could not be written ({write_problem(folder, error)}). The team itself is in "
+                f"{folder / 'training_args.bin'} could not be written ({write_problem(folder, error)}). The team "
+                "itself is in "
                 f"{folder.absolute()}."
             ) from error
 
@@ -356,7 +373,10 @@ def warn_about_dropout(team: AgentTeam) -> None:
 
 
 def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raises a `TypeError` with the replacement for an argument of TRL trainers of one model or a configuration of another algorithm."""
+    """
+    Raises a `TypeError` with the replacement for an argument of TRL trainers of one model or a configuration of
+    another algorithm.
+    """
     for name, advice in INSTEAD.items():
         if name in kwargs:
             raise TypeError(f"`{trainer.__name__}` has no argument `{name}`: {advice}.")
@@ -393,12 +413,16 @@ def check_devices(team: AgentTeam, args: TeamConfig) -> None:
         )
     if team.form != "full" or args.critic_names(team.trained_roles):
         raise ValueError(
-            "`devices` is for agents with a model each and without critics: leave it out for LoRA teams, shared weights and actor-critic methods."
+            "`devices` is for agents with a model each and without critics: leave it out for LoRA teams, shared "
+            "weights and actor-critic methods."
         )
 
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
-    """Returns the coefficient of the router loss of each trained agent that has such a loss. Raises `ValueError` if it has no effect."""
+    """
+    Returns the coefficient of the router loss of each trained agent that has such a loss. Raises `ValueError` if it
+    has no effect.
+    """
     agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
     if args.router_aux_loss_coef and not agents:
         raise ValueError(

@@ -18,7 +18,10 @@ NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
 
 @dataclass(eq=False)
 class TraceFiles:
-    """The files of a process in the folder of a trace. A file has the rows of some steps, and is complete as soon as it exists."""
+    """
+    The files of a process in the folder of a trace. A file has the rows of some steps, and is complete as soon as it
+    exists.
+    """
 
     folder: Path  # shared by the processes of a run
     process: int
@@ -58,7 +61,9 @@ class TraceFiles:
 
 
 def remove_after(folder: Path, step: int) -> int:
-    """Deletes unfinished files, and the files of all processes with rows after a step. Returns the number of the latter."""
+    """
+    Deletes unfinished files, and the files of all processes with rows after a step. Returns the number of the latter.
+    """
     late = [path for path in trace_files(folder) if steps_and_process(path)[1] > step]
     unfinished = [path for path in folder.glob(".*") if NAME.fullmatch(path.name[1:])]
     for path in late + unfinished:

@@ -26,8 +26,9 @@ OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
 
 def tracker_names(logs: dict[str, Any]) -> dict[str, Any]:
     """
-    Returns logs with their names for trackers. Trackers group metrics by the first part of their names. In transformers, it is `train`, `eval`
-    or `test`. Here, it is the role for the metrics of an agent: `agents/aux/loss` becomes `aux/train/loss`.
+    Returns logs with their names for trackers. Trackers group metrics by the first part of their names. In
+    transformers, it is `train`, `eval` or `test`. Here, it is the role for the metrics of an agent: `agents/aux/loss`
+    becomes `aux/train/loss`.
     """
     return {OF_AGENT.sub(r"\2/\1", name): value for name, value in rewrite_logs(logs).items()}
 
@@ -40,8 +41,8 @@ def trackers_with_tables(args: TrainingArguments) -> list[Any]:
 
 def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
     """
-    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of Trackio if they are
-    used, as GRPOTrainer does.
+    Writes the rows to `completions/` in the output folder, and to the table `completions` of Weights & Biases and of
+    Trackio if they are used, as GRPOTrainer does.
 
     With `unique_prompts`, the trackers get one row per prompt only.
     """
@@ -70,7 +71,10 @@ def log_trees_as_text(rows: list[TraceRow], number: int | None, callbacks: Itera
 
 
 def log_report(path: Path, args: TrainingArguments) -> None:
-    """Writes the page of a run to Weights & Biases and to Trackio if completions are logged, because the page has completions, too."""
+    """
+    Writes the page of a run to Weights & Biases and to Trackio if completions are logged, because the page has
+    completions, too.
+    """
     if vars(args).get("log_completions"):  # not every trainer has this argument
         for tracker in trackers_with_tables(args):
             tracker.log({"report": tracker.Html(str(path))})

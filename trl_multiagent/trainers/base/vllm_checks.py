@@ -24,7 +24,10 @@ def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[lis
 
 
 def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
-    """Returns the URL of each model's server. `groups`: the roles of each model. Raises `ValueError` if the servers do not fit them."""
+    """
+    Returns the URL of each model's server. `groups`: the roles of each model. Raises `ValueError` if the servers do
+    not fit them.
+    """
     by_role = args.vllm_server_base_urls
     if by_role is None:
         if len(groups) > 1:
@@ -56,7 +59,8 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutCo
         server_urls(groups, args)
     elif args.vllm_enable_sleep_mode and len(groups) > 1:
         raise ValueError(
-            f"`vllm_enable_sleep_mode` works with one engine per process, and the team's {len(groups)} models need one "
+            f"`vllm_enable_sleep_mode` works with one engine per process, and the team's {len(groups)} models "
+            "need one "
             "each. Turn it off, let the agents share a model, or use `vllm_mode='server'`."
         )
     if args.vllm_mode == "colocate" and torch.cuda.is_available():
@@ -68,13 +72,15 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutCo
                 value = getattr(adapter_config, name) or supported
                 if value != supported:
                     raise ValueError(
-                        f"vLLM cannot sample with the adapter of agent {role!r}: `{name}` is {value!r}, but must be {supported!r}."
+                        f"vLLM cannot sample with the adapter of agent {role!r}: `{name}` is {value!r}, but must "
+                        f"be {supported!r}."
                     )
             max_lora_rank({role: adapter_config})
         # An engine loads the model by its name
         if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, MODEL_CONFIG)):
             raise ValueError(
-                f"The model of agent {role!r} was loaded from {model.name_or_path!r}, where vLLM finds no config.json: "
+                f"The model of agent {role!r} was loaded from {model.name_or_path!r}, where vLLM finds no "
+                "config.json: "
                 "start from a model id or from the agent's own folder."
             )
 
@@ -96,8 +102,10 @@ def check_memory(policies: dict[str, PreTrainedModel | PeftModel], args: Rollout
         size //= args.vllm_tensor_parallel_size
         if size >= part:
             raise ValueError(
-                f"The weights of agent {role!r} take {size / 1e9:.1f} GB, but its vLLM engine gets {part / 1e9:.1f} GB: the share "
-                f"`vllm_gpu_memory_utilization`, {args.vllm_gpu_memory_utilization:g}, of {total / 1e9:.1f} GB, in {len(groups)} equal "
+                f"The weights of agent {role!r} take {size / 1e9:.1f} GB, but its vLLM engine gets "
+                f"{part / 1e9:.1f} GB: the share "
+                f"`vllm_gpu_memory_utilization`, {args.vllm_gpu_memory_utilization:g}, of {total / 1e9:.1f} GB, "
+                f"in {len(groups)} equal "
                 f"parts. Set it to more than {size * len(groups) / total:.2f}, or use `vllm_mode: server`."
             )
 
@@ -118,6 +126,7 @@ def check_logprobs_mode(client: VLLMClient) -> None:
     mode = client.get_server_info()["model_config"]["logprobs_mode"]
     if mode != "processed_logprobs":
         raise ValueError(
-            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, so its log-probabilities cannot be compared "
+            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, so its log-probabilities "
+            "cannot be compared "
             "with the trainer's. Restart it with `--logprobs-mode processed_logprobs`."
         )

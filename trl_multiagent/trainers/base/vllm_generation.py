@@ -1,9 +1,9 @@
 """
 Samples completions with vLLM, on top of TRL's `VLLMGeneration`.
 
-Every distinct model has an engine or a server, and its weights are sent there after every update. Agents that are adapters on one base
-share an engine or a server: it loads the base once, and only the adapters are sent. An engine samples for all of its agents in one call.
-Servers are asked in parallel.
+Every distinct model has an engine or a server, and its weights are sent there after every update. Agents that are
+adapters on one base share an engine or a server: it loads the base once, and only the adapters are sent. An engine
+samples for all of its agents in one call. Servers are asked in parallel.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ from trl_multiagent.trainers.base.vllm_checks import (
 )
 
 
-# If the log-probabilities of engine and trainer differ more per token, on average and in nats, their weights differ. Different kernels and
-# bfloat16 make a difference of about 0.03
+# If the log-probabilities of engine and trainer differ more per token, on average and in nats, their weights differ.
+# Different kernels and bfloat16 make a difference of about 0.03
 LARGEST_DIFFERENCE = 0.3
 LARGEST_SHARE_OUTSIDE = 0.5  # share of the ratios that are outside of the bounds of the sampling correction
 COMPARED_TOKENS = 64  # tokens of a prompt with which a server is compared with the trainer
@@ -67,7 +67,8 @@ class AgentGeneration(VLLMGeneration):
         roles (`Sequence[str]`): The agents.
         stop_strings (`Mapping[str, Sequence[str]]`): Strings that end a completion, by role.
         dtype (`str`): The data type of the engine.
-        folder (`Path`, *optional*): Folder through which a server receives the weights. By default, it receives them over NCCL.
+        folder (`Path`, *optional*): Folder through which a server receives the weights. By default, it receives them
+            over NCCL.
         kwargs: Arguments of TRL's class.
     """
 
@@ -91,7 +92,10 @@ class AgentGeneration(VLLMGeneration):
         super().__init__(**kwargs)
 
     def owner(self, role: str) -> str:
-        """Returns the agent under whose name the weights of `role` are sent. Agents that share all weights use the first agent's name."""
+        """
+        Returns the agent under whose name the weights of `role` are sent. Agents that share all weights use the first
+        agent's name.
+        """
         return self.roles[0]
 
     def _init_vllm(self) -> None:
@@ -124,8 +128,9 @@ class AgentGeneration(VLLMGeneration):
 
     def update(self, role: str, prompt_ids: list[list[int]], step: int) -> None:
         """
-        Sends the weights of an agent, if they were not sent since the optimizer step `step`. A server is then compared with the trainer once,
-        on one of the prompts. All processes must call this method. Raises [`EngineError`] if the server does not answer or has other weights.
+        Sends the weights of an agent, if they were not sent since the optimizer step `step`. A server is then compared
+        with the trainer once, on one of the prompts. All processes must call this method. Raises [`EngineError`] if
+        the server does not answer or has other weights.
         """
         owner = self.owner(role)
         if self.sent_steps.get(owner) != step:
@@ -137,7 +142,9 @@ class AgentGeneration(VLLMGeneration):
             self._compare(role, prompt_ids)
 
     def _send(self, owner: str) -> None:
-        """Sends the weights to an engine or over NCCL, or writes them to a folder, which [`load`] makes the server read."""
+        """
+        Sends the weights to an engine or over NCCL, or writes them to a folder, which [`load`] makes the server read.
+        """
         if self.folder is None:
             self.sync_weights()
             return
@@ -164,7 +171,8 @@ class AgentGeneration(VLLMGeneration):
             return
         if self.enable_sleep_mode:
             self.wake_up()
-        # TRL would call `load_weights`, which fails where vLLM has replaced parameters after loading, as in mixtures of experts
+        # TRL would call `load_weights`, which fails where vLLM has replaced parameters after loading, as in mixtures
+        # of experts
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._iter_named_params()})
         self.llm.reset_prefix_cache()
 
@@ -175,7 +183,10 @@ class AgentGeneration(VLLMGeneration):
         self._llm_weights_sleeping = False
 
     def load(self) -> None:
-        """Makes the server read the folders that were written since the last call. Only the first process calls this method."""
+        """
+        Makes the server read the folders that were written since the last call. Only the first process calls this
+        method.
+        """
         for owner, folder in self.unread.items():
             self._read_on_server(owner, folder)
         self.unread = {}
@@ -188,7 +199,9 @@ class AgentGeneration(VLLMGeneration):
         shutil.rmtree(folder)
 
     def _post_folder(self, owner: str, path: str, body: dict[str, Any], folder: Path, needs: str) -> None:
-        """Requests that the server reads a folder with weights. `needs`: the options that the server must have for that."""
+        """
+        Requests that the server reads a folder with weights. `needs`: the options that the server must have for that.
+        """
         try:
             response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
             problem = "" if response.status_code == 200 else f"{response.status_code}, {response.text}"
@@ -196,12 +209,16 @@ class AgentGeneration(VLLMGeneration):
             problem = describe(error)
         if problem:
             raise EngineError(
-                f"The vLLM server at {self.vllm_client.base_url} did not load the weights of agent {owner!r} from {folder}: "
+                f"The vLLM server at {self.vllm_client.base_url} did not load the weights of agent {owner!r} from "
+                f"{folder}: "
                 f"{problem[:300]}. It must have access to that folder, and be started with {needs}."
             )
 
     def on_server(self, role: str, action: Callable[[], Any]) -> Any:
-        """Runs an action that uses the server on the first process. Returns its result, or raises its [`EngineError`], on all processes."""
+        """
+        Runs an action that uses the server on the first process. Returns its result, or raises its [`EngineError`], on
+        all processes.
+        """
         return on_first(self.accelerator, lambda: self.answered(role, action))
 
     def answered(self, role: str, action: Callable[[], Any]) -> Any:
@@ -212,7 +229,8 @@ class AgentGeneration(VLLMGeneration):
             raise
         except Exception as error:  # TRL raises the server's answer, and requests an error if there is none
             raise EngineError(
-                f"agent {role!r}: the vLLM server at {self.vllm_client.base_url} gave no answer ({describe(error)[:300]}). "
+                f"agent {role!r}: the vLLM server at {self.vllm_client.base_url} gave no answer "
+                f"({describe(error)[:300]}). "
                 "If it has ended, start it again as before, and resume the run."
             ) from error
 
@@ -233,10 +251,16 @@ class AgentGeneration(VLLMGeneration):
             raise EngineError(problem)
 
     def _problem_of_server(self, role: str, ids: list[int], own: list[float]) -> str | None:
-        """Returns an error message if the server's weights differ from the trainer's, whose log-probabilities are `own`, else `None`."""
+        """
+        Returns an error message if the server's weights differ from the trainer's, whose log-probabilities are `own`,
+        else `None`.
+        """
         self.load()
         client, model = self._client(role), self.model.name_or_path
-        where = f"agent {role!r}: the vLLM server at {client.base_url} samples with {self.vllm_client.model}, the trainer has {model}"
+        where = (
+            f"agent {role!r}: the vLLM server at {client.base_url} samples with {self.vllm_client.model}, the "
+            f"trainer has {model}"
+        )
         advice = "Start it with the model of the agent, which must not be used by another run."
         try:
             (theirs,) = client.get_sequence_logprobs([ids], [1], top_logprobs=1)["actual_logprobs"]
@@ -248,7 +272,8 @@ class AgentGeneration(VLLMGeneration):
         if difference <= LARGEST_DIFFERENCE:
             return None
         return (
-            f"{where}, and their log-probabilities of a prompt are {difference:.2f} nats per token apart (at most {LARGEST_DIFFERENCE}). "
+            f"{where}, and their log-probabilities of a prompt are {difference:.2f} nats per token apart (at most "
+            f"{LARGEST_DIFFERENCE}). "
             f"{advice}"
         )
 
@@ -276,7 +301,10 @@ class AgentGeneration(VLLMGeneration):
         return as_completions(output["completion_ids"], output["logprobs"], num_generations)
 
     def sample(self, prompts: Prompts, num_generations: int) -> dict[str, list[Completions]]:
-        """Samples the completions of all agents of the engine in one call. All processes of an engine must call this method."""
+        """
+        Samples the completions of all agents of the engine in one call. All processes of an engine must call this
+        method.
+        """
         group = self.tp_group if self.tensor_parallel_size > 1 else None
         return shared_answers(group, prompts, lambda all_prompts: self._sample(group, all_prompts, num_generations))
 
@@ -285,8 +313,8 @@ class AgentGeneration(VLLMGeneration):
     ) -> dict[str, list[Completions]]:
         rows = [(role, ids) for role in prompts for ids in prompts[role] for _ in range(num_generations)]
         self.llm.rows = [role for role, _ in rows]
-        # TRL splits the results correctly only if all processes request the same number. Therefore the first process requests all
-        # completions, and the others none
+        # TRL splits the results correctly only if all processes request the same number. Therefore the first process
+        # requests all completions, and the others none
         is_first = group is None or distributed.get_rank(group) == 0
         own = [ids for _, ids in rows] if is_first else []
         _, completion_ids, logprobs, _ = self.generate(own, None, num_generations)
@@ -298,8 +326,8 @@ class AdapterGeneration(AgentGeneration):
     """
     Samples from several agents that are LoRA adapters on one base. Each adapter has the name of its agent's role.
 
-    The engine loads the base once. After an update, it receives the adapters as files in the folder. The arguments are those of
-    [`AgentGeneration`].
+    The engine loads the base once. After an update, it receives the adapters as files in the folder. The arguments are
+    those of [`AgentGeneration`].
     """
 
     folder: Path
@@ -357,8 +385,8 @@ class AdapterGeneration(AgentGeneration):
 
 class Engine:
     """
-    Makes an engine, a `vllm.LLM`, sample for several agents in one call, each with its own adapter and stop strings. It has the methods that
-    TRL calls. `keeps_weights`: whether the engine keeps the weights while it sleeps.
+    Makes an engine, a `vllm.LLM`, sample for several agents in one call, each with its own adapter and stop strings.
+    It has the methods that TRL calls. `keeps_weights`: whether the engine keeps the weights while it sleeps.
     """
 
     def __init__(self, llm: Any, stop_strings: Mapping[str, Sequence[str]], keeps_weights: bool):
@@ -405,7 +433,10 @@ class Engine:
 def sample_level(
     agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int, accelerator: Accelerator
 ) -> dict[str, list[Completions]]:
-    """Samples the completions of all agents of a level. Their weights must have been sent. All processes must call this function."""
+    """
+    Samples the completions of all agents of a level. Their weights must have been sent. All processes must call this
+    function.
+    """
     if next(iter(agents.values())).mode == "server":
         group = distributed.group.WORLD if accelerator.num_processes > 1 else None
         return shared_answers(
@@ -441,8 +472,9 @@ def shared_answers(
     ask: Callable[[Prompts], dict[str, list[Completions]]],
 ) -> dict[str, list[Completions]]:
     """
-    Returns the answers to the prompts of this process. The processes of a group make one request together, and may have different numbers of
-    prompts. Each calls `ask` with the prompts of all; `ask` returns the answers on the first process.
+    Returns the answers to the prompts of this process. The processes of a group make one request together, and may
+    have different numbers of prompts. Each calls `ask` with the prompts of all; `ask` returns the answers on the first
+    process.
     """
     if group is None:
         return ask(prompts)
@@ -475,8 +507,9 @@ def as_completions(
     completion_ids: list[list[int]], logprobs: list[list[list[float | None]]], num_generations: int
 ) -> list[Completions]:
     """
-    Converts TRL's results to the completions of each prompt. Their log-probabilities, in nats, are those of the sampled tokens, or NaN if the
-    engine returned none. TRL requests one log-probability per position, that of the sampled token.
+    Converts TRL's results to the completions of each prompt. Their log-probabilities, in nats, are those of the
+    sampled tokens, or NaN if the engine returned none. TRL requests one log-probability per position, that of the
+    sampled token.
     """
     ids = [list(sequence) for sequence in completion_ids]
     logps = [[math.nan if entry[0] is None else entry[0] for entry in sequence] for sequence in logprobs]
@@ -492,8 +525,9 @@ def stopping(strings: Sequence[str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def launch_variables(num_processes: int) -> Iterator[None]:
     """
-    Restores the environment variables that TRL sets for an engine. With them, the next trainer of this process would wait for other processes.
-    A single process gets a free port for its engine, because several runs may have the same `MASTER_PORT`, or TRL's first choice.
+    Restores the environment variables that TRL sets for an engine. With them, the next trainer of this process would
+    wait for other processes. A single process gets a free port for its engine, because several runs may have the same
+    `MASTER_PORT`, or TRL's first choice.
     """
     before = {name: os.environ.get(name) for name in LAUNCH_VARIABLES}
     if num_processes == 1:
@@ -517,8 +551,9 @@ def make_generations(
     args: RolloutConfig,
 ) -> dict[str, AgentGeneration]:
     """
-    Connects to the servers, or starts the engines, that sample for the agents. Roles with the same model get the same object. The model is one
-    whose weights they share, or a `PeftModel` with an adapter named after each role. `eos_token_ids`: the only tokens that end a completion.
+    Connects to the servers, or starts the engines, that sample for the agents. Roles with the same model get the same
+    object. The model is one whose weights they share, or a `PeftModel` with an adapter named after each role.
+    `eos_token_ids`: the only tokens that end a completion.
     """
     groups = roles_by_model(policies)
     urls: Sequence[str | None] = [None] * len(groups)
@@ -556,8 +591,8 @@ def make_generations(
         if args.vllm_mode == "server" and accelerator.is_main_process:
             check_logprobs_mode(generation.vllm_client)
     if args.vllm_mode == "colocate":
-        # An engine samples with the generators of its process, and seeds them when it starts. The processes of one engine
-        # need the same seed
+        # An engine samples with the generators of its process, and seeds them when it starts. The processes of one
+        # engine need the same seed
         set_seed(args.seed + accelerator.process_index // args.vllm_tensor_parallel_size)
     return generations
 

@@ -1,9 +1,9 @@
 """
-The process of one program. The program can change everything below, and the verifier does not trust it: whatever is sent is read
-as plain data.
+The process of one program. The program can change everything below, and the verifier does not trust it: whatever is
+sent is read as plain data.
 
-Messages on the socket, in order: the program (read), the outcome of its definitions, then one answer per call. Notes about
-suspicious acts come in between, for the records only.
+Messages on the socket, in order: the program (read), the outcome of its definitions, then one answer per call. Notes
+about suspicious acts come in between, for the records only.
 """
 
 import copy
@@ -25,7 +25,8 @@ from .wire import References, decode_call, encode_call, pack
 
 MAX_ITEMS = 10_000  # of an iterator that a helper returns
 OWN_FRAMES = 15  # stack frames of this module and the zygote, which are added to the program's recursion limit
-# Audit events that no answer to a coding task needs. A name that ends in a dot stands for all events that begin with it
+# Audit events that no answer to a coding task needs. A name that ends in a dot stands for all events that begin with
+# it
 _SUSPICIOUS = tuple(
     """
 open os. subprocess. socket.connect socket.bind socket.sendto ctypes. shutil. code.__new__ resource. gc.get_ fcntl. mmap. pty.
@@ -102,7 +103,8 @@ def serve(fd: int) -> None:
 
 
 def _sensitive_functions() -> tuple[Callable, ...]:
-    # A few functions that a program would replace to forge its result. Comparing more would cost memory, because each candidate would copy their pages
+    # A few functions that a program would replace to forge its result. Comparing more would cost memory, because each
+    # candidate would copy their pages
     return abs, all, any, isinstance, len, sorted, sum, eval, exec, copy.deepcopy, random.Random, random.randint
 
 
@@ -140,7 +142,9 @@ def _answer(question: dict) -> bytes:
 
 
 def _proxy(references: References, number: int, is_function: bool) -> Callable:
-    """Returns a function of the checks. A call of it asks the verifier, which may call the program before it answers."""
+    """
+    Returns a function of the checks. A call of it asks the verifier, which may call the program before it answers.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with _calling_checks:

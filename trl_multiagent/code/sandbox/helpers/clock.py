@@ -10,9 +10,9 @@ POLL_SECONDS = 0.0005  # processor time that the verifier needs for waiting betw
 
 class Clock:
     """
-    The time that a check takes: the processor time of the candidate and of this process, and the time in which both wait for
-    something other than a core. Waiting for a core does not count, so the time does not depend on the machine's load. `look`
-    advances the clock.
+    The time that a check takes: the processor time of the candidate and of this process, and the time in which both
+    wait for something other than a core. Waiting for a core does not count, so the time does not depend on the
+    machine's load. `look` advances the clock.
 
     Args:
         limit (`float`): Seconds that a check may take. The time between looks is a small part of it.
@@ -52,8 +52,8 @@ class Clock:
         since = now - self.looked
         computed = candidate["computed"] + max(0.0, own[0] - self.own[0] - POLL_SECONDS)
         waited = candidate["waited"] + own[1] - self.own[1]
-        # Looking itself takes about 2 % of the time. If looks are further apart than planned, this process was stopped or had no core,
-        # and the candidate may have been stopped too
+        # Looking itself takes about 2 % of the time. If looks are further apart than planned, this process was stopped
+        # or had no core, and the candidate may have been stopped too
         idle = min(max(0.0, 0.98 * since - computed) - waited, 2 * self.interval)
         self.total += max(0.0, computed + idle)
         part = min(1.0, (now - self.begun) / since)  # the rest belongs to the previous check

@@ -1,8 +1,9 @@
 """
 Counts the calls of a program's functions.
 
-A counted function is not wrapped. An expression is added to its own body instead, so that decorators, attributes, stack traces and the depth of
-recursion stay as they are. The expression refers to a constant of the code object and not to a name.
+A counted function is not wrapped. An expression is added to its own body instead, so that decorators, attributes,
+stack traces and the depth of recursion stay as they are. The expression refers to a constant of the code object and
+not to a name.
 """
 
 import ast

@@ -1,4 +1,6 @@
-"""What ends a call or a run before its time. None of these is an `Exception`, so that checks do not catch them by chance."""
+"""
+What ends a call or a run before its time. None of these is an `Exception`, so that checks do not catch them by chance.
+"""
 
 from .wire import LostStep
 
@@ -23,7 +25,10 @@ class SandboxFault(BaseException):
 
 
 class StepLost(BaseException):
-    """This step ended the verifier in an earlier run. It is part of the code between two asserts, which cannot go on without it."""
+    """
+    This step ended the verifier in an earlier run. It is part of the code between two asserts, which cannot go on
+    without it.
+    """
 
     def __init__(self, step: LostStep):
         super().__init__(step.status, step.error)

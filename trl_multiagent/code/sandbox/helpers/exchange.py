@@ -1,9 +1,10 @@
 """
 What the processes of two agents pass to each other, and what an experiment changes of it.
 
-The program and its helper run in processes of their own, and all that one has of the other is this exchange. It is the same in all experiments, the
-control included, but for the values that are replaced. So a program cannot tell that an experiment is under way, except by these values. The
-control computes what experiments would put in their place, too, so that it takes as long as they do.
+The program and its helper run in processes of their own, and all that one has of the other is this exchange. It is the
+same in all experiments, the control included, but for the values that are replaced. So a program cannot tell that an
+experiment is under way, except by these values. The control computes what experiments would put in their place, too,
+so that it takes as long as they do.
 """
 
 import collections
@@ -66,7 +67,10 @@ class Exchange:
         self.template: _Template | None = None  # of the helper's values
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls the helper. Returns what the program gets for its value, and changes the arguments as the program finds them changed."""
+        """
+        Calls the helper. Returns what the program gets for its value, and changes the arguments as the program finds
+        them changed.
+        """
         question = wire.encode_call(0, args, kwargs, self.references)
         before, copies = (_read(question, self.references) for _ in range(2))
         after = copies if self.experiment in WITHOUT_CHANGES else [*args, *kwargs.values()]
@@ -111,8 +115,8 @@ class Exchange:
 
     def repeat(self) -> None:
         """
-        Makes all calls of the control again, in the opposite order and then in the first one. A helper that keeps a state gives other answers: no
-        call is then at the place where it was.
+        Makes all calls of the control again, in the opposite order and then in the first one. A helper that keeps a
+        state gives other answers: no call is then at the place where it was.
         """
         calls = (*reversed(self.asked), *self.asked)
         self.unfit = "" if all(json.dumps(self.ask(question)) == text for question, text in calls) else STATE
@@ -148,8 +152,8 @@ class Exchange:
         if self.experiment == "replay" and self.entries > 1:
             return self.replayed[self.given_out - 1] if self.given_out <= len(self.replayed) else None
         if self.experiment == ("another", "swapped")[self.number.bit_count() % 2]:
-            # Neither at every call nor at every second one, because values that are exchanged regularly would stay equal wherever
-            # they were equal before
+            # Neither at every call nor at every second one, because values that are exchanged regularly would stay
+            # equal wherever they were equal before
             return others[-1] if others else _altered(value)
         if self.experiment in ("echo", "control"):
             filled = self._filled()
@@ -157,7 +161,9 @@ class Exchange:
         return None if self.experiment in ("nothing", "mute") else value
 
     def _learn(self, value: Any) -> None:
-        """Keeps the first value that contains arguments as a template. Where several arguments fit, later values decide."""
+        """
+        Keeps the first value that contains arguments as a template. Where several arguments fit, later values decide.
+        """
         with contextlib.suppress(ValueError, TypeError):  # the value is none; see `_Template`
             # A constant beside an argument of this call, such as True, may equal one of the call before
             template = _Template(value, {place: both for place, both in self.arguments.items() if not place[0]})
@@ -170,7 +176,10 @@ class Exchange:
                 self.template.places = common if all(common) else self.template.places
 
     def _filled(self) -> Any:
-        """Returns the known template with the present arguments; the first of them if there is no template that fits, None if there are none."""
+        """
+        Returns the known template with the present arguments; the first of them if there is no template that fits,
+        None if there are none.
+        """
         arguments = {place: argument for place, (argument, _) in self.arguments.items()}
         first = arguments.get((False, 0))
         with contextlib.suppress(LookupError, TypeError, ValueError):  # the present arguments do not fit
@@ -180,7 +189,10 @@ class Exchange:
 
 
 class _Template(pickle.Pickler):
-    """A value with places for the arguments. Raises `ValueError` or `TypeError` for values that have too many parts, or cannot be pickled."""
+    """
+    A value with places for the arguments. Raises `ValueError` or `TypeError` for values that have too many parts, or
+    cannot be pickled.
+    """
 
     def __init__(self, value: Any, arguments: dict[tuple[bool, int], tuple[Any, Any]]):
         self.file = io.BytesIO()
@@ -218,9 +230,9 @@ def _read(question: dict, references: DataOnly) -> list:
 
 def _forms(arguments: list, names: Collection[str]) -> list:
     """
-    Returns the arguments of a call, of which the last ones have names, each with what it contains if that is a single value, and with the tuple of
-    a list or the list of a tuple. The first argument, if there is one, is the first. Then come all of them together, those with names, and the
-    others, each followed by all from there on.
+    Returns the arguments of a call, of which the last ones have names, each with what it contains if that is a single
+    value, and with the tuple of a list or the list of a tuple. The first argument, if there is one, is the first. Then
+    come all of them together, those with names, and the others, each followed by all from there on.
     """
     named = dict(zip(names, arguments[len(arguments) - len(names) :], strict=True))
     forms = [*(arguments[:1] or [_NOTHING]), tuple(arguments), named]
@@ -231,8 +243,8 @@ def _forms(arguments: list, names: Collection[str]) -> list:
 
 def _in_form_of(value: Any, first: Any) -> Any:
     """
-    Returns the helper's first value, in the form that equals the entry point's `value` if there is one: converted, or taken out of a container.
-    An entry point that only does this has not done any work.
+    Returns the helper's first value, in the form that equals the entry point's `value` if there is one: converted, or
+    taken out of a container. An entry point that only does this has not done any work.
     """
     forms = [list(first) if isinstance(first, Iterator) else first]
     for _ in range(MAX_WRAPPINGS):

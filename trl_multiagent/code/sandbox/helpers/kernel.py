@@ -1,6 +1,6 @@
 """
-The kernel's protections, called through ctypes: seccomp filters, Landlock, namespaces, privileges. Each function either takes
-effect or raises `OSError`. `main` finds out what a machine allows, in child processes that end at once.
+The kernel's protections, called through ctypes: seccomp filters, Landlock, namespaces, privileges. Each function
+either takes effect or raises `OSError`. `main` finds out what a machine allows, in child processes that end at once.
 """
 
 import contextlib
@@ -43,8 +43,9 @@ def lock_down(
     role: str, layers: list[str], limits: dict[int, int], readable: list[str], root: int | None = None
 ) -> None:
     """
-    Applies the layers to the verifier or the zygote, irrevocably. Only folders in `readable` may be read. With the layer `folder`, the
-    programs' folder becomes the working directory; the verifier then gets the zygote's user, and its root, the open file `root`.
+    Applies the layers to the verifier or the zygote, irrevocably. Only folders in `readable` may be read. With the
+    layer `folder`, the programs' folder becomes the working directory; the verifier then gets the zygote's user, and
+    its root, the open file `root`.
     """
     user = spare_user()
     has_folder, is_zygote = "folder" in layers, role == "zygote"
@@ -83,7 +84,10 @@ def lock_down(
 
 
 def spare_user() -> int:
-    """Returns a user id that no other process has. The kernel limits threads by user, so every zygote gets a user of its own."""
+    """
+    Returns a user id that no other process has. The kernel limits threads by user, so every zygote gets a user of its
+    own.
+    """
     extents = [[int(field) for field in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     first, _, count = max(extents, key=lambda extent: extent[2])
     low, high = first + count // 2, first + count
@@ -93,13 +97,11 @@ def spare_user() -> int:
     return low + hash((os.stat("/proc/self/ns/pid").st_ino, os.getpid())) % (high - low)
 
 
-# Seccomp. Each entry is name:number on x86_64:number on aarch64:roles that may make the call. The number `-` means that the
-# machine has no such call. The roles are
-#   a     every process: these calls compute, run threads and asyncio, and name no file, process or address
-#   z, v  the zygote, the verifier; a candidate gives these calls up
-#   f     every process, if programs have a folder
-#   e, w  the zygote and the verifier then
-#   a capital letter: the conditions of the call, below, do not apply to this role
+# Seccomp. Each entry is name:number on x86_64:number on aarch64:roles that may make the call. The number `-` means
+# that the machine has no such call. The roles are a     every process: these calls compute, run threads and asyncio,
+# and name no file, process or address z, v  the zygote, the verifier; a candidate gives these calls up f     every
+# process, if programs have a folder e, w  the zygote and the verifier then a capital letter: the conditions of the
+# call, below, do not apply to this role
 _CALLS = """
 read:0:63:a write:1:64:a open:2:-:zvF close:3:57:a stat:4:-:vf fstat:5:80:a lstat:6:-:vf poll:7:-:a lseek:8:62:a
 mmap:9:222:aV mprotect:10:226:aV munmap:11:215:a brk:12:214:a rt_sigaction:13:134:a rt_sigprocmask:14:135:a
@@ -127,9 +129,9 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BP
 _KILL, _REFUSE, _ABSENT, _ALLOW = 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x7FFF0000
 _PROT_EXEC, _CLONE_THREAD, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 0x10000, 1, 0x5421, 1
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# Conditions of a call, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time. `equals`,
-# `is not`, `any of` and `none of` compare the lower half, because the kernel reads no more of these arguments or defines no flag above
-# it. `is zero` compares both halves, as a pointer requires
+# Conditions of a call, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time.
+# `equals`, `is not`, `any of` and `none of` compare the lower half, because the kernel reads no more of these
+# arguments or defines no flag above it. `is zero` compares both halves, as a pointer requires
 _ONLY_IF = {
     "mmap": [(2, "none of", _PROT_EXEC)],
     "mprotect": [(2, "none of", _PROT_EXEC)],
@@ -189,7 +191,10 @@ def _assemble(rules: Rules, default: int) -> tuple[ctypes.Array, ctypes.Array]:
 
 
 def _given_up(zygote: Rules, kept: Rules) -> Rules:
-    """Returns what a candidate may no longer do: a short filter behind the zygote's, because it is installed for every program."""
+    """
+    Returns what a candidate may no longer do: a short filter behind the zygote's, because it is installed for every
+    program.
+    """
     return {name: kept.get(name, _REFUSE) for name, action in zygote.items() if kept.get(name) != action}
 
 
@@ -201,20 +206,24 @@ for _kind, _zygote, _verifier, _kept in (("", "z", "v", ""), ("folder ", "zef", 
 
 
 def filter_calls(role: str) -> None:
-    """Seccomp: from now on this process can make only the calls of its role, `[folder ]zygote`, `candidate` or `verifier`."""
+    """
+    Seccomp: from now on this process can make only the calls of its role, `[folder ]zygote`, `candidate` or
+    `verifier`.
+    """
     prctl(_NO_NEW_PRIVILEGES, 1)
     prctl(_SECCOMP, 2, ctypes.addressof(_FILTERS[role][0]))
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _READ_FILE, _READ_DIRECTORY = 444, 445, 446, 4, 8
-# Files and folders may be read, written, removed, made, moved and cut off, but there are no devices, sockets, FIFOs or links
+# Files and folders may be read, written, removed, made, moved and cut off, but there are no devices, sockets, FIFOs or
+# links
 _ALL_WITH_FILES = sum(1 << bit for bit in (1, 2, 3, 4, 5, 7, 8, 13, 14))
 
 
 def restrict_files(readable: list[str], writable: Sequence[str] = ()) -> None:
     """
-    Landlock: only files beneath `readable` may be read, and only those beneath `writable` made and changed. Where the kernel's version
-    supports it, TCP, abstract sockets and signals are denied too.
+    Landlock: only files beneath `readable` may be read, and only those beneath `writable` made and changed. Where the
+    kernel's version supports it, TCP, abstract sockets and signals are denied too.
     """
     version = _check(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
     rights = (1 << 13) - 1
@@ -238,7 +247,10 @@ _RDONLY, _NOSUID_NODEV_NOEXEC, _REMOUNT, _REC_PRIVATE, _DETACH = 1, 2 | 4 | 8, 3
 
 
 def enter_namespaces(with_folder: bool = False) -> None:
-    """Creates namespaces with an empty read-only root, and `/folder` in it if asked. Returns in a child, which is their first process."""
+    """
+    Creates namespaces with an empty read-only root, and `/folder` in it if asked. Returns in a child, which is their
+    first process.
+    """
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.unshare(_NEWNS_UTS_IPC_PID_NET | (_NEWUSER if uid else 0)), "unshare")
     if uid:

@@ -1,6 +1,6 @@
 """
-Objects of a program, as test methods see them. What a stand-in is asked is a call of one of `OPERATIONS`, whose numbers both processes
-know; what it defines itself, the program cannot change.
+Objects of a program, as test methods see them. What a stand-in is asked is a call of one of `OPERATIONS`, whose
+numbers both processes know; what it defines itself, the program cannot change.
 """
 
 import itertools
@@ -37,7 +37,10 @@ OPERATIONS: tuple[Callable, ...] = (
 
 
 def _asks(operation: Callable, kind: type | None = None) -> Callable:
-    """Returns a method that asks the program for the value of an operation, which must have the type `kind` if there is one."""
+    """
+    Returns a method that asks the program for the value of an operation, which must have the type `kind` if there is
+    one.
+    """
     number = 1 + OPERATIONS.index(operation)
 
     def method(stand_in: Any, *args: Any) -> Any:
@@ -51,9 +54,9 @@ def _asks(operation: Callable, kind: type | None = None) -> Callable:
 
 class StandIn:
     """
-    Stands for an object of the program. It has no equality, order, arithmetic or truth of the program's: it is true, and equal to itself
-    alone. `in` uses `__iter__`, and so compares here. `number` is the object's; `ask` is called with the number of an operation or of a
-    function, and with its arguments.
+    Stands for an object of the program. It has no equality, order, arithmetic or truth of the program's: it is true,
+    and equal to itself alone. `in` uses `__iter__`, and so compares here. `number` is the object's; `ask` is called
+    with the number of an operation or of a function, and with its arguments.
     """
 
     __slots__ = ("__ask", "__mocks", "__number")

@@ -21,7 +21,8 @@ class Process:
     One process that runs untrusted code.
 
     Args:
-        evaluation (`verifier.Evaluation`): The run that it belongs to. It has the clock, and keeps the suspicious acts.
+        evaluation (`verifier.Evaluation`): The run that it belongs to. It has the clock, and keeps the suspicious
+            acts.
         number (`int`): 0 for the program, 1 for its helper.
         references (`References`): What this side and the process use of each other.
     """

@@ -46,8 +46,8 @@ class TestMethods:
 
     def _outcome(self, result: "_Result") -> tuple[str, str]:
         """
-        Status and error of a test method. It passes only if `unittest` says so, and if the program answered and was not lost, because the
-        test may have caught that.
+        Status and error of a test method. It passes only if `unittest` says so, and if the program answered and was
+        not lost, because the test may have caught that.
         """
         if self.lost is not None:
             return outcome(self.lost)

@@ -1,6 +1,6 @@
 """
-Runs the checks and decides. The verifier never runs a candidate's code: it asks the candidate's process for the value of
-calls, rebuilds exact built-in types from the answers, and evaluates the asserts itself.
+Runs the checks and decides. The verifier never runs a candidate's code: it asks the candidate's process for the value
+of calls, rebuilds exact built-in types from the answers, and evaluates the asserts itself.
 """
 
 import functools
@@ -30,8 +30,8 @@ from .wire import CheckResult, DataOnly, Inbox, LostStep, References, WireError
 
 MEMORY = 1 << 30  # bytes of the verifier's address space
 ZYGOTE_SECONDS = 60.0  # for the zygote's answers
-# The sandbox fails if a check takes longer on the wall clock than a minute plus this many times its limit: the machine then
-# gave the program too little of a core
+# The sandbox fails if a check takes longer on the wall clock than a minute plus this many times its limit: the machine
+# then gave the program too little of a core
 MAX_SLOWDOWN = 100
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_ENDED_CANDIDATES = 10  # after so many, the rest of a program's checks does not run
@@ -73,16 +73,17 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
 
 def _end_process_after(seconds: float) -> None:
     """
-    Has the kernel end this process by SIGPROF after this much processor time; 0 cancels that. A program's answers may make the
-    checks loop inside C code, where no Python code can stop them. The trainer then runs the program again without this step.
+    Has the kernel end this process by SIGPROF after this much processor time; 0 cancels that. A program's answers may
+    make the checks loop inside C code, where no Python code can stop them. The trainer then runs the program again
+    without this step.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def evaluate(job: dict, config: dict) -> dict:
     """
-    Runs a program once, or once for each experiment until one has no effect. Returns the fields of `Verdict`; of several runs, those
-    of the last one.
+    Runs a program once, or once for each experiment until one has no effect. Returns the fields of `Verdict`; of
+    several runs, those of the last one.
     """
     result: dict = {}
     effective: list[str] = []
@@ -183,8 +184,8 @@ class Evaluation:
 
     def _pass_unreached_checks(self) -> None:
         """
-        Records that the checks ran to their end. A guard that was not reached passes, because reaching it is the failure. Other checks that were not
-        reached pass if all that were reached did.
+        Records that the checks ran to their end. A guard that was not reached passes, because reaching it is the
+        failure. Other checks that were not reached pass if all that were reached did.
         """
         guards = self.job["guards"]
         reached = {result.status for index, result in enumerate(self.results) if index not in guards}
@@ -193,7 +194,10 @@ class Evaluation:
                 result.status = "passed"
 
     def _fail_unfinished_checks(self, status: str, error: str) -> None:
-        """Records that the checks did not run to their end. Those after it did not run, and those in a loop did not run in every iteration."""
+        """
+        Records that the checks did not run to their end. Those after it did not run, and those in a loop did not run
+        in every iteration.
+        """
         for index, result in enumerate(self.results):
             if result.status == "passed" and index not in self.settled:
                 result.status, result.error = status, error
@@ -209,7 +213,9 @@ class Evaluation:
         self.calls.update(outside)
 
     def _define_checks(self) -> None:
-        """Runs the checks' module. If its asserts stand in a function `check`, or in test methods, they do not run yet."""
+        """
+        Runs the checks' module. If its asserts stand in a function `check`, or in test methods, they do not run yet.
+        """
         entry_point = self.job["entry_point"]
         candidate = self.references.stand_in(0, not self.test_methods)
         if not self.test_methods:
@@ -256,12 +262,17 @@ class Evaluation:
         self._next_step(StepLost)
 
     def _begin_limit(self, own_seconds: float) -> None:
-        """Starts the time limit of a check, or of the code between two; `own_seconds` limits this process's processor time."""
+        """
+        Starts the time limit of a check, or of the code between two; `own_seconds` limits this process's processor
+        time.
+        """
         self.clock.begin()
         _end_process_after(0.25 + 1.25 * own_seconds)  # later than the clock's limit, at which this process survives
 
     def _next_step(self, lost: type[StepLost]) -> None:
-        """Counts a step, so that the trainer knows how far this process got. Raises `lost` if this step was lost earlier."""
+        """
+        Counts a step, so that the trainer knows how far this process got. Raises `lost` if this step was lost earlier.
+        """
         self.step += 1
         self.config["progress"][0] = self.step
         if self.step in self.lost_steps:
@@ -312,7 +323,10 @@ class Evaluation:
         return answer["defined"]
 
     def end_candidate(self, command: bytes = b"K") -> int:
-        """Ends the candidate's process, and its helper's, and records what they used. Returns the signal that had already ended it, or 0."""
+        """
+        Ends the candidate's process, and its helper's, and records what they used. Returns the signal that had already
+        ended it, or 0.
+        """
         processes, self.process, self.helper = (self.process, self.helper), None, None
         signals = [0]
         for process in processes:
@@ -361,7 +375,9 @@ class Evaluation:
             self.pending -= 1
 
     def _ask(self, function: int, args: Sequence, kwargs: dict) -> Any:
-        """Returns the value of a call of the program's function. Makes the call's changes of its arguments here, too."""
+        """
+        Returns the value of a call of the program's function. Makes the call's changes of its arguments here, too.
+        """
         question = wire.encode_call(function, args, kwargs, self.references)
         question["id"] = _unpredictable()
         answer = self._converse(self.process, question)

@@ -1,10 +1,11 @@
 """
-Messages and values that cross a process boundary of the sandbox: a 4-byte little-endian length and that many bytes of JSON.
+Messages and values that cross a process boundary of the sandbox: a 4-byte little-endian length and that many bytes of
+JSON.
 
-Numbers, strings, lists, True, False and None stand for themselves; every other value is an object with one key, the name of
-its type, and a list of parts. A value is read from the fields of its built-in type, not through methods that a subclass may
-have changed. The reader checks the parts before it makes a value of them, so that this takes time in proportion to the
-message's size, and makes exact built-in types and nothing else.
+Numbers, strings, lists, True, False and None stand for themselves; every other value is an object with one key, the
+name of its type, and a list of parts. A value is read from the fields of its built-in type, not through methods that a
+subclass may have changed. The reader checks the parts before it makes a value of them, so that this takes time in
+proportion to the message's size, and makes exact built-in types and nothing else.
 """
 
 import builtins
@@ -208,9 +209,13 @@ _BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, b
     "iterator": iter,
     "type": lambda parts: _TYPES[_typed(parts, str)[0]],
 }
-# Modules whose exceptions keep their class, because checks name them. A program could end the checks with those of other modules, such as unittest
+# Modules whose exceptions keep their class, because checks name them. A program could end the checks with those of
+# other modules, such as unittest
 _RAISING = set(
-    "asyncio.exceptions binascii configparser _csv dataclasses decimal json.decoder _queue re statistics struct zipfile zlib".split()
+    (
+        "asyncio.exceptions binascii configparser _csv dataclasses decimal json.decoder _queue re statistics struct "
+        "zipfile zlib"
+    ).split()
 )
 # If a call changes an argument of these types, the new value is sent back
 MUTABLE = (list, set, bytearray, collections.deque, collections.defaultdict, *_MAPPINGS)
@@ -230,9 +235,9 @@ class Opaque:
 
 class References:
     """
-    Objects that are used by number: those of this side, and stand-ins for those of the other one. `stand_in` makes one for the other side's
-    object of that number; its last argument says whether it is a function. `objects` says whether objects that are no functions can be
-    used, too. Otherwise one arrives as `Opaque`.
+    Objects that are used by number: those of this side, and stand-ins for those of the other one. `stand_in` makes one
+    for the other side's object of that number; its last argument says whether it is a function. `objects` says whether
+    objects that are no functions can be used, too. Otherwise one arrives as `Opaque`.
     """
 
     def __init__(self, stand_in: Callable[["References", int, bool], Any], objects: bool):
@@ -271,7 +276,9 @@ class References:
 
 
 class NotData(Exception):
-    """Something other than data was to be passed, such as a function or an object of a class that a program defines."""
+    """
+    Something other than data was to be passed, such as a function or an object of a class that a program defines.
+    """
 
 
 class DataOnly(References):
@@ -353,8 +360,9 @@ class Inbox:
 
 def encode(value: Any, references: References, note: Callable[[str], None] | None = None) -> Any:
     """
-    Returns the value as JSON's types. Functions in it get a number in `references`, and so do other objects if these can be used. `note` is
-    called for a value whose class defines its own equality, because it could claim to be equal to any value.
+    Returns the value as JSON's types. Functions in it get a number in `references`, and so do other objects if these
+    can be used. `note` is called for a value whose class defines its own equality, because it could claim to be equal
+    to any value.
     """
     left = MAX_NODES
 
@@ -410,7 +418,9 @@ def decode_call(message: Any, references: References) -> tuple[list, dict[str, A
 def answer_call(
     value: Any, question: dict, arguments: Sequence, references: References, note: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
-    """Returns what is sent of a call: its value, and which of its arguments, in the order of the question, it changed."""
+    """
+    Returns what is sent of a call: its value, and which of its arguments, in the order of the question, it changed.
+    """
     answer = {"value": encode(value, references, note), "changed": []}
     sent = (*question["args"], *question["kwargs"].values())
     for number, argument in enumerate(arguments):
@@ -433,8 +443,8 @@ def accept(answer: dict, arguments: Sequence, references: References) -> Any:
 
 def describe(error: BaseException) -> list:
     """
-    Returns what is sent of an exception: its name and module, the name of its nearest built-in base, and its arguments. It never
-    raises, whatever the exception's own methods do.
+    Returns what is sent of an exception: its name and module, the name of its nearest built-in base, and its
+    arguments. It never raises, whatever the exception's own methods do.
     """
     kind = type(error)
     base = next((base.__name__ for base in kind.__mro__ if base in _RAISABLE.values()), "Exception")
@@ -450,8 +460,8 @@ def describe(error: BaseException) -> list:
 
 def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
     """
-    Returns the exception that `describe` described. Its class is one of `names`, which the checks define, or built in, or of some modules of the
-    standard library, or a new one with that name and base.
+    Returns the exception that `describe` described. Its class is one of `names`, which the checks define, or built in,
+    or of some modules of the standard library, or a new one with that name and base.
     """
     if type(raised) is not list or [type(part) for part in raised[:2]] != [str, str]:
         raise WireError("an exception that breaks the format")

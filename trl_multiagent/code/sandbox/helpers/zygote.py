@@ -98,9 +98,9 @@ def load_modules(layers: list[str]) -> None:
 
 def _max_tasks() -> int:
     """
-    RLIMIT_NPROC of candidates. The kernel counts the processes and threads of a user. If the zygote shares its user with other
-    processes, the limit cannot bound a single program: it then only reserves a quarter for others, and the verifier ends a program
-    in which it finds too many threads.
+    RLIMIT_NPROC of candidates. The kernel counts the processes and threads of a user. If the zygote shares its user
+    with other processes, the limit cannot bound a single program: it then only reserves a quarter for others, and the
+    verifier ends a program in which it finds too many threads.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     own = 4  # this process, the one that waits for it outside its namespace, and two candidates
@@ -262,8 +262,8 @@ def _fork(fd: int, control: socket.socket, layers: list[str], max_tasks: int) ->
 
 def _end_candidate(child: int, seconds: float, layers: list[str], others: dict[bytes, Usage]) -> dict[str, float]:
     """
-    Waits up to `seconds` for a candidate to end by itself, then kills it and whatever it forked. Returns what it used, and
-    the signal that had ended it before. `others` are the other candidates.
+    Waits up to `seconds` for a candidate to end by itself, then kills it and whatever it forked. Returns what it used,
+    and the signal that had ended it before. `others` are the other candidates.
     """
     end = time.monotonic() + seconds
     while not (ended := os.wait4(child, os.WNOHANG))[0] and time.monotonic() < end:
