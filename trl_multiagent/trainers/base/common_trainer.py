@@ -13,8 +13,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, SaveStrategy, TrainOutput
 from transformers.utils import logging
 
-from trl_multiagent.jobs.processes import is_asked_to_stop
-from trl_multiagent.jobs.stopping import Stopped, ending_later
+from trl_multiagent.jobs.distributed import is_asked_to_stop
+from trl_multiagent.jobs.signals import Stopped, ending_later
 from trl_multiagent.trainers.base.checkpoint_files import (
     UNFINISHED_FOLDER,
     checksums_of_node,
