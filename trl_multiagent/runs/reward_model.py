@@ -12,10 +12,10 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from trl_multiagent.environments.task_errors import describe as describe_error
-from trl_multiagent.jobs.identity import digest_of_rows
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.jobs.fingerprint import digest_of_rows
+from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.runs.models import check_models, loading_arguments, make_peft_config

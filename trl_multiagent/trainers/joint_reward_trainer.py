@@ -19,7 +19,7 @@ from transformers.utils import logging
 from trl import RewardTrainer
 
 from trl_multiagent.folders import CARD_FILE, write_checksums
-from trl_multiagent.jobs.identity import describe_dataset
+from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.models.pretrained import keep_adapter_in_float32

@@ -15,7 +15,7 @@ from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,

@@ -17,8 +17,8 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.folders import CRITICS_FOLDER, TEAM_FILE, is_disk_full
-from trl_multiagent.jobs.identity import Changes, checksum_of_weights, differences
-from trl_multiagent.jobs.processes import check_agreement, fail_together
+from trl_multiagent.jobs.distributed import check_agreement, fail_together
+from trl_multiagent.jobs.fingerprint import Changes, checksum_of_weights, differences
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,

@@ -15,8 +15,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, SaveStrategy, TrainOutput
 from transformers.utils import logging
 
-from trl_multiagent.jobs.processes import is_asked_to_stop
-from trl_multiagent.jobs.stopping import Stopped, ending_later
+from trl_multiagent.jobs.distributed import is_asked_to_stop
+from trl_multiagent.jobs.signals import Stopped, ending_later
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     UNFINISHED_FOLDER,
