@@ -23,7 +23,7 @@ from transformers.utils import logging
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import read_json
-from trl_multiagent.jobs.processes import start_processes
+from trl_multiagent.jobs.distributed import start_processes
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team
