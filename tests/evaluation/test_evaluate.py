@@ -270,6 +270,7 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),
+        ([plain, "--pass_at", "1"], "did you mean `--k`"),
         ([plain, "--config", tmp_path / "missing.yaml"], "no such file"),
         ([plain, "--output_dir", plain / "team.json"], "is a file"),
         ([plain, "--override", "magrpo.num_agents=1"], "has the roles aux, main, but the task has main"),

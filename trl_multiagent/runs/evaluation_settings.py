@@ -162,7 +162,8 @@ def parse_evaluation(
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
+        wanted = "--k" if unknown[0].startswith(("--pass_at", "--pass@")) else unknown[0]
+        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(wanted, flags)}")
     if cross_play and len(arguments.teams) < 2:
         raise ConfigError("A cross-play needs at least two runs, whose agents play with each other.")
     locations = [find_team(text) for text in arguments.teams]

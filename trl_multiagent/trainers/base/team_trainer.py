@@ -27,8 +27,9 @@ from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.episodes import turns_of_episodes
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
+from trl_multiagent.trainers.base.checkpoints import CheckpointMixin
 from trl_multiagent.trainers.base.common_config import check_trained_weights
+from trl_multiagent.trainers.base.common_trainer import CheckpointCallback
 from trl_multiagent.trainers.base.distribution import check_distribution, without_repeated
 from trl_multiagent.trainers.base.failed_saves import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.hub import TeamHubMixin
