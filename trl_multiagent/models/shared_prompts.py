@@ -56,6 +56,7 @@ class RoomyLayer(DynamicLayer):
         super().__init__()
         self.max_length = max_length
         self.place: torch.Tensor | None = None
+        self.rooms: list[torch.Tensor] = []
 
     @classmethod
     def of(cls, layer: DynamicLayer, rows: torch.Tensor, max_length: int) -> "RoomyLayer":
