@@ -31,12 +31,11 @@ from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, sta
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, differences
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.preferences.collection import collect_preferences, seeded
+from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
-from trl_multiagent.preferences.replay import ReplayConfig, replay
+from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
-from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.folders import NO_FOLDER, check_folder

@@ -42,7 +42,7 @@ def _algorithm(module: str, name: str, *more: Any) -> Algorithm:
 
 SCHEMA = "trl_multiagent.settings.schema"
 COLLECTION = "trl_multiagent.preferences.config.PreferenceConfig"
-REPLAY = "trl_multiagent.preferences.replay.ReplayConfig"
+REPLAY = "trl_multiagent.preferences.pairs.ReplayConfig"
 # Defaults of CoMLRL's algorithms in rounds
 ROUNDS = {
     "num_iterations": 6,
