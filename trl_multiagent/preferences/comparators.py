@@ -57,7 +57,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
             config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
         )
         name, other = f"api:{client.endpoint.model}", None
-        facts = {"comparator endpoint": describe_endpoint(client.endpoint)}
+        facts: dict[str, Any] = {"comparator endpoint": describe_endpoint(client.endpoint)}
         sample: Sampler = partial(ask_model, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
         name, other = _other_team(team, config, round, [SOLO] if is_central else roles)
