@@ -8,7 +8,7 @@ from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.demo.demonstrations import CONVENTIONS, write_aux
 from trl_multiagent.demo.problems import Problem
 from trl_multiagent.environments.base import JointAction
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 
 
 INPUTS = 3

@@ -9,7 +9,7 @@ when both happen to follow the same convention.
 import random
 
 from trl_multiagent.demo.problems import Problem
-from trl_multiagent.tasks.code_generation.roles import AUX
+from trl_multiagent.tasks.code_generation.prompts import AUX
 
 
 CONVENTIONS = ("A", "B")

@@ -12,7 +12,7 @@ from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_promp
 from trl_multiagent.demo.revisions import demonstrate_revisions
 from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.code_generation import feedback
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 
 
 def make_demonstrations(number: int, rng: random.Random, num_turns: int = 1) -> list[tuple[str, str]]:

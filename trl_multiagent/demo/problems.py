@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from datasets import Dataset
 
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 
 
 SEED = 20

@@ -16,7 +16,7 @@ from trl_multiagent.demo.problems import Problem, demo_prompts
 from trl_multiagent.environments.base import History, JointAction, Turn, ask, judge
 from trl_multiagent.rollout.history import whole_prompt
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 
 
 CHANGE_OF_CONVENTION = 0.5  # if the tests fail without a mistake of the agent's own

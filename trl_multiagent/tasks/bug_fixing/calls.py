@@ -5,7 +5,7 @@ import functools
 import re
 from typing import Any
 
-from trl_multiagent.code.names import PARSE_ERRORS
+from trl_multiagent.code.dependencies import PARSE_ERRORS
 
 
 MAX_CALL = 400  # characters of a call in a text

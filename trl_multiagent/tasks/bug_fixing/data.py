@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trl_multiagent.code.names import PARSE_ERRORS
+from trl_multiagent.code.dependencies import PARSE_ERRORS
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
 from trl_multiagent.environments.embedded import read_data, read_embedded

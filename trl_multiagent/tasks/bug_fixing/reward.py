@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
 from trl_multiagent.code.extraction import join_sources, read_completion
-from trl_multiagent.code.names import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Check, Program, Verdict
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trl_multiagent.code.names import PARSE_ERRORS
+from trl_multiagent.code.dependencies import PARSE_ERRORS
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.environments.dataset_rows import Dataset, check_fields, load_rows, make_dataset
 from trl_multiagent.environments.embedded import read_data

@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import parse_completion
-from trl_multiagent.code.names import IMPORTS, PARSE_ERRORS
 
 
 MAX_DEPTH = 100  # levels of a function's syntax tree. `ast.unparse` and the compiler recurse into it

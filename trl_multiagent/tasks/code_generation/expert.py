@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.code.names import PARSE_ERRORS
+from trl_multiagent.code.dependencies import PARSE_ERRORS
 from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN, EndpointClient, Usage
 from trl_multiagent.endpoints.endpoint import describe_endpoint, describe_requests
 from trl_multiagent.endpoints.files import Answer, Question
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.tasks.code_generation.expert_settings import DEFAULT_TEMPERATURE, ExpertSettings
+from trl_multiagent.tasks.code_generation.prompts import AUX
 from trl_multiagent.tasks.code_generation.reward import CodeResult
-from trl_multiagent.tasks.code_generation.roles import AUX
 
 
 if TYPE_CHECKING:
