@@ -3,9 +3,8 @@ The base model of the demo: it has seen careless demonstrations of builders who 
 """
 
 import random
-from functools import partial
 
-from trl_multiagent.environments.embedded import imitation_model
+from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.block_building import data
 from trl_multiagent.tasks.block_building.environment import BlockBuildingEnvironment
 from trl_multiagent.tasks.block_building.world import read_target
@@ -45,4 +44,4 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-demo_model = partial(imitation_model, "blocks-demo", make_demonstrations, 500, __file__, "blocks.json")
+demo_model = ImitationModel("blocks-demo", make_demonstrations, 500).path

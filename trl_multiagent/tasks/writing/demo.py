@@ -5,9 +5,9 @@ trained on these.
 
 import json
 import random
-from functools import partial
 
-from trl_multiagent.environments.embedded import imitation_model, read_data
+from trl_multiagent.environments.embedded import read_data
+from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.writing.prompts import DETAIL, ROLES, SPLIT, SUMMARY, WRITER, first_prompts
 
 
@@ -64,4 +64,4 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-demo_model = partial(imitation_model, "demo-writing", make_demonstrations, 800, __file__, FILE)
+demo_model = ImitationModel("demo-writing", make_demonstrations, 800).path
