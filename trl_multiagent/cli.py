@@ -29,7 +29,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS
 TASKS = {
     "code_generation": "trl_multiagent.demo.task:TASK",
     "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
-    "block_building": "trl_multiagent.tasks.block_building.task:TASK",
+    "block_building": "trl_multiagent.tasks.block_building:TASK",
     "class_completion": "trl_multiagent.tasks.class_completion:TASK",
     "writing": "trl_multiagent.tasks.writing.task:TASK",
     "needed": "trl_multiagent.tasks.needed.task:TASK",
