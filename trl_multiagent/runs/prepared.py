@@ -22,8 +22,8 @@ from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.folders import CARD_FILE, locked
-from trl_multiagent.jobs.identity import describe_environment, differences
-from trl_multiagent.jobs.processes import check_agreement
+from trl_multiagent.jobs.distributed import check_agreement
+from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
@@ -306,8 +306,8 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
         for role in roles:
             check_prompts(role, team.agents[role], [], [], args.max_completion_length)
         if loader.peft_config is not None:
-            for model in team.policies.values():
-                check_adapter_names(loader.peft_config, cast(PeftModel, model))
+            for role in team.adapted_roles:
+                check_adapter_names(loader.peft_config, cast(PeftModel, team.policies[role]))
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
             return

@@ -20,15 +20,16 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.jobs.identity import describe_dataset
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
 from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.episodes import turns_of_episodes
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
+from trl_multiagent.trainers.base.checkpoints import CheckpointMixin
 from trl_multiagent.trainers.base.common_config import check_trained_weights
+from trl_multiagent.trainers.base.common_trainer import CheckpointCallback
 from trl_multiagent.trainers.base.distribution import check_distribution, without_repeated
 from trl_multiagent.trainers.base.failed_saves import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.hub import TeamHubMixin
@@ -96,8 +97,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
-        for role in () if team.has_adapters else team.trained_roles:
-            if not all(x.is_floating_point() for x in team.agents[role].parameters()):
+        for role in team.trained_roles:
+            if not all(x.is_floating_point() for x in team.agent_parameters(role)):
                 raise ValueError(
                     f"The weights of agent {role!r} are quantized, so they cannot be trained: load it with a "
                     "`peft_config`."
@@ -259,7 +260,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     def _make_reference(self) -> AgentTeam | None:
         """Stores the initial policy. Returns a copy of the team, or `None` if the team itself stores the reference."""
-        if not self.team.has_adapters:
+        if self.team.form != "lora":
             return self.team.frozen_copy()
         if self.args.sync_ref_model:
             raise ValueError(
@@ -288,7 +289,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
         """Yields a wrapped team whose agents compute with their reference policies within the block."""
         with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
-            if self.team.has_adapters:
+            if self.team.form == "lora":
                 with self.team.as_reference():
                     yield self.model_wrapped
             else:
@@ -364,7 +365,7 @@ def warn_about_dropout(team: AgentTeam) -> None:
             "its formula and depends on how the rows are split into micro-batches."
         )
     elif team.has_adapters:
-        roles = [role for role, model in team.policies.items() if model.peft_config[role].lora_dropout > 0]
+        roles = [role for role in team.adapted_roles if team.policies[role].peft_config[role].lora_dropout > 0]
         if roles:
             logger.warning(
                 f"The `lora_dropout` of {', '.join(roles)} has no effect: the update is computed without dropout, "
