@@ -31,8 +31,8 @@ TASKS = {
     "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
     "block_building": "trl_multiagent.tasks.block_building:TASK",
     "class_completion": "trl_multiagent.tasks.class_completion:TASK",
-    "writing": "trl_multiagent.tasks.writing.task:TASK",
-    "needed": "trl_multiagent.tasks.needed.task:TASK",
+    "writing": "trl_multiagent.tasks.writing:TASK",
+    "needed": "trl_multiagent.tasks.needed:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 
