@@ -175,12 +175,16 @@ class AgentTeam(SingleModel):
                 `add_bos_token`.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
             default), `revision`,
-                `attn_implementation` or a `quantization_config` for the base of a LoRA team.
+                `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a LoRA team.
 
         Raises:
             ValueError: the arguments do not fit each other or the saved team.
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
+        if "tokenizer" in model_init_kwargs:
+            raise TypeError(
+                "Tokenizers are loaded with their models: pass `tokenizer_kwargs`, or save yours beside it."
+            )
         if peft_config is not None:
             check_adapter_config("every agent", peft_config)
             if share_weights:
@@ -194,6 +198,10 @@ class AgentTeam(SingleModel):
                 check_checksums(source.name)
         form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
+        if "gguf_file" in model_init_kwargs and saved_form is None:
+            kwargs["gguf_file"] = model_init_kwargs["gguf_file"]
+        elif saved_form in ("full", "shared"):
+            model_init_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         models: dict[str, Any]
         if form == "lora":

@@ -105,6 +105,8 @@ class SingleModel(nn.Module):
         return self.active_agent.is_activation_checkpointing
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
+        if args and not isinstance(args[0], torch.Tensor):
+            raise TypeError(f"`generate` takes token ids of the active agent, not {args[0]!r}; see `collaborate`.")
         return cast(Any, self.active_agent).generate(*args, **kwargs)
 
     def get_output_embeddings(self) -> nn.Module:
