@@ -27,6 +27,18 @@ def test_normalized_modes_are_one(mode):
     assert torch.allclose(sibling_advantages(RETURNS, mode, normalize=True), expected)
 
 
+def test_an_incomplete_set_of_siblings():
+    """`mean` is (G - 1) / G times `rloo` for a set of any size, so that all turns of episodes have one scale."""
+    for size in (1, 2, 3, 4):
+        returns = torch.tensor([1.0, 2.0, 6.0, 8.0])[:size]
+        found = sibling_advantages(returns, "mean", num_generations=4)
+        assert torch.allclose(found, 0.75 * sibling_advantages(returns, "rloo"))
+        assert size != 4 or torch.equal(found, sibling_advantages(returns, "mean"))
+    for mode in ("mean", "rloo", "max"):
+        assert sibling_advantages(torch.tensor([3.0]), mode, num_generations=4).tolist() == [0.0]
+    assert sibling_advantages(torch.tensor([3.0]), "raw", num_generations=4).tolist() == [3.0]
+
+
 def test_input_is_left_alone():
     returns = RETURNS.clone()
     sibling_advantages(returns, "raw").add_(1.0)
