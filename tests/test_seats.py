@@ -15,7 +15,7 @@ from trl_multiagent import (
     TeamSeat,
 )
 from trl_multiagent.environments.base import Turn, ask, judge
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import Branch
@@ -213,6 +213,22 @@ def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
     assert len(set(shown)) > 1
 
 
+def test_a_seat_takes_a_folder(tmp_path):
+    """As in YAML, and with the arguments of `collaborate`. Nothing is loaded before the first answer."""
+    team = tiny_team(("x", "y"))
+    team.save_pretrained(tmp_path / "team")
+    branches = [Branch({"id": k}, (), {"b": f"Task {k}:"}) for k in range(3)]
+    seat = TeamSeat(str(tmp_path / "team"), agent="y", seed=3, max_new_tokens=6)
+    generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 6}), seed=3)
+    same = TeamSeat(lambda: TeamSampler(team, generator), "team", "y")
+    assert seat.sampler is None and seat.answer("b", branches) == same.answer("b", branches)
+    assert seat.describe() == {"team": str(tmp_path / "team"), "agent": "y"}
+    with pytest.raises(UnavailableError, match=r"`seats.b`: .* has the roles x, y, not 'b': set `agent`"):
+        TeamSeat(str(tmp_path / "team")).answer("b", branches)
+    with pytest.raises(UnavailableError, match=r"`seats.b`: the team cannot be loaded from '/nowhere/team'"):
+        TeamSeat("/nowhere/team").answer("b", branches)
+
+
 def test_a_team_in_a_seat_draws_by_item_and_text():
     """
     What it answers does not depend on other branches or on torch's generator. Equal branches get different answers.
@@ -246,9 +262,7 @@ def test_two_populations_draw_apart_and_are_asked_for_their_members_once_per_bat
         calls.append(step)
         return {name: FunctionSeat(lambda item, prompt, history, name=name: name) for name in "pqr"}
 
-    task = FunctionEnvironment(
-        dict.fromkeys("abc", "Task {x}"), lambda completions, **_: [1.0] * len(completions)
-    )
+    task = FunctionEnvironment(dict.fromkeys("abc", "Task {x}"), lambda completions, **_: [1.0] * len(completions))
     environment = SeatedEnvironment(task, {role: Population(members, "own", seed=1) for role in "bc"})
     outcomes = judge(environment, [{"x": k} for k in range(90)], [{"a": "w"}] * 90, [()] * 90)
     pairs = [(x.extra["answer/b"], x.extra["answer/c"]) for x in outcomes]

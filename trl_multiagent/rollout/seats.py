@@ -25,9 +25,7 @@ from trl_multiagent.environments.task_errors import TaskError, UnavailableError,
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import whole_prompt
-from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.trace import item_id
-from trl_multiagent.rollout.tree import Node
 
 
 MAX_TURNS_ALONE = 100  # in a row, in which only seats act
@@ -103,44 +101,6 @@ class EndpointSeat(Seat):
 
     def describe(self) -> dict[str, Any]:
         return {"endpoint": describe_endpoint(self.client.endpoint), "seed": self.seed}
-
-
-class TeamSeat(Seat):
-    """
-    Plays a role with an agent of a team that is not trained. `load` makes the sampler of the team when it is first
-    needed; `agent` is the role of the agent in the team, by default the role of the seat; a resumed run compares the
-    `name`.
-    """
-
-    def __init__(self, load: Callable[[], TeamSampler], name: str, agent: str | None = None):
-        self.load, self.name, self.agent = load, name, agent
-        self.sampler: TeamSampler | None = None
-
-    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        if self.sampler is None:
-            self.sampler = self.load()
-        agent = role if self.agent is None else self.agent
-
-        def own(texts: Mapping[str, Any]) -> dict[str, Any]:
-            return {agent: texts[role]} if role in texts else {}
-
-        nodes, asked = [], Counter[int]()
-        for x in branches:
-            history = tuple(Turn(own(t.prompts), own(t.joint_action), t.outcome) for t in x.history)
-            # An answer's draws depend on the role, the item and the texts, not on other branches. Equal branches get
-            # different answers
-            past = json.dumps([turn.joint_action for turn in x.history])
-            place = derive_seed(role, item_id(x.item), past, x.prompts[role])
-            nodes.append(Node(x.item, history, own(x.prompts), tree=place, episode=asked[place]))
-            asked[place] += 1
-        self.sampler.stream = f"seat, step {training_step()}"
-        return [samples.texts[0] for samples in self.sampler.sample((agent,), nodes, 1)[agent]]
-
-    def describe(self) -> dict[str, Any]:
-        return {"team": self.name, "agent": self.agent}
-
-    def release(self) -> None:
-        self.sampler = None
 
 
 class Population(Seat):
