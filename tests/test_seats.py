@@ -267,7 +267,9 @@ def test_two_populations_draw_apart_and_are_asked_for_their_members_once_per_bat
     outcomes = judge(environment, [{"x": k} for k in range(90)], [{"a": "w"}] * 90, [()] * 90)
     pairs = [(x.extra["answer/b"], x.extra["answer/c"]) for x in outcomes]
     assert len({*pairs}) == 9 and 20 <= sum(b == c for b, c in pairs) <= 40
-    assert all(f"with/b/{b}" in x.metrics and f"with/c/{c}" in x.metrics for x, (b, c) in zip(outcomes, pairs))
+    assert all(
+        f"with/b/{b}" in x.metrics and f"with/c/{c}" in x.metrics for x, (b, c) in zip(outcomes, pairs, strict=True)
+    )
     assert len(calls) == 2 * 2  # to answer and to name the partners
 
 
