@@ -2,7 +2,7 @@
 A MAGRPO step on one GPU, by phase: seconds, tokens per second, share of the roofline, peak memory, and where the host
 waits.
 
-    python benchmarks/gpu.py                        # all parts, each under ten minutes, one after the other
+    python benchmarks/gpu.py                        # all parts, each under eight minutes, one after the other
     python benchmarks/gpu.py --parts tests 3B-full  # some; the other parts of an earlier call stay in the JSON file
     python benchmarks/gpu.py --device cpu --smoke   # seconds: whether it runs; its numbers mean nothing
 
@@ -16,6 +16,7 @@ Parts: `tests`, and for each size `<size>-full` and `<size>-lora`, with one turn
 - full, float32: float32 weights, computed in bfloat16. The default;
 - full, bfloat16: weights in bfloat16, which the optimizer rounds stochastically. Needs `trl-multiagent[rounding]`;
 - LoRA, float32 and bfloat16: the data type of the base, `r` = 16 on all linear layers;
+- transformers' loop: sampling with transformers' own loop instead of the package's;
 - vLLM: float32 weights, or adapters on a base in bfloat16, sampled with vLLM in the same process. Needs
   `trl-multiagent[vllm]`.
 
@@ -45,12 +46,13 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 # Hidden size, intermediate size, layers, heads, heads of keys and values, vocabulary
 SHAPES = {
+    "0.135B": (576, 1536, 30, 9, 3, 49152),
     "0.5B": (896, 4864, 24, 14, 2, 151936),
     "1.5B": (1536, 8960, 28, 12, 2, 151936),
     "3B": (2048, 11008, 36, 16, 2, 151936),
     "tiny": (64, 128, 2, 2, 1, 512),
 }
-SIZES = ("0.5B", "1.5B", "3B")
+SIZES = ("0.135B", "0.5B", "1.5B", "3B")
 COMMON = {"roles": ["aux", "main"], "num_items": 8, "num_tokens": 256, "prompt_tokens": 280, "micro_batch": 8}
 COMMON |= {"gradient_checkpointing": True, "bf16": True, "count_reads": True}
 LORA = {"r": 16, "target_modules": "all-linear"}
@@ -62,7 +64,8 @@ TESTS = [
     "trainers/test_precision.py",
     "trainers/test_team_forms.py",
 ]
-SECONDS = 570  # of a part
+SECONDS = 450  # of a part
+SLOW = {"renormalize_logits": True}
 COLUMNS = (
     "step",
     "generate",
@@ -83,6 +86,9 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: all")
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a run (default: 2)")
+    parser.add_argument("--turns", type=int, nargs="+", default=(1, 2), help="turns of the trees (default: 1 2)")
+    parser.add_argument("--kinds", nargs="+", help="kinds of runs of a part, for example `bfloat16` (default: all)")
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="of a part (default: %(default)s)")
     parser.add_argument(
         "--smoke", action="store_true", help="seconds: one step of a tiny model, and one file of tests"
     )
@@ -109,8 +115,13 @@ def main() -> None:
         if part == "tests":
             results["parts"][part] = run_tests(tests)
         else:
+            size, form = part.split("-")
             settings = {**common, "steps": steps + 2}
-            results["parts"][part] = run_part(*part.split("-"), settings, results["rates"], on_gpu, options.smoke)
+            runs = ways(form, options.turns, options.kinds)
+            runs = dict(list(runs.items())[-1:]) if options.smoke else runs
+            results["parts"].setdefault(part, {}).update(
+                run_part(size, runs, settings, results["rates"], on_gpu, options.smoke, options.seconds)
+            )
         options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
 
@@ -149,19 +160,19 @@ def run_tests(files: list[str]) -> dict:
 
 
 def run_part(
-    size: str, form: str, common: dict, speed: dict[str, float], on_gpu: bool, smoke: bool
+    size: str, runs: dict, common: dict, speed: dict[str, float], on_gpu: bool, smoke: bool, seconds: int
 ) -> dict[str, dict]:
-    """Runs a size and a form in all ways, until the time of a part is over."""
-    end, records = time.monotonic() + SECONDS, {}
+    """Makes the runs of a size, until the time of a part is over."""
+    end, records = time.monotonic() + seconds, {}
     print(f"{'':26}" + "".join(f"{name:>13}" for name in COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), size, "cuda" if on_gpu else "cpu")
-        for name, settings in ways(form, smoke).items():
+        for name, settings in runs.items():
             settings = {**common, "model": folder, **settings}
             left = end - time.monotonic()
             try:
                 if left < 30:
-                    raise TimeoutError(f"the {SECONDS} s of a part are over")
+                    raise TimeoutError(f"the {seconds} s of a part are over")
                 (record,) = run_here(settings) if smoke else launch("one process", settings, on_gpu, 8, left)
                 records[name] = {**record, "roofline": roofline(size, record["work"], settings, speed)}
                 print_record(name, records[name])
@@ -174,8 +185,8 @@ def run_part(
     return records
 
 
-def ways(form: str, smoke: bool) -> dict[str, dict]:
-    """Settings of the runs of a form, by name."""
+def ways(form: str, turns: list[int], chosen: list[str] | None) -> dict[str, dict]:
+    """Returns the settings of the runs of a form, by name."""
     lora = LORA if form == "lora" else None
     kinds = {dtype: {"dtype": dtype, "lora": lora, "arguments": {}} for dtype in ("float32", "bfloat16")}
     if form == "full":
@@ -185,15 +196,16 @@ def ways(form: str, smoke: bool) -> dict[str, dict]:
             del kinds["bfloat16"]
     if importlib.util.find_spec("vllm") is not None:
         kinds["vLLM"] = {"dtype": "bfloat16" if lora else "float32", "lora": lora, "arguments": VLLM}
-    # Random weights hardly ever end a completion, so there is no need for the processor that forbids it
-    runs = {
-        f"{form}, {kind}, T = {turns}": {
-            **way,
-            "arguments": {**way["arguments"], "num_turns": turns, "generation_kwargs": None},
-        }
-        for turns, (kind, way) in itertools.product((1, 2), kinds.items())
+    # transformers' own loop is used where a setting asks for a processor that ours does not have
+    kinds["transformers' loop"] = {
+        **kinds["bfloat16" if lora else "float32"],
+        "arguments": {"generation_kwargs": SLOW},
     }
-    return dict(list(runs.items())[-1:]) if smoke else runs
+    return {
+        f"{form}, {kind}, T = {number}": {**way, "arguments": {**way["arguments"], "num_turns": number}}
+        for number, (kind, way) in itertools.product(turns, kinds.items())
+        if chosen is None or kind in chosen
+    }
 
 
 def save_model(folder: Path, size: str, device: str) -> None:

@@ -18,7 +18,7 @@ TABLES = {
     "evaluation": "team minus control",
     "families": "bug_fixing, ",
     "grouped": "sampling  ",
-    "gpu": "lora, bfloat16, T = 2",
+    "gpu": "lora, transformers' loop, T = 2",
     "memory_plan": "full, one process",
     "needed": "rule  ",
     "packed": "T = 1 ",

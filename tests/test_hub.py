@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from trl_multiagent.hub.push import push_command_advice, push_folder
+from trl_multiagent.hub import push_command_advice, push_folder
 
 from forked import FORKING
 from hub_client import HubClient

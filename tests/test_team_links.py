@@ -5,7 +5,7 @@ import os
 import pytest
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.hub.push import team_files
+from trl_multiagent.hub import team_files
 
 from tiny import tiny_team
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import trl_multiagent
 from trl_multiagent.folders import is_collection
-from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, end_on_signal, ignore_signals, leaving_signals_to_children
+from trl_multiagent.jobs.signals import COMMAND_VARIABLE, end_on_signal, ignore_signals, leaving_signals_to_children
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 
@@ -261,7 +261,7 @@ def push(arguments: argparse.Namespace) -> None:
     if is_collection(arguments.folder):
         from trl_multiagent.preferences.sources import push_preferences as upload
     else:
-        from trl_multiagent.hub.push import push_folder as upload
+        from trl_multiagent.hub import push_folder as upload
     try:
         print(upload(**{name: value for name, value in vars(arguments).items() if name != "command"}).commit_url)
     except (ValueError, RuntimeError, OSError) as error:

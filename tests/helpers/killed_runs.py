@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from trl_multiagent import FunctionEnvironment
-from trl_multiagent.jobs.stopping import end_on_signal
+from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
 from process_group import end_process_group

@@ -17,7 +17,7 @@ from trl_multiagent.demo.task import TASK
 from trl_multiagent.endpoints import client as client_module
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.jobs import processes
-from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
+from trl_multiagent.jobs.distributed import OtherProcessError, OtherProcessUnavailable
 from trl_multiagent.runs.run import run_recipe
 
 from endpoint_server import Reply, endpoint_server

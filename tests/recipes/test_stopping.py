@@ -11,7 +11,7 @@ import pytest
 from pairs import pairs
 
 from trl_multiagent import FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
-from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, REQUEST, Request, end_on_signal
+from trl_multiagent.jobs.signals import COMMAND_VARIABLE, REQUEST, Request, end_on_signal
 from trl_multiagent.runs.collection import run_collection
 from trl_multiagent.runs.prepared import PreparedRun
 from trl_multiagent.runs.run import run_recipe
@@ -211,7 +211,7 @@ def test_a_program_that_needs_no_signals_can_run_in_a_thread():
 # Launches its first argument, and gets a signal
 LAUNCHER = """
 import os, signal, subprocess, sys
-from trl_multiagent.jobs.stopping import leaving_signals_to_children
+from trl_multiagent.jobs.signals import leaving_signals_to_children
 
 with leaving_signals_to_children():
     child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
@@ -340,7 +340,7 @@ def test_a_launched_command_whose_threads_still_run():
 
 def test_a_signal_within_an_eval_has_its_own_status(tmp_path):
     """`python -m`, which `accelerate launch` uses, remembers a `KeyboardInterrupt` of an `eval` until its end."""
-    program = "import os\nfrom trl_multiagent.jobs.stopping import end_on_signal\n"
+    program = "import os\nfrom trl_multiagent.jobs.signals import end_on_signal\n"
     (tmp_path / "program.py").write_text(
         program + 'with end_on_signal("run"):\n    eval("os.kill(os.getpid(), 15)")\n'
     )

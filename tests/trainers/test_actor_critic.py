@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, BitsAndBytesConfig, OPTConfig, OPTForCausalLM, TrainerCallback
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
-from trl_multiagent.hub.push import push_folder
+from trl_multiagent.hub import push_folder
 from trl_multiagent.models.positions import learned_positions
 from trl_multiagent.trainers.maac_trainer import team_text
 
@@ -455,7 +455,7 @@ def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
     trainer.save_model(str(tmp_path / "run"), _internal_call=True)
     assert json.loads((tmp_path / "run" / "critics" / "critics.json").read_text())["form"] == "head"
     patterns = []
-    monkeypatch.setattr("trl_multiagent.hub.push.open_repo", lambda repo_id, *args: repo_id)
+    monkeypatch.setattr("trl_multiagent.hub.open_repo", lambda repo_id, *args: repo_id)
     monkeypatch.setattr(trainer, "init_hf_repo", lambda **kwargs: None)
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **kwargs: patterns.append(kwargs["allow_patterns"]))
     for with_critics in (False, True):

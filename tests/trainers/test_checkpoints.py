@@ -20,7 +20,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
 from trl_multiagent.environments import TaskError
-from trl_multiagent.jobs.identity import digest_of_rows
+from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.trainers.base.checkpoint_files import (
     STATE_FILE,
     UNFINISHED_FOLDER,
@@ -437,7 +437,7 @@ def test_the_digest_depends_only_on_values_and_their_order(forked, tmp_path):
             changed.add(digest_of_rows(Dataset.from_dict({**columns, name: values})))
     assert len(changed) == 3 + 2 * 5
     script = tmp_path / "digest.py"  # for a process with other hashes of text
-    imports = "from datasets import load_from_disk\nfrom trl_multiagent.jobs.identity import digest_of_rows\n"
+    imports = "from datasets import load_from_disk\nfrom trl_multiagent.jobs.fingerprint import digest_of_rows\n"
     script.write_text(f"{imports}print(digest_of_rows(load_from_disk({str(tmp_path / 'saved')!r})))")
     done = forked.run(script)
     assert done.stdout.split()[-1:] == [digest], done.stderr

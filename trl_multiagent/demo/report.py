@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.tasks.code_generation.roles import AUX, MAIN

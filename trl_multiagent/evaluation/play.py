@@ -17,8 +17,8 @@ from trl_multiagent.environments.base import Environment, scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.baselines import PipelineSampler
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.jobs.identity import describe_environment, digest_of_rows
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.episodes import nodes_of_episode, play_episodes

@@ -12,7 +12,7 @@ from accelerate import Accelerator, PartialState
 from tqdm.auto import tqdm
 
 from trl_multiagent.folders import locked, read_json, unfinished_path, write_json, write_text
-from trl_multiagent.jobs.processes import check_agreement, fail_together
+from trl_multiagent.jobs.distributed import check_agreement, fail_together
 
 
 MANIFEST = "stage.json"  # in the folder of a stage, written first

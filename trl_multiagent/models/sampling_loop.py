@@ -15,6 +15,8 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.generation import (
     EosTokenCriteria,
     MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
@@ -31,7 +33,8 @@ from trl_multiagent.models.shared_prompts import RoomyLayer, takes_masks
 logger = logging.get_logger(__name__)
 
 PENALTY = RepetitionPenaltyLogitsProcessor
-COVERED = (PENALTY, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+COVERED = (PENALTY, MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, *WARPERS)
 GPU_PERIOD = 8  # tokens between two checks for ended rows, because a check makes the CPU wait for the GPU
 MOST_LIVE = 0.75  # ended rows leave the batch when at most this share of its rows is left
 

@@ -33,14 +33,14 @@ from trl_multiagent.folders import (
     write_json,
     write_text,
 )
-from trl_multiagent.jobs.identity import (
+from trl_multiagent.jobs.distributed import fail_together, start_processes
+from trl_multiagent.jobs.fingerprint import (
     checksum_of_entries,
     checksum_of_weights,
     describe_agent,
     describe_environment,
     digest_of_rows,
 )
-from trl_multiagent.jobs.processes import fail_together, start_processes
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig

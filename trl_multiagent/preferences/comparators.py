@@ -16,7 +16,7 @@ from trl_multiagent.endpoints.endpoint import describe_endpoint
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.centralized import assignments, central_prompt, split_blocks
 from trl_multiagent.folders import TEAM_FILE
-from trl_multiagent.jobs.identity import checksum_of_weights
+from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import ask_endpoint

@@ -17,8 +17,8 @@ from trl_multiagent.environments.dataset_rows import (
     select_rows,
 )
 from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, is_collection, read_json
-from trl_multiagent.hub.push import open_repo, push_command_advice, upload_folder
-from trl_multiagent.jobs.identity import digest_of_rows
+from trl_multiagent.hub import open_repo, push_command_advice, upload_folder
+from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER
 from trl_multiagent.preferences.report import HUB_FILE, PICTURE_FILE
 from trl_multiagent.preferences.rows import check_preferences

@@ -99,11 +99,11 @@ def run_table(run: Mapping[str, pd.Series]) -> list[list[str]]:
 
 def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
     """
-    Returns the last values of the key metrics of each group, and the first minus every other group, with 95 %
-    intervals.
+    Returns the last values of the key metrics of each group, their standard deviation over runs, and the first minus
+    every other group, with 95 % intervals.
     """
     first, *others = groups
-    rows = [["metric, last value", *groups, *(f"{first} minus {name}" for name in others)]]
+    rows = [["last value ± standard deviation of the runs", *groups, *(f"{first} minus {name}" for name in others)]]
     for name in key_metrics([*groups.values()]):
         values = [[last_value(run[name]) for run in runs if name in run] for runs in groups.values()]
         rows.append([name, *map(show, values), *(show_difference(values[0], other) for other in values[1:])])

@@ -14,7 +14,7 @@ from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN
 from trl_multiagent.endpoints.endpoint import describe_requests
 from trl_multiagent.environments.base import Environment, ask
 from trl_multiagent.environments.task import Task
-from trl_multiagent.jobs.stopping import end_on_signal
+from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.runs.tasks import make_environment
 from trl_multiagent.settings.derive import Settings, check_names, task_settings
@@ -57,7 +57,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         items = load_items()
         check_comparator(config)
 
-        from trl_multiagent.jobs.processes import start_processes
+        from trl_multiagent.jobs.distributed import start_processes
         from trl_multiagent.preferences.collection import collect_preferences
         from trl_multiagent.runs.models import make_loader, make_peft_config
         from trl_multiagent.team.load import build

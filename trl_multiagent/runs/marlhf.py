@@ -13,7 +13,7 @@ from peft import LoraConfig
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
-from trl_multiagent.jobs.identity import checksum_of_weights
+from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.runs.models import check_models
 from trl_multiagent.runs.plan import HEADING, print_plan, rollout_lines

@@ -15,7 +15,7 @@ from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
 from trl_multiagent.evaluation.cross_play import Mix, mix, mixes
 from trl_multiagent.evaluation.play import NOTHING, OTHER_TEAM, UNTRAINED, LoadedTeam, Policy, Replaced
-from trl_multiagent.jobs.identity import checksum_of_weights, describe_agent
+from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent
 from trl_multiagent.jobs.stage import chunks_of
 from trl_multiagent.rollout.sampler import check_stop_strings
 from trl_multiagent.runs.control import Control

@@ -18,11 +18,11 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import PREFERENCES_FILE, TEAM_FILE, is_collection, read_json
-from trl_multiagent.hub.push import push_folder
-from trl_multiagent.jobs.identity import differences
-from trl_multiagent.jobs.processes import fail_together, is_asked_to_stop, start_processes
+from trl_multiagent.hub import push_folder
+from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
+from trl_multiagent.jobs.fingerprint import differences
+from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.preferences.collection import collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import ReplayConfig, replay

@@ -22,8 +22,8 @@ from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.folders import CARD_FILE, locked
-from trl_multiagent.jobs.identity import describe_environment, differences
-from trl_multiagent.jobs.processes import check_agreement
+from trl_multiagent.jobs.distributed import check_agreement
+from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from trl_multiagent.jobs.stopping import COMMAND_VARIABLE, NAMES, REQUEST, leaving_signals_to_children
+from trl_multiagent.jobs.signals import COMMAND_VARIABLE, NAMES, REQUEST, leaving_signals_to_children
 from trl_multiagent.report.tables import text_table
 
 

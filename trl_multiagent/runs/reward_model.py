@@ -1,7 +1,6 @@
 """Trains a joint reward model on collected preferences, alone (`train_reward_model.py`) or for MARLHF."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,13 @@ from datasets import Dataset
 from peft import PeftConfig
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from trl_multiagent.environments.task_errors import describe as describe_error
-from trl_multiagent.jobs.identity import digest_of_rows
+from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.jobs.fingerprint import digest_of_rows
+from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.jobs.stopping import end_on_signal
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.runs.models import check_models, loading_arguments, make_peft_config
@@ -27,6 +27,7 @@ from trl_multiagent.runs.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.team.load import build
+from trl_multiagent.trainers.base.checkpoint_files import remove, remove_unfinished
 from trl_multiagent.trainers.base.distribution import forget_engine
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
@@ -130,6 +131,7 @@ def train_reward_model(
     stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
     if is_complete:
         stage.check()
+        remove_checkpoints(folder, state)
         return stage.result(COMPLETE_FILE)["report"]
     with stage.open():
         forget_engine()
@@ -141,11 +143,17 @@ def train_reward_model(
         trainer.create_model_card()
         trainer.accelerator.wait_for_everyone()  # until all files are written
         stage.save_result(COMPLETE_FILE, {"report": facts})
-        if state.is_main_process:
-            for path in folder.glob("checkpoint-*"):
-                shutil.rmtree(path)
-        trainer.accelerator.wait_for_everyone()
+        remove_checkpoints(folder, state)
     return facts
+
+
+def remove_checkpoints(folder: Path, state: PartialState) -> None:
+    """Removes the checkpoints of a complete model, and what an interrupted removal has left."""
+    with fail_together(state):
+        if state.is_main_process:
+            for checkpoint in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+                remove(checkpoint)
+            remove_unfinished(folder)
 
 
 def describe(

@@ -67,7 +67,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     Ends the program with one line on failures that are not bugs, such as a full disk, and on failures of another
     process.
     """
-    from trl_multiagent.jobs.processes import OtherProcessError, OtherProcessUnavailable
+    from trl_multiagent.jobs.distributed import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
     from trl_multiagent.trainers.base.failed_saves import WriteError
 

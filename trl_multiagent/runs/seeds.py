@@ -16,8 +16,8 @@ import torch
 from accelerate import PartialState
 
 from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
+from trl_multiagent.jobs.signals import REQUEST, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.jobs.stopping import REQUEST, leaving_signals_to_children
 from trl_multiagent.report.curves import seed_table, series_of
 from trl_multiagent.report.run_page import read_run
 from trl_multiagent.report.tables import text_table

@@ -16,7 +16,7 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE, check_checksums, write_checksums
-from trl_multiagent.hub.push import open_repo, team_files, upload_folder
+from trl_multiagent.hub import open_repo, team_files, upload_folder
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import copied, hub_arguments
 from trl_multiagent.report.model_card import hub_id, team_card

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from trl import RewardTrainer
 
 from trl_multiagent.folders import CARD_FILE, write_checksums
-from trl_multiagent.jobs.identity import describe_dataset
+from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
 from trl_multiagent.models.pretrained import keep_adapter_in_float32
@@ -36,7 +36,7 @@ from trl_multiagent.report.model_card import hub_id
 from trl_multiagent.report.tables import markdown_table
 from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
 from trl_multiagent.trainers.base.common_config import check_trained_weights
-from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
+from trl_multiagent.trainers.base.common_trainer import CheckpointCallback, CommonTrainerMixin
 from trl_multiagent.trainers.base.failed_saves import writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.run_report import RunReport
@@ -168,6 +168,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         check_trained_weights(self.model.named_parameters(), args)
         facts = {"environment": "", "agents": {"model": hub_id(self.model.config._name_or_path) or ""}}
         rows = describe_dataset(self.train_dataset)
+        self.add_callback(CheckpointCallback(self))
         self.add_callback(RunReport(self._name, lambda: {**facts, "dataset": rows}))
 
     # Data
@@ -229,8 +230,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        if resume_from_checkpoint:
-            verify_checkpoint(str(resume_from_checkpoint))
+        self._resumed = Path(str(resume_from_checkpoint)) if resume_from_checkpoint else None
+        if self._resumed is not None:
+            verify_checkpoint(self._resumed)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     # Loss and evaluation
@@ -278,6 +280,12 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         extremes = self.accelerator.gather(torch.stack([scores.min(), scores.max()])).tolist()
         metrics["min_reward"] = [min([*metrics["min_reward"], *extremes])]
         metrics["max_reward"] = [max([*metrics["max_reward"], *extremes])]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        training = self.model.training  # decides which metrics the next log has
+        metrics = super().evaluate(*args, **kwargs)
+        self.model.train(training)
+        return metrics
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self._scores = []

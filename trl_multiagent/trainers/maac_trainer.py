@@ -1,4 +1,4 @@
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
 from trl_multiagent.trainers.maac_config import CENTRAL, MAACConfig

@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 from trl.trainer.utils import pad
 
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.tree import Node, acting
 from trl_multiagent.rollout.values import (
     ROUNDING,

@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
 from trl_multiagent.folders import checksum_of_file
-from trl_multiagent.jobs.identity import checksum_of_entries
+from trl_multiagent.jobs.fingerprint import checksum_of_entries
 
 
 FORMAT_VERSION = 1

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -12,22 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, get_last_checkpoint
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.folders import CRITICS_FOLDER, TEAM_FILE, is_disk_full
-from trl_multiagent.jobs.identity import Changes, checksum_of_weights, differences
-from trl_multiagent.jobs.processes import check_agreement, fail_together
+from trl_multiagent.jobs.distributed import check_agreement, fail_together
+from trl_multiagent.jobs.fingerprint import Changes, checksum_of_weights, differences
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoint_files import (
     PROCESS_FILE,
     REFERENCE_FILE,
     refusing_together,
     remove_unfinished,
-    rotate,
     verify_checkpoint,
 )
 from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
@@ -57,12 +54,11 @@ class CheckpointMixin(CommonTrainerMixin):
     """
     Makes a TRL trainer resume exactly. Part of [`TeamTrainerMixin`].
 
-    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference
-    policy if it is updated during the training, and the settings of the run.
+    In addition, a checkpoint holds the reference policy if it is updated during the training, and the settings of the
+    run.
     """
 
     ref_model: Any = None  # the reference policy, if it is a separate model
-    _resumed: Path | None = None  # the checkpoint from which this run resumes
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
     # Whether a run may resume from a checkpoint of the last step. It then takes no step, and only repeats the end of
     # the training
@@ -163,21 +159,6 @@ class CheckpointMixin(CommonTrainerMixin):
             if self.args.should_save:
                 torch.save(weights, Path(output_dir) / REFERENCE_FILE)
 
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        process = self.args.process_index
-        (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
-
-    def _process_state(self) -> dict[str, Any]:
-        """Returns the metrics of this process that are not yet logged, as plain values."""
-        return {
-            "metrics": self._metrics,
-            "loss": self._tr_loss.item(),
-            "logged_loss": self._total_loss_scalar,
-            "last_logged_step": self._globalstep_last_logged,
-            "seconds": time.time() - self._start_time,
-        }
-
     # Resuming
 
     def _run_settings(self) -> dict[str, Any]:
@@ -269,47 +250,9 @@ class CheckpointMixin(CommonTrainerMixin):
         self.lr_scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
         self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
-    def _init_training_state(self, max_steps: int, epoch_steps: int, num_epochs: int, *args: Any) -> tuple[int, int]:
-        position = super()._init_training_state(max_steps, epoch_steps, num_epochs, *args)
-        # `Trainer` would train in the rest of an epoch in which the last step was taken
-        return (num_epochs, 0) if self.state.global_step >= max_steps else position
-
-    def _begin_training(self) -> None:
-        """Restores the state of this process. Called after the trainer has reset its counters."""
-        self._start_time = time.time()
-        # The intervals of saving, logging and evaluating are those of this run, not of the checkpoint
-        self.state.compute_steps(self.args, self.state.max_steps)
-        if self._resumed is not None:
-            process = self.args.process_index
-            self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
-
-    def _is_between_batches(self) -> bool:
-        """Returns whether the next optimizer step begins with a new batch."""
-        return True
-
-    def _load_process_state(self, state: dict[str, Any]) -> None:
-        for mode, metrics in state["metrics"].items():
-            self._metrics[mode].clear()
-            self._metrics[mode].update(metrics)
-        self._tr_loss.fill_(state["loss"])
-        self._total_loss_scalar = state["logged_loss"]
-        self._globalstep_last_logged = state["last_logged_step"]
-        self._start_time -= state["seconds"]
-
-    def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
-    ) -> dict[str, float]:
-        if skip_scheduler and self._resumed is not None:  # `eval_on_start` does not apply to a resumed run
-            return {}
-        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
-
     def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> TrainOutput:
-        best = self.state.best_model_checkpoint
-        if self.args.should_save and self.args.save_total_limit == 1 and best is not None:
-            rotate(Path(self._get_output_dir(trial)), 1, [best])  # `Trainer` would not remove checkpoints atomically
-        self._initial_global_step = 0  # the mean loss and the speed cover the whole run
         try:
-            return super()._finalize_training(trial, num_train_samples, self._start_time)
+            return super()._finalize_training(trial, num_train_samples, start_time)
         except Exception as error:
             # Under ZeRO-3, each process has only a part of the weights
             if not self.args.should_save or is_deepspeed_zero3_enabled():
@@ -345,35 +288,6 @@ class CheckpointMixin(CommonTrainerMixin):
                 callback.logging_dir = folder
                 if self.is_world_process_zero():  # it logs the entries after the checkpoint again
                     callback.tb_writer = callback._SummaryWriter(log_dir=folder, purge_step=saved["global_step"] + 1)
-
-
-class CheckpointCallback(TrainerCallback):
-    """
-    Restores the state of a resumed run, and postpones some saves.
-
-    A save at the last step of an epoch is postponed to the end of the epoch, after the epoch's evaluation and log. So
-    a run that resumes there begins with the next epoch. If a batch is used for several optimizer steps, a save is
-    postponed to the last of them, because a checkpoint has no batch. A run that ends because of a signal waits for the
-    same moment.
-    """
-
-    def __init__(self, trainer: CheckpointMixin):
-        self.trainer = trainer
-        self.save_is_due = False
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        self.trainer._begin_training()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
-        self.trainer._may_stop = not ends_epoch and self.trainer._is_between_batches()
-        if control.should_save or self.save_is_due:
-            self.save_is_due = not self.trainer._may_stop
-            control.should_save = not self.save_is_due
-
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        control.should_save |= self.save_is_due
-        self.save_is_due, self.trainer._may_stop = False, True
 
 
 def warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes) -> None:

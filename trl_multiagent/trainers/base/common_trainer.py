@@ -1,21 +1,24 @@
 """The changes of `Trainer` that all trainers of this package share."""
 
+import json
 import os
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, SaveStrategy, TrainOutput
 from transformers.utils import logging
 
-from trl_multiagent.jobs.processes import is_asked_to_stop
-from trl_multiagent.jobs.stopping import Stopped, ending_later
+from trl_multiagent.jobs.distributed import is_asked_to_stop
+from trl_multiagent.jobs.signals import Stopped, ending_later
 from trl_multiagent.trainers.base.checkpoint_files import (
+    PROCESS_FILE,
     UNFINISHED_FOLDER,
     checksums_of_node,
     flush_tree,
@@ -33,8 +36,8 @@ logger = logging.get_logger(__name__)
 
 class CommonTrainerMixin(Trainer):
     """
-    Makes a trainer evaluate, predict and train in any order, write its checkpoints atomically, and end after a step
-    when it gets a signal.
+    Makes a trainer of TRL evaluate, predict and train in any order, write its checkpoints atomically, resume exactly,
+    and end after a step when it gets a signal.
 
     If accelerate has prepared a model for an evaluation, it does not wrap the model for a training. Without the
     wrapper, processes do not share gradients, and each trains its own model. So evaluations here do not prepare the
@@ -51,6 +54,10 @@ class CommonTrainerMixin(Trainer):
     lr_scheduler: Any
     _tr_loss: Any  # sum of the losses since the last log
     _was_given_optimizer: bool | None = None  # `None` before a training
+    _metrics: dict[str, Any]  # of TRL's trainers: by mode, the values of each metric since the last log
+    _total_loss_scalar: float
+    _globalstep_last_logged: int
+    _resumed: Path | None = None  # the checkpoint from which this run resumes
     _may_stop = True  # whether a checkpoint of the current step can be saved now
     _saving = False  # whether a checkpoint is being written, to the folder for unfinished ones
 
@@ -107,10 +114,14 @@ class CommonTrainerMixin(Trainer):
             )
         self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> TrainOutput:
         # The loss of the steps since the last log, averaged over processes as a log does
         self._tr_loss = self.accelerator.reduce(self._tr_loss, "mean")
-        return super()._finalize_training(*args, **kwargs)
+        best = self.state.best_model_checkpoint
+        if self.args.should_save and self.args.save_total_limit == 1 and best is not None:
+            rotate(Path(self._get_output_dir(trial)), 1, [best])  # `Trainer` would not remove checkpoints atomically
+        self._initial_global_step = 0  # the mean loss and the speed cover the whole run
+        return super()._finalize_training(trial, num_train_samples, self._start_time)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         # Before a training there is no engine. transformers makes one for an evaluation only under ZeRO-3
@@ -194,3 +205,83 @@ class CommonTrainerMixin(Trainer):
         if not folder.is_dir():
             self._save_checkpoint(self.model, None)
         raise Stopped(f"{step}, which is saved", str(folder))
+
+    # Exact resuming: the metrics of a process that are not yet logged are part of a checkpoint
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        process = self.args.process_index
+        (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
+
+    def _process_state(self) -> dict[str, Any]:
+        """Returns the metrics of this process that are not yet logged, as plain values."""
+        return {
+            "metrics": self._metrics,
+            "loss": self._tr_loss.item(),
+            "logged_loss": self._total_loss_scalar,
+            "last_logged_step": self._globalstep_last_logged,
+            "seconds": time.time() - self._start_time,
+        }
+
+    def _init_training_state(self, max_steps: int, epoch_steps: int, num_epochs: int, *args: Any) -> tuple[int, int]:
+        position = super()._init_training_state(max_steps, epoch_steps, num_epochs, *args)
+        # `Trainer` would train in the rest of an epoch in which the last step was taken
+        return (num_epochs, 0) if self.state.global_step >= max_steps else position
+
+    def _begin_training(self) -> None:
+        """Restores the state of this process. Called after the trainer has reset its counters."""
+        self._start_time = time.time()
+        # The intervals of saving, logging and evaluating are those of this run, not of the checkpoint
+        self.state.compute_steps(self.args, self.state.max_steps)
+        if self._resumed is not None:
+            process = self.args.process_index
+            self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
+
+    def _is_between_batches(self) -> bool:
+        """Returns whether the next optimizer step begins with a new batch."""
+        return True
+
+    def _load_process_state(self, state: dict[str, Any]) -> None:
+        for mode, metrics in state["metrics"].items():
+            self._metrics[mode].clear()
+            self._metrics[mode].update(metrics)
+        self._tr_loss.fill_(state["loss"])
+        self._total_loss_scalar = state["logged_loss"]
+        self._globalstep_last_logged = state["last_logged_step"]
+        self._start_time -= state["seconds"]
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        if skip_scheduler and self._resumed is not None:  # `eval_on_start` does not apply to a resumed run
+            return {}
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+
+
+class CheckpointCallback(TrainerCallback):
+    """
+    Restores the state of a resumed run, and postpones some saves.
+
+    A save at the last step of an epoch is postponed to the end of the epoch, after the epoch's evaluation and log. So
+    a run that resumes there begins with the next epoch. If a batch is used for several optimizer steps, a save is
+    postponed to the last of them, because a checkpoint has no batch. A run that ends because of a signal waits for the
+    same moment.
+    """
+
+    def __init__(self, trainer: CommonTrainerMixin):
+        self.trainer = trainer
+        self.save_is_due = False
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.trainer._begin_training()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
+        self.trainer._may_stop = not ends_epoch and self.trainer._is_between_batches()
+        if control.should_save or self.save_is_due:
+            self.save_is_due = not self.trainer._may_stop
+            control.should_save = not self.save_is_due
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        control.should_save |= self.save_is_due
+        self.save_is_due, self.trainer._may_stop = False, True

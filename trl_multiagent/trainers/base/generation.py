@@ -11,7 +11,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import add_hooks, remove_hooks
 
-from trl_multiagent.jobs.processes import error_barrier
+from trl_multiagent.jobs.distributed import error_barrier
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator

@@ -17,7 +17,7 @@ from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
 
 from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.hub.push import (
+from trl_multiagent.hub import (
     access_error_with_advice,
     as_patterns,
     check_write_access,

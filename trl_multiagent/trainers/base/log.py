@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.folders import write_json
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.trees import trees_of
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node

@@ -24,6 +24,9 @@ EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_toke
 # Further metrics that a trainer logs, which are not computed here
 TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "step", "grad_norm", "learning_rate")
 
+LONG = 16  # tokens of a completion whose repetition is measured
+PHRASE = 8  # tokens of a repeated phrase
+
 
 @dataclass
 class Total:
@@ -131,6 +134,8 @@ def rollout_totals(
         clipped = [float(not samples.is_finished(g, end_tokens[role])) for g in range(len(lengths))]
         values[f"agents/{role}/completions/mean_length"] += lengths
         values[f"agents/{role}/completions/clipped_ratio"] += clipped
+        long = [ids for ids in samples.completion_ids if len(ids) >= LONG]
+        values[f"agents/{role}/completions/repetition"] += map(repetition, long)
         if samples.dropped_turns is not None and node.history:
             values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
         num_tokens += len(lengths) * len(samples.prompt_ids) + sum(lengths)
@@ -142,7 +147,7 @@ def rollout_totals(
                 f"A reward function logged the metric {name!r}, a name that the trainer uses: choose another."
             )
         values[name] += numbers
-    totals = {name: Total.of(x) for name, x in values.items()}
+    totals = {name: Total.of(x) for name, x in values.items() if x}
     num_items = {role: len({node.tree for nodes in levels for node in acting(role, nodes)}) for role in end_tokens}
     return RolloutTotals(totals, num_tokens, generated_tokens, scoring, Counter(num_items), texts)
 
@@ -168,6 +173,12 @@ def are_equal(siblings: Sequence[Node]) -> bool:
     """Returns whether all joint actions at some nodes have the same returns, for the team and for every role."""
     returns = [x for node in siblings for x in zip(node.returns, *node.role_returns.values(), strict=True)]
     return all(x == returns[0] for x in returns)
+
+
+def repetition(ids: Sequence[int]) -> float:
+    """Returns the share of a completion's phrases of 8 tokens that it has written before."""
+    phrases = [*zip(*(ids[k:] for k in range(PHRASE)), strict=False)]
+    return 1 - len(set(phrases)) / len(phrases)
 
 
 def digest(text: str) -> bytes:

@@ -17,8 +17,8 @@ from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_h
 from trl_multiagent.environments.base import Environment, Outcome, check_roles
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.jobs.identity import describe_environment
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.jobs.fingerprint import describe_environment
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes

@@ -23,7 +23,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
-from trl_multiagent.jobs.stopping import COMMAND_VARIABLE
+from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import masked, read_run, run_page, without_secrets
 from trl_multiagent.report.trees import Row, trees_of

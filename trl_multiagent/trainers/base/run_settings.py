@@ -11,8 +11,8 @@ import torch
 from datasets import Dataset
 from transformers import TrainingArguments
 
-from trl_multiagent.hub.push import push_command
-from trl_multiagent.jobs.identity import (
+from trl_multiagent.hub import push_command
+from trl_multiagent.jobs.fingerprint import (
     DATASET_DIGEST,
     Changes,
     describe_agent,

@@ -20,15 +20,16 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.jobs.identity import describe_dataset
-from trl_multiagent.jobs.processes import fail_together
+from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
 from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.episodes import turns_of_episodes
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin
+from trl_multiagent.trainers.base.checkpoints import CheckpointMixin
 from trl_multiagent.trainers.base.common_config import check_trained_weights
+from trl_multiagent.trainers.base.common_trainer import CheckpointCallback
 from trl_multiagent.trainers.base.distribution import check_distribution, without_repeated
 from trl_multiagent.trainers.base.failed_saves import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.hub import TeamHubMixin

@@ -11,8 +11,8 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather, gather_object, reduce
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.jobs.identity import differences, format_value
-from trl_multiagent.jobs.stopping import REQUEST
+from trl_multiagent.jobs.fingerprint import differences, format_value
+from trl_multiagent.jobs.signals import REQUEST
 
 
 class OtherProcessError(RuntimeError):

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Runs a command of this repository on a machine that has torch and a GPU but no package index.
+#
+#   scripts/on_gpu.sh wheels            with an index: collects in .whl what such a machine lacks (25 MB)
+#   scripts/on_gpu.sh python3 benchmarks/gpu.py --parts 0.5B-full     there, with .whl beside the repository's files
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PYTHON_VERSION=${PYTHON_VERSION:-3.12}
+# All but torch and what comes with it. Their own requirements are listed, because some of them would replace torch
+MISSING="accelerate annotated-types datasets dill execnet httpcore2 httpx2 huggingface-hub multiprocess omegaconf peft pydantic \
+pydantic-core pytest-xdist tokenizers transformers trl truststore typing-inspection"
+
+if [ "${1:-}" = wheels ]; then
+	platforms=()
+	for glibc in 2_28 2_27 2_17; do platforms+=(--platform "manylinux_${glibc}_x86_64"); done
+	python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version "$PYTHON_VERSION" \
+		--implementation cp "${platforms[@]}" --platform manylinux2014_x86_64 -c constraints.txt -d .whl $MISSING
+	exit
+fi
+site=/tmp/trl_multiagent_wheels
+python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site" .whl/*.whl
+export PYTHONPATH="$PWD:$site" HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+exec "$@"
