@@ -239,10 +239,13 @@ class FunctionEnvironment(Environment):
                     outcome.reward += weight * reward
                     outcome.metrics[f"rewards/{key}"] = reward
         for outcome, role_rewards, item, joint_action in zip(outcomes, by_role, items, joint_actions, strict=True):
-            if not outcome.metrics:
+            if not outcome.metrics and context.reward_none == "drop":
+                outcome.reward = math.nan
+            elif not outcome.metrics:
                 raise TaskError(
                     f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
-                    f"{joint_action!r} of item {item!r}; at least one must score it."
+                    f"{joint_action!r} of item {item!r}; at least one must score it. In a training, `reward_none: "
+                    "drop` leaves such joint actions out."
                 )
             if role_rewards:
                 joint = outcome.reward

@@ -17,7 +17,8 @@ def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False
     Args:
         returns (`torch.Tensor`):
             Returns R of shape `(..., G)`, siblings in the last dimension. Equal siblings have advantages of exactly
-            zero, except in mode `"raw"`.
+            zero, except in mode `"raw"`. Siblings that are NaN have no reward: they count in no baseline, and their
+            advantages are NaN.
         mode (`str`): One of the modes above.
         normalize (`bool`, *optional*, defaults to `False`):
             Whether to subtract the mean of the advantages and divide by their (population) standard deviation. A
@@ -26,6 +27,15 @@ def sibling_advantages(returns: torch.Tensor, mode: str, normalize: bool = False
     Returns:
         `torch.Tensor` of the shape of `returns`.
     """
+    if returns.isnan().any():
+        advantages = returns.clone()
+        for row in advantages.view(-1, returns.size(-1)):
+            is_known = ~row.isnan()
+            if is_known.sum() > 1 or mode == "raw":
+                row[is_known] = sibling_advantages(row[is_known], mode, normalize)
+            else:  # the only one has nothing to be compared with
+                row[is_known] = 0.0
+        return advantages
     equal = (returns == returns[..., :1]).all(-1, keepdim=True)
     mean = torch.where(equal, returns, returns.mean(-1, keepdim=True))  # exact for equal siblings, without rounding
     if mode == "mean":
