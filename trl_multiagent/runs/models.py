@@ -67,6 +67,7 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
         models=settings.model_names,
         builders=settings.builders,
         peft_config=peft_config,
+        adapter_roles=model.adapter_roles,
         share_weights=model.share_weights,
         torch_dtype=model.torch_dtype,
         quantization=model.quantization_arguments if model.is_quantized else {},

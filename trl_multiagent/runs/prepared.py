@@ -306,8 +306,8 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
         for role in roles:
             check_prompts(role, team.agents[role], [], [], args.max_completion_length)
         if loader.peft_config is not None:
-            for model in team.policies.values():
-                check_adapter_names(loader.peft_config, cast(PeftModel, model))
+            for role in team.adapted_roles:
+                check_adapter_names(loader.peft_config, cast(PeftModel, team.policies[role]))
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
             return
