@@ -17,7 +17,7 @@ from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.load import LoadError, TeamLoader
 
 
-ANY_TEAM = TeamLoader("", {}, None, share_weights=False, torch_dtype=None, quantization={}, arguments={})
+ANY_TEAM = TeamLoader("")
 
 
 class TeamSeat(Seat):
