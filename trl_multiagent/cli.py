@@ -259,7 +259,7 @@ def push(arguments: argparse.Namespace) -> None:
 
     upload: Callable[..., Any]
     if is_collection(arguments.folder):
-        from trl_multiagent.preferences.sources import push_preferences as upload
+        from trl_multiagent.preferences.collection import push_preferences as upload
     else:
         from trl_multiagent.hub import push_folder as upload
     try:
