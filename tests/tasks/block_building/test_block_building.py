@@ -6,8 +6,8 @@ import random
 
 import pytest
 from matplotlib.image import imread
-
 from scripts import RECIPES, algorithm_of, run_script
+
 from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.runs.training import parse_recipe

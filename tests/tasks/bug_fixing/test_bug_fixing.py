@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from scripts import RECIPES, algorithm_of, run_script
+
 from trl_multiagent.code.sandbox import Program
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.bug_fixing import BugFixingEnvironment, load_bug_dataset

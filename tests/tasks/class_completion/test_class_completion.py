@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import write_class_demo
 import yaml
-
 from scripts import RECIPES, algorithm_of, run_script
+
 from trl_multiagent import cli
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.environments.base import Turn

@@ -18,7 +18,7 @@ from trl_multiagent.environments.messages import MessageAblation, partners_of
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.tasks.needed import TASK, NeededEnvironment, Rule, Walk
-from trl_multiagent.tasks.needed.data import NeededDataset, NeededSettings, base_model, demonstrate, draw_items
+from trl_multiagent.tasks.needed.data import NeededDataset, NeededSettings, demonstrate, draw_items
 from trl_multiagent.tasks.needed.environment import OPERATIONS
 
 

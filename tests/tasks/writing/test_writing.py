@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from scripts import RECIPES, algorithm_of, run_script
+
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.writing import WritingEnvironment, load_writing_dataset
