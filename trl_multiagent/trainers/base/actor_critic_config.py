@@ -47,6 +47,7 @@ class ActorCriticConfig(RolloutConfig):
     > `num_generations` defaults to `1`: the critic is the baseline, so siblings are not needed.
     """
 
+    reward_none: str = setting("Only 'error': every target needs a reward.", "error", choices=("error",))
     critic_form: str = setting(default="model", choices=("model", "adapter", "head"))
     critic_models: list[str] | str | None = setting()  # `HfArgumentParser` reads the second type
     critic_type: str = setting(default="v", choices=("v", "q"))
