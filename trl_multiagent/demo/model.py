@@ -18,7 +18,7 @@ import random
 from pathlib import Path
 
 from trl_multiagent.demo.problems import Problem, demo_dataset, demo_prompts, problem_of
-from trl_multiagent.environments.base import Turn, ask, judge
+from trl_multiagent.environments.base import History, Turn, ask, judge
 from trl_multiagent.models.imitation import Demonstration, ImitationModel
 from trl_multiagent.tasks.code_generation import feedback
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
@@ -73,7 +73,10 @@ def make_revisions(items: list[dict], rng: random.Random) -> list[Demonstration]
         for item, style in zip(items, styles, strict=True)
     ]
     outcomes = judge(environment, items, actions, [()] * len(items))
-    histories = [[Turn({**demo_prompts(item)}, *turn)] for item, *turn in zip(items, actions, outcomes, strict=True)]
+    histories: list[History] = [
+        [Turn({**demo_prompts(item)}, action, outcome)]
+        for item, action, outcome in zip(items, actions, outcomes, strict=True)
+    ]
     prompts = ask(environment, items, histories)
     pairs = []
     for item, style, history, prompt in zip(items, styles, histories, prompts, strict=True):
