@@ -166,14 +166,6 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
         patch.setattr(PreparedRun, "load_team", stop)
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
     assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
-    flip(run / "_reward_model" / "model.safetensors")
-    with pytest.raises(SystemExit):
-        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
-    assert (
-        "_reward_model is damaged: changed since it was saved: model.safetensors. Copy it again, or remove it"
-        in capsys.readouterr().err
-    )
-    flip(run / "_reward_model" / "model.safetensors")
     run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
     states = [log_history(where / "checkpoint-2") for where in (folder, run)]
     losses = [[(log["step"], log["loss"]) for log in logs if "loss" in log] for logs in states]
@@ -222,7 +214,10 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
     flip(checkpoints[-1] / "optimizer.pt")
     with pytest.raises(SystemExit):
         run_recipe("marlhf", TASK, argv, "marlhf")
-    assert f"{checkpoints[-1]} is damaged: changed since it was saved: optimizer.pt." in capsys.readouterr().err
+    assert (
+        f"{checkpoints[-1]} is damaged: missing, or changed since it was saved: optimizer.pt."
+        in capsys.readouterr().err
+    )
     flip(checkpoints[-1] / "optimizer.pt")
     calls = []
     train = JointRewardTrainer.train

@@ -13,7 +13,6 @@ from trl.data_utils import apply_chat_template
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.folders import check_checksums
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.joint_text import CONFIG_KEY, JointText
 from trl_multiagent.models.positions import check_texts
@@ -48,7 +47,6 @@ class RewardModel:
             )
         try:
             if isinstance(model, str):
-                check_checksums(model)
                 model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
             name = get_config_model_id(model.config)
             self.tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer

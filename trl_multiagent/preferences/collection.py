@@ -28,14 +28,12 @@ from trl_multiagent.folders import (
     CARD_FILE,
     DATASET_STATE,
     PREFERENCES_FILE,
-    checksum_of_file,
     replacing,
     write_json,
     write_text,
 )
 from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import (
-    checksum_of_entries,
     checksum_of_weights,
     describe_agent,
     describe_environment,
@@ -162,16 +160,11 @@ class _Collection:
         return settings | self.config.values(SAMPLING_FIELDS)
 
     def is_complete(self) -> bool:
-        """Returns whether the folder holds the result of these settings, unchanged."""
+        """Returns whether the folder holds the result of these settings."""
         if not (self.stage.has(PREFERENCES_FILE) and self.stage.has(DATASET_STATE)):
             return False
         facts = self.stage.result(PREFERENCES_FILE)
-        if facts["sampling"] != self.stage.settings or facts["pairing"] != self.config.values(PAIRING_FIELDS):
-            return False
-        is_unchanged = facts.get("rows") in (None, digest_of_rows(load_from_disk(self.folder)))
-        if not is_unchanged:
-            logger.warning(f"The preferences in {self.folder} have changed: they are made again of their candidates.")
-        return is_unchanged
+        return facts["sampling"] == self.stage.settings and facts["pairing"] == self.config.values(PAIRING_FIELDS)
 
     # Sampling
 
@@ -183,8 +176,6 @@ class _Collection:
         missing = [number for number in own if not self.stage.has(CHUNK_FILE.format(number))]
         if missing and self.stage.has(STATE_FILE.format(missing[0] - count)):
             path = self.folder / STATE_FILE.format(missing[0] - count)
-            if self.read_chunk(missing[0] - count)[0].get("state") not in (None, checksum_of_file(path)):
-                raise ValueError(f"{path} is damaged. Remove {path.parent}, and start again.")
             self.environment.load_state_dict(torch.load(path, weights_only=True))
         sampler = team_sampler(self.team, self.config, f"{self.config.seed}/{self.round}/team")
         sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
@@ -197,8 +188,6 @@ class _Collection:
                 if state:
                     with replacing(self.folder / STATE_FILE.format(number)) as path:
                         torch.save(state, path)
-                    lines[0]["state"] = checksum_of_file(self.folder / STATE_FILE.format(number))
-                lines = [{**line, "checksum": checksum_of_entries(line)} for line in lines]
                 self.stage.save(CHUNK_FILE.format(number), lines)
                 bar.update(len(lines))
 
@@ -285,8 +274,6 @@ class _Collection:
         lines = self.stage.read(path)
         if [line.get("index") for line in lines] != list(self.chunks[number]):
             raise ValueError(f"{self.folder / path} is damaged: it lacks items. Remove it, and start again.")
-        if any(line.get("checksum") not in (None, checksum_of_entries(line)) for line in lines):
-            raise ValueError(f"{self.folder / path} is damaged: it has changed. Remove it, and start again.")
         return lines
 
     def write_dataset(self) -> None:
@@ -313,7 +300,6 @@ class _Collection:
             "sampling": self.stage.settings,
             "pairing": config.values(PAIRING_FIELDS),
             "numbers": {**numbers, **({} if self.comparator is None else self.comparator.numbers())},
-            "rows": digest_of_rows(preferences),
         }
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:

@@ -16,9 +16,8 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
-from trl_multiagent.folders import CARD_FILE, DATASET_STATE, PREFERENCES_FILE, is_collection, read_json
+from trl_multiagent.folders import CARD_FILE, DATASET_STATE, is_collection
 from trl_multiagent.hub import open_repo, push_command_advice, upload_folder
-from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER
 from trl_multiagent.preferences.report import HUB_FILE, PICTURE_FILE
 from trl_multiagent.preferences.rows import check_preferences
@@ -37,7 +36,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
 
     Raises:
         FileNotFoundError: there is no such file or folder. OSError: the Hub cannot be reached. ValueError: the file is
-        of another kind, the collection is not complete or was changed, or a column or row is malformed; the
+        of another kind, the collection is not complete, or a column or row is malformed; the
             message names the row and the field.
     """
     path = Path(name)
@@ -48,8 +47,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
             is_unfinished = (path / CANDIDATES_FOLDER).is_dir()
             what = "an unfinished collection; start it again to finish it" if is_unfinished else "no dataset"
             raise ValueError(f"{path} holds {what}.")
-        whole = load_collection(path) if is_collection(path) else load_from_disk(path)
-        preferences = select_rows(whole, split, name)
+        preferences = select_rows(load_from_disk(path), split, name)
     elif path.is_file():
         raise ValueError(f"{path} is not a {LOCAL_FILE}, from which preferences are read.")
     elif path.is_absolute() or name.count("/") != 1:
@@ -59,14 +57,6 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)
     return preferences
-
-
-def load_collection(folder: Path) -> Dataset:
-    """Loads the preferences of a collection. Raises `ValueError` if they are not those that were collected."""
-    collected, rows = load_from_disk(folder), read_json(folder / PREFERENCES_FILE).get("rows")
-    if rows not in (None, digest_of_rows(collected)):
-        raise ValueError(f"{folder} is damaged: its rows are not those that were collected. Collect them again.")
-    return collected
 
 
 def push_preferences(

@@ -26,7 +26,7 @@ from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.distribution import without_sharding
+from trl_multiagent.trainers.base.team_trainer import without_sharding
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
 from trl_multiagent.trainers.reward_watch import RewardWatch

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, concatenate_datasets, load_from_disk
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -20,17 +20,16 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import PREFERENCES_FILE, TEAM_FILE, is_collection, read_json
 from trl_multiagent.hub import push_folder
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
-from trl_multiagent.jobs.fingerprint import differences
-from trl_multiagent.jobs.signals import end_on_signal
+from trl_multiagent.jobs.signals import Stopped, end_on_signal
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences.collection import collect_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.replay import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
-from trl_multiagent.preferences.sources import load_collection, load_preferences
+from trl_multiagent.preferences.sources import load_preferences
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
-from trl_multiagent.runs.folders import NO_FOLDER, check_folder
+from trl_multiagent.runs.folders import AUTO, NO_FOLDER, check_folder
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan
 from trl_multiagent.runs.prepared import check_run, check_team, prepare_run, start_logging
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
@@ -39,10 +38,9 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, fail
 from trl_multiagent.team.load import LoadError, build
-from trl_multiagent.trainers.base.checkpoint_files import checksums_of_node, read_checkpoint, verify_checkpoint
-from trl_multiagent.trainers.base.distribution import forget_engine, without_sharding
-from trl_multiagent.trainers.base.run_settings import check_changes
+from trl_multiagent.trainers.base.checkpoints import check_changes, read_checkpoint
 from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.team_trainer import forget_engine, without_sharding
 
 
 # In the folder of the run. Names with an underscore are not pushed
@@ -51,7 +49,6 @@ ROUNDS_FOLDER = "_rounds"
 TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 RESULTS_FILE = "results.json"  # of a round, written last
 BEFORE_FILE = f"{ROUNDS_FOLDER}/{ROUND_FOLDER.format(0)}/before.json"  # the task's reward of the base
-BASE_FILE = "_base.json"  # the checksums of the saved base
 # Settings that may differ when a run is resumed, by section
 FREE_SECTIONS = ("output", "wandb")
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
@@ -78,7 +75,10 @@ class PreferenceRun:
         self.trained_with = algorithm
         self.in_rounds = algorithm in ITERATIVE
         self.num_rounds: int = arguments["num_iterations"] if self.in_rounds else 1
-        if settings.extras.resume_from_checkpoint is True:  # every run resumes; an early phase has no checkpoint yet
+        if settings.extras.resume_from_checkpoint in (
+            True,
+            AUTO,
+        ):  # every run resumes; an early phase has no checkpoint yet
             if not settings.has_named_folder:
                 raise ConfigError(NO_FOLDER)
             settings.extras.resume_from_checkpoint = None
@@ -147,7 +147,7 @@ class PreferenceRun:
                 if complete and run.training_args.resume_changes != "allow":
                     self.stage.check()
                 for number in range(self.num_rounds):
-                    self.check_checkpoint(number)
+                    self.check_processes(number)
                 self.items, self.eval_items = run.load_datasets()
             check_run(run, self.environment, self.items)
             try:
@@ -197,12 +197,6 @@ class PreferenceRun:
         earlier rounds.
         """
         run, source = self.prepared, self.team_before(number)
-        is_compared = self.preferences.comparator_policy == "history"
-        checksums = {k: result.get("team", {}) for k, result in enumerate(results, start=1)}  # earlier releases: none
-        if number > 0 and self.stage.has(BASE_FILE):
-            checksums[0] = self.stage.result(BASE_FILE)
-        for k in {number, max(0, number - self.preferences.comparator_history_k) if is_compared else number}:
-            check_team_files(str(self.teams_folder / ROUND_FOLDER.format(k)), checksums.get(k, {}))
         preferences, collection = self.collect(number, source)
         chosen = self.replayed(number, preferences) if self.in_rounds else preferences
         if len(chosen) == 0:
@@ -236,7 +230,6 @@ class PreferenceRun:
         self.save_team(number + 1, lambda path: trainer.save_model(path, _internal_call=True))
         numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
         numbers |= {"eval_before": before, "eval": after, "steps": trainer.state.global_step}
-        numbers["team"] = checksums_of_node(self.teams_folder / ROUND_FOLDER.format(number + 1))
         return trainer, {**numbers, "log_history": trainer.state.log_history}
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
@@ -261,7 +254,7 @@ class PreferenceRun:
         """Returns the preferences that a round trains on."""
         folders = [self.preferences_folder(k) for k in range(number)]
         with end_on_wrong_input(self.prepared.prog):
-            rounds = [*map(load_collection, folders), preferences]
+            rounds = [*map(load_from_disk, folders), preferences]
         drawn = replay([len(dataset) for dataset in rounds], self.replay, self.preferences.seed)
         if not drawn:
             return preferences.select([])
@@ -286,10 +279,6 @@ class PreferenceRun:
             team = run.load_team(self.roles, source)
             trainer_class: Any = ALGORITHMS[self.trained_with].trainer_class()
             trainer = trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data)
-            trainer.may_be_complete = True
-            if checkpoint is not None:
-                changes = differences(read_checkpoint(checkpoint)["settings"], trainer._run_settings())
-                check_changes(checkpoint, changes, args)
         return trainer, checkpoint
 
     def checkpoint_of(self, number: int) -> str | None:
@@ -298,14 +287,11 @@ class PreferenceRun:
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         return self.prepared.resume_from_checkpoint or last
 
-    def check_checkpoint(self, number: int) -> None:
-        """
-        Raises `ValueError` if the checkpoint of an incomplete round is damaged, or comes from another number of
-        processes.
-        """
+    def check_processes(self, number: int) -> None:
+        """Raises `ValueError` if the checkpoint of an incomplete round comes from another number of processes."""
         checkpoint, args = self.checkpoint_of(number), self.prepared.training_args
         if checkpoint is not None and not self.stage.has(self.results_file(number)):
-            before = verify_checkpoint(checkpoint)["settings"]["number of processes"]
+            before = read_checkpoint(checkpoint)["settings"]["number of processes"]
             if before != args.world_size:
                 check_changes(checkpoint, {"number of processes": (before, args.world_size)}, args)
 
@@ -350,11 +336,10 @@ class PreferenceRun:
         if number > 0:
             return str(folder)
         keeps_base = self.in_rounds and self.preferences.comparator_policy == "history"
-        if keeps_base and not ((folder / TEAM_FILE).is_file() and self.stage.has(BASE_FILE)):
+        if keeps_base and not (folder / TEAM_FILE).is_file():
             with without_sharding(self.prepared.training_args):
                 team = self.prepared.load_team(self.roles)
             self.save_team(0, lambda path: team.save_pretrained(path) if self.state.is_main_process else None)
-            self.stage.save_result(BASE_FILE, checksums_of_node(folder))
         return None
 
     def save_team(self, number: int, save: Callable[[str], None]) -> None:
@@ -391,7 +376,7 @@ class PreferenceRun:
     def stop_if_asked(self) -> None:
         """Ends the program if a signal has asked for it in the last step of a training."""
         if is_asked_to_stop(self.state):
-            raise KeyboardInterrupt
+            raise Stopped("between two phases")
 
     def say(self, text: str) -> None:
         if self.state.is_main_process:
@@ -454,17 +439,6 @@ def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, An
             free = FREE_KEYS if section == algorithm else ()
             values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
     return values
-
-
-def check_team_files(folder: str, saved: dict[str, str]) -> None:
-    """
-    Raises `ConfigError` if files of a team no longer have the checksums `saved`. All processes must call this
-    function.
-    """
-    now = checksums_of_node(Path(folder))
-    damaged = ", ".join(name for name, checksum in saved.items() if now.get(name) != checksum)
-    if damaged:
-        raise ConfigError(f"The team in {folder} is damaged: {damaged}. Copy it again, or start a new run.")
 
 
 def table(results: list[dict[str, Any]]) -> str:

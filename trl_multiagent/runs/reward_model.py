@@ -1,7 +1,6 @@
 """Trains a joint reward model on collected preferences, alone (`train_reward_model.py`) or for MARLHF."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from trl_multiagent.runs.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.distribution import forget_engine
+from trl_multiagent.trainers.base.checkpoints import remove, remove_unfinished
+from trl_multiagent.trainers.base.team_trainer import forget_engine
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
 
@@ -130,6 +130,8 @@ def train_reward_model(
     stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
     if is_complete:
         stage.check()
+        if state.is_main_process:
+            remove_checkpoints(folder)  # an earlier attempt may have been killed while it did this
         return stage.result(COMPLETE_FILE)["report"]
     with stage.open():
         forget_engine()
@@ -142,10 +144,16 @@ def train_reward_model(
         trainer.accelerator.wait_for_everyone()  # until all files are written
         stage.save_result(COMPLETE_FILE, {"report": facts})
         if state.is_main_process:
-            for path in folder.glob("checkpoint-*"):
-                shutil.rmtree(path)
+            remove_checkpoints(folder)
         trainer.accelerator.wait_for_everyone()
     return facts
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Removes the checkpoints of a complete training."""
+    for path in folder.glob("checkpoint-*"):
+        remove(path)
+    remove_unfinished(folder)
 
 
 def describe(

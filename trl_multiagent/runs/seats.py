@@ -21,7 +21,7 @@ from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SeatSettings, keys_of
 from trl_multiagent.team.load import LoadError
-from trl_multiagent.trainers.base.checkpoint_files import step_of
+from trl_multiagent.trainers.base.checkpoints import step_of
 
 
 START = "start"  # the name of the models from which the run starts, in the population of its own checkpoints

@@ -26,7 +26,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from trl_multiagent.folders import CRITICS_FOLDER, check_checksums, read_json
+from trl_multiagent.folders import CRITICS_FOLDER, read_json
 from trl_multiagent.models.positions import learned_positions
 from trl_multiagent.models.pretrained import adapter_parameters, copied, seeded
 from trl_multiagent.models.router_loss import without_router_logits
@@ -356,7 +356,6 @@ def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dt
         raise ValueError(
             f"The base of agent {backbone.role!r} has no name to load a critic from: set `critic_models`."
         )
-    check_checksums(source)
     backbone.tokenizer = load_tokenizer(AgentSource(source), {})
     return load_backbone(source, dtype)
 

@@ -5,7 +5,6 @@ import functools
 import json
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,11 +13,11 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.folders import CARD_FILE, write_checksums
+from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
@@ -34,13 +33,12 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.report.model_card import hub_id
 from trl_multiagent.report.tables import markdown_table
-from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
+from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.common_config import check_trained_weights
-from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
-from trl_multiagent.trainers.base.failed_saves import writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
 
@@ -168,6 +166,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         check_trained_weights(self.model.named_parameters(), args)
         facts = {"environment": "", "agents": {"model": hub_id(self.model.config._name_or_path) or ""}}
         rows = describe_dataset(self.train_dataset)
+        self.add_callback(CheckpointCallback(self))
         self.add_callback(RunReport(self._name, lambda: {**facts, "dataset": rows}))
 
     # Data
@@ -220,18 +219,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         self._signature_columns = [*self._signature_columns, CHOSEN_REWARD, REJECTED_REWARD]
-
-    # Training
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """
-        Trains the model, as `Trainer.train` does. Raises `ValueError` if the checkpoint is incomplete or damaged.
-        """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        if resume_from_checkpoint:
-            verify_checkpoint(str(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     # Loss and evaluation
 
@@ -332,10 +319,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
                     super()._save(output_dir)
             else:
                 super()._save(output_dir, state_dict)
-            write_checksums(folder)
-
-    def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
-        return writing("A checkpoint of the reward model", unfinished)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists

@@ -1,7 +1,9 @@
 """The configuration that all trainers of this package share."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, get_scheduler
 from transformers.utils import is_torch_bf16_gpu_available
 
+from trl_multiagent.jobs.distributed import connecting
 from trl_multiagent.limits import check_arguments
 
 
@@ -55,6 +58,13 @@ class CommonConfig(Base):
         super().__post_init__()
         self._check_combinations()
         self._try_arguments()
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return super()._setup_devices
+        with connecting():
+            return super()._setup_devices
 
     def _check_combinations(self) -> None:
         """Raises `ValueError` if an argument contradicts another one, or needs one that is missing."""

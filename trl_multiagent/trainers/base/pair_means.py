@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from trl_multiagent.trainers.base.distribution import num_own_rows
+from trl_multiagent.trainers.base.team_trainer import num_own_rows
 
 
 Means = Mapping[str, tuple[float, float]]  # the mean and the weight of each metric in a micro-batch
