@@ -12,8 +12,8 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import mixes, summarize_cross_play
 from trl_multiagent.evaluation.metrics import Result, compute_result, numbers_of, paired_differences, speed_of
 from trl_multiagent.evaluation.play import Policy
-from trl_multiagent.evaluation.report import Report, cross_play_lines
-from trl_multiagent.evaluation.statistics import bounded_intervals, estimates, pass_at_k
+from trl_multiagent.evaluation.report import Report, cross_play_lines, show_difference
+from trl_multiagent.evaluation.statistics import bounded_intervals, estimates, pass_at_k, smallest_difference
 from trl_multiagent.report.curves import t_quantile
 from trl_multiagent.report.pictures import draw_shares
 
@@ -38,7 +38,7 @@ def test_the_interval_of_zeros_and_ones_is_that_of_clopper_and_pearson():
     def interval(passed, items):
         values = (np.arange(items) < passed).astype(float)
         (estimate,) = estimates(values[None, :, None], UNIT, 100_000, 0.95, seed=0)
-        return estimate
+        return estimate[:3]
 
     # With no or all passes, the far end solves (1 - p)^n = 0.025; the others are from a table
     assert interval(0, 20) == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 20)), abs=2e-3)
@@ -53,10 +53,10 @@ def test_the_interval_of_values_without_bounds_is_students():
     assert t_quantile(0.95, 30) == pytest.approx(1.6973, abs=1e-4)
     (estimate,) = estimates(np.array([[[1.0], [2.0], [6.0]]]), UNKNOWN, 100, 0.95, seed=0)
     radius = 4.3027 * np.sqrt(7 / 3)
-    assert estimate == pytest.approx((3.0, 3 - radius, 3 + radius), abs=1e-3)
+    assert estimate == pytest.approx((3.0, *[3 - radius, 3 + radius] * 2), abs=1e-3)
     for values in ([[[3.0]]], [[[3.0], [3.0]]]):  # nothing from which to compute an interval
         (equal,) = estimates(np.array(values), UNKNOWN, 100, 0.95, seed=0)
-        assert equal.mean == 3.0 and np.isnan([equal.low, equal.high]).all() and not equal.excludes_zero
+        assert equal.mean == 3.0 and np.isnan(equal[1:]).all()
 
 
 def test_missing_values_do_not_count():
@@ -213,7 +213,38 @@ def test_all_teams_of_two_seeds_have_an_interval_over_teams():
     report = Report(config, results, 40)
     both = report.over_teams["final"]["pass@1"]
     assert both.mean == 0.55 and both.low == 0.0 and both.high == 1.0  # t with one degree of freedom: 12.7 x 5 %
-    assert "by Student's t, n = 2; none if all teams have the same mean." in report.table()
+    assert "by Student's t, n = 2; over items alone if all teams have the same mean." in report.table()
+    equal = [compute_result(policy(f"{k}"), episodes[0], 40, config) for k in range(2)]
+    one = numbers_of(equal[:1], config)["final"]["pass@1"]
+    assert numbers_of(equal, config)["final"]["pass@1"] == pytest.approx(one)
+
+
+def test_a_difference_that_all_items_have_is_shown():
+    def shown(values, bounds):
+        (estimate,) = estimates(np.array(values)[None, :, None], bounds, 10_000, 0.95, seed=0)
+        return show_difference(estimate, "return")
+
+    assert shown([1.0] * 5, UNKNOWN) == "1.000 in all items" and shown([0.0] * 5, UNKNOWN) == "0.000 in all items"
+    assert shown([1.0] * 33, [(-1, 1)]).startswith("1.000 [0.") and "no difference" in shown([0.0] * 33, [(-1, 1)])
+    assert "no difference shown" in shown([-1.0, 0.5, 1.0], UNKNOWN)
+    # Four of 33 items got better. Student's interval shows it, the one that assumes nothing does not
+    assert shown([1.0] * 5 + [0.0] * 28, [(-1, 1)]).endswith("] only t excludes 0")
+
+
+@pytest.mark.parametrize("num_items", [6, 33, 200])
+def test_the_smallest_difference_that_so_many_items_can_show(num_items):
+    smallest = smallest_difference(num_items, 0.95)
+    values = smallest * np.repeat([[0.97, 1.03]], num_items, axis=0)
+    low, _ = bounded_intervals(values, np.array([[-1.0, -1.0], [1.0, 1.0]]), 100_000, 0.95, seed=0)
+    assert low[0] < 0 < low[1]
+
+
+@pytest.mark.parametrize("bounds", [UNKNOWN, [(-1.0, 1.0)]])
+def test_an_interval_over_teams_alone(bounds):
+    """All items have the same mean, and the teams differ."""
+    values = np.repeat([[[0.2]], [[0.3]]], 4, axis=1)
+    (found,) = estimates(values, bounds, 1000, 0.95, seed=0)
+    assert (found.t_high - found.t_low) / 2 == pytest.approx(12.7062 * 0.05, abs=1e-3) and found.low < 0
 
 
 @pytest.mark.parametrize("roles", [("aux", "main"), ("a", "b", "c")])
@@ -234,7 +265,7 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     assert np.allclose(found.matrices[roles[0]], np.where(np.eye(3), 1.0, 0.2))
     assert (found.diagonal.mean, found.off_diagonal.mean) == pytest.approx((1.0, 0.2)) and np.isnan(found.diagonal.low)
     radius = t_quantile(0.975, 3) * worth.std(ddof=1) / 2
-    assert found.difference == pytest.approx((0.8, 0.8 - radius, 0.8 + radius))
+    assert found.difference == pytest.approx((0.8, *[0.8 - radius, 0.8 + radius] * 2))
     lines = "\n".join(cross_play_lines(found))
     assert "agents trained together  1.000\n" in lines and "over runs" not in lines
     assert summarize_cross_play(results, ["x", "y", "z"], "pass@1", config) is None

@@ -151,8 +151,7 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     every = collect(folder, environment=nothing, pair_selection="all", preference_pairs_per_sample=None)
     assert len(every) == facts(folder)["numbers"]["pairs_possible"] > len(collected[0])
     assert {row["aux_chosen"] for row in collected[0]} <= {row["aux_chosen"] for row in every}
-    chunk = folder / "candidates" / "chunk_00001.jsonl"
-    chunk.write_text("{}")
+    (folder / "candidates" / "chunk_00001.jsonl").write_text("{")
     with pytest.raises(ValueError, match=r"chunk_00001\.jsonl is damaged"):
         collect(folder, environment=nothing)
 
@@ -289,7 +288,7 @@ def test_the_picture_of_the_rewards(tmp_path):
         ({"pair_selection": "comparator_reward"}, "needs a comparator"),
         ({"comparator_policy": "history"}, "needs `policy_checkpoint_dir`"),
         ({"comparator_policy": "model"}, "needs either `comparator_model_name` or `comparator_agents`"),
-        ({"comparator_generation_mode": "sequential"}, "set `comparator_policy: model`"),
+        ({"comparator_generation_mode": "centralized"}, "set `comparator_policy: model`"),
         ({"comparator_policy": "api"}, "needs `comparator_api_model`"),
     ],
 )

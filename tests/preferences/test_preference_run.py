@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,7 @@ from scripts import algorithm_of
 
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
-from trl_multiagent.runs.preference_run import decisive_settings
-from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.rounds import decisive_settings
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
@@ -153,7 +153,6 @@ def test_a_killed_run_goes_on(form, run, capsys):
             run("madpo", "killed", *form)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(MADPOConfig, "world_size", 2)
-        patch.setattr(PreparedRun, "load_team", interrupted)
         run("madpo", "killed", *form)
     assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
@@ -195,12 +194,22 @@ def test_rounds(run, capsys):
     for one in again:  # facts about a round are logged once, however often its training goes on
         assert sum("iter/current_iteration" in entry for entry in one["log_history"]) == 1
 
+    shutil.copytree("killed", "copied")
     scored.clear()
+    run("madpo_iter", "copied", *argv)
     run("madpo_iter", "killed", *argv)
     assert "is complete" in capsys.readouterr().out and scored == []
     longer = ["3" if x == "2" else x for x in argv]  # one more round
     run("madpo_iter", "killed", *longer)
     assert Path("killed/_rounds/teams/round_3/team.json").is_file()
+    Path("killed/_rounds/round_2/results.json").unlink()
+    results = Path("killed/_rounds/round_1/results.json")
+    whole = results.read_text()
+    results.write_text(whole[:9])
+    with pytest.raises(SystemExit) as refused:
+        run("madpo_iter", "killed", *longer)
+    assert refused.value.code == 2 and "round_1/results.json is damaged: " in capsys.readouterr().err
+    results.write_text(whole)
     with pytest.raises(SystemExit):
         run("madpo_iter", "killed", *argv, "seed=3")
     assert "holds another run: seed was not set, is 3." in capsys.readouterr().err

@@ -18,9 +18,7 @@ from transformers import AutoModelForSequenceClassification
 from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOConfig, MAGRPOTrainer, Task
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.runs.marlhf import RewardRun
-from trl_multiagent.runs.preference_run import PreferenceRun
-from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
@@ -163,7 +161,6 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     (run / "results.json").unlink()
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(MAGRPOConfig, "world_size", 2)
-        patch.setattr(PreparedRun, "load_team", stop)
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
     assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
     run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
@@ -226,6 +223,12 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
         run_recipe("marlhf", TASK, argv, "marlhf")
     assert calls == [{"resume_from_checkpoint": str(checkpoints[-1])}]
     assert (run / "_reward_model" / "complete.json").is_file()
+    for left in ("checkpoint-1", "_unfinished/removed-checkpoint-2"):  # by a kill while checkpoints are removed
+        (run / "_reward_model" / left).mkdir(parents=True)
+    with pytest.raises(Stop):
+        run_recipe("marlhf", TASK, argv, "marlhf")
+    assert len(calls) == 1 and not list(run.glob("_reward_model/*checkpoint*"))
+    assert not (run / "_reward_model" / "_unfinished").exists()
 
 
 def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatch):
@@ -308,7 +311,7 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
     # In every phase of the first round, after its training, and before the end of the last one
     kills = [(JointRewardTrainer, "train", stop), (JointRewardTrainer, "report", stop)]
     kills += [(RewardRun, "with_reward_of", stop), (MAGRPOTrainer, "compute_loss", at_step(2))]
-    kills += [(PreferenceRun, "save_team", stop), (PreferenceRun, "save_last", stop)]
+    kills += [(RewardRun, "save_team", stop), (RewardRun, "save_last", stop)]
     for owner, name, replacement in kills:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
             patch.setattr(owner, name, replacement)

@@ -1,3 +1,4 @@
+import itertools
 import json
 import logging
 from types import SimpleNamespace
@@ -20,20 +21,25 @@ HEALTHY = {
     "turn_1/reward_mean": 0.1,
     "turn_2/reward_mean": 0.5,
     **{f"agents/{role}/completions/most_common_ratio": 0.2 for role in ("aux", "main")},
+    **{f"agents/{role}/completions/repetition": 0.1 for role in ("aux", "main")},
+    **{f"agents/{role}/completions/clipped_ratio": 0.1 for role in ("aux", "main")},
     **{f"agents/{role}/total_contribution": 0.2 for role in ("aux", "main")},
 }
 
 
-def run(folder, logs, **settings):
+def run(folder, logs, every=1, **settings):
     """Feeds log entries to the callback and returns what it wrote, and the control."""
     alarms = Alarms(
         ("aux", "main"),
         **{"has_siblings": True, "is_chain": True, "watched_metrics": {"aux_used": "aux is idle"}, **settings},
     )
-    args, state = SimpleNamespace(output_dir=str(folder)), TrainerState(is_world_process_zero=True)
+    args, state = (
+        SimpleNamespace(output_dir=str(folder), max_completion_length=64),
+        TrainerState(is_world_process_zero=True),
+    )
     control = TrainerControl()
     alarms.on_train_begin(args, state, control)
-    for step, log in enumerate(logs, start=1):
+    for step, log in zip(itertools.count(every, every), logs, strict=False):
         state.global_step = step
         state.log_history.append({**log, "step": step})
         alarms.on_log(args, state, control)
@@ -76,6 +82,21 @@ def test_an_alarm_is_raised_once_when_its_condition_has_held_for_a_window(tmp_pa
     assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(5 + WINDOW, name)]
     assert caplog.messages == [f"Step {5 + WINDOW}: {alarms[0]['message']}"]
     assert not control.should_training_stop
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"agents/aux/completions/repetition": 0.9}, "repetition/aux"),
+        ({"agents/main/completions/clipped_ratio": 1.0}, "cut_off/main"),
+    ],
+)
+@pytest.mark.parametrize(("every", "raised"), [(1, 21), (10, 40), (50, 200)])
+def test_broken_completions_raise_an_alarm_soon(tmp_path, change, name, every, raised):
+    """They must be broken in 20 steps and in three entries: one entry of a broken run is a mean with healthy steps."""
+    logs = [HEALTHY] + [HEALTHY | change] * (40 // every + 5)
+    alarms, _ = run(tmp_path, logs, every)
+    assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(raised, name)]
 
 
 def test_an_alarm_is_raised_again_after_a_pause(tmp_path):

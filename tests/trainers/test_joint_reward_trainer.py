@@ -128,6 +128,25 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, reports):
     assert page["facts"]["algorithm"] == "Joint reward model" and page["metrics"]["loss"][0]["step"]
 
 
+@pytest.mark.parametrize("start", [2, 4])  # in the middle of an epoch and of a log's interval, and after the last step
+def test_a_resumed_run_has_the_log_of_an_uninterrupted_one(tmp_path, start):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 3}
+    settings |= {"eval_strategy": "steps", "eval_steps": 2}
+    whole = reward_trainer(tmp_path / "run", **settings)
+    whole.train()
+    resumed = reward_trainer(tmp_path / "run", model=tiny_classifier(), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{start}"))
+    assert resumed.state.global_step == 4
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+    def entries(trainer):
+        ignored = ("_runtime", "_per_second")
+        return [{k: v for k, v in log.items() if not k.endswith(ignored)} for log in trainer.state.log_history]
+
+    assert entries(resumed) == entries(whole) and {"num_tokens", "margin"} <= entries(resumed)[1].keys()
+
+
 def test_a_frozen_backbone(tmp_path):
     trainer = reward_trainer(tmp_path, freeze_backbone=True)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}

@@ -109,3 +109,13 @@ def test_roles_that_do_not_act_and_rewards_at_the_end_alone():
     assert metrics["agents/aux/completions/mean_length"] == 1.5 and found.num_tokens == 3 * 2 + 5
     assert found.most_common_ratios() == {}
     assert sum_totals([found, found]).most_common_ratios() == {"aux": 0.5, "main": 1.0}
+
+
+def test_repetition_is_the_share_of_phrases_that_were_there_before():
+    loop, varied = [5, 6] * 12, [*range(20)]
+    means = {
+        name: total.mean
+        for name, total in totals([[node([1.0] * 3, [1.0] * 3, loop, varied, [5] * 9)]]).totals.items()
+    }
+    assert means["agents/solo/completions/repetition"] == pytest.approx((1 - 2 / 17 + 0) / 2)  # the last one is short
+    assert "agents/solo/completions/repetition" not in totals(HERE).totals

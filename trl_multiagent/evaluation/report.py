@@ -14,7 +14,7 @@ from trl_multiagent.environments.base import PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.cross_play import CrossPlay, summarize_cross_play
 from trl_multiagent.evaluation.metrics import FINAL, Numbers, Result, numbers_of, paired_differences
-from trl_multiagent.evaluation.statistics import Estimate
+from trl_multiagent.evaluation.statistics import Estimate, smallest_difference
 from trl_multiagent.folders import write_json, write_text
 from trl_multiagent.report.html import REPORT_FILE, json_values, write_page
 from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
@@ -35,6 +35,10 @@ RANGE_NOTE = (
     "too narrow if rare values decide the mean."
 )
 SPEEDS = "sequential_latency parallel_latency sequential_tokens_per_second parallel_tokens_per_second".split()
+DIFFERENCE_NOTE = (
+    "In brackets: an interval that assumes nothing but the range of the metric. With {} items, {} t: Student's paired "
+    "interval, which needs less than that, but is too narrow if a few items decide the mean."
+)
 COST_NOTE = (
     "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the "
     "batches, with scoring, per episode."
@@ -67,6 +71,10 @@ class Report:
         }
         unknown = [name for x in self.shown for _, name in x.names if not np.isfinite(x.bounds(name)).all()]
         self.range_note = RANGE_NOTE.format(unknown[0]) if unknown else ""
+        smallest = smallest_difference(self.num_items, self.config.confidence)
+        shown = f"it excludes 0 from a difference of {smallest:.1%} of the largest possible one on, at the earliest."
+        shown = shown if smallest < 1 else "it never excludes 0."
+        self.difference_note = DIFFERENCE_NOTE.format(self.num_items, shown) if self.comparisons else ""
         metrics = ("return", "pass@1") if mixes else ()
         summaries = [summarize_cross_play(mixes, [x.name for x in self.teams], m, self.config) for m in metrics]
         self.cross_play = [summary for summary in summaries if summary is not None]
@@ -92,7 +100,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Returns everything, as plain values. Numbers that are not known are null."""
         contents: dict[str, Any] = {**self.facts, "items": self.num_items, "settings": asdict(self.config)}
-        contents["range_note"] = self.range_note
+        contents |= {"range_note": self.range_note, "difference_note": self.difference_note}
         contents["policies"] = {
             result.name: {
                 "kind": result.policy.kind,
@@ -135,7 +143,7 @@ class Report:
         """Returns the results as text."""
         note = (
             ". The row 'all teams' and its differences: over items, and over teams by Student's t, n = "
-            f"{len(self.teams)}; none if all teams have the same mean."
+            f"{len(self.teams)}; over items alone if all teams have the same mean."
         )
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
@@ -154,6 +162,7 @@ class Report:
         for name, rows in self.comparisons.items():
             lines += ["", *difference_lines(headings[name], rows)]
             lines += [notes[name]] if notes.get(name) else []
+        lines += ["", self.difference_note] if self.comparisons else []
         for cross_play in self.cross_play:
             lines += ["", *cross_play_lines(cross_play)]
         for result in [] if self.cross_play else self.shown:
@@ -234,14 +243,30 @@ def show(estimate: Estimate | None, name: str) -> str:
     """Formats a number and its interval, if it has one; rates as percentages."""
     if estimate is None:
         return "-"
-    form = ".1%" if name.startswith("pass@") or name == PASSED_HIDDEN else ".3f"
-    ends = "" if math.isnan(estimate.low) else f" [{estimate.low:{form}}, {estimate.high:{form}}]"
-    return f"{estimate.mean:{form}}{ends}"
+    form = ".1%" if is_rate(name) else ".3f"
+    return f"{estimate.mean:{form}}{brackets(estimate.low, estimate.high, form)}"
+
+
+def brackets(low: float, high: float, form: str) -> str:
+    """Formats an interval, or returns nothing if there is none."""
+    return "" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]"
 
 
 def show_difference(estimate: Estimate, name: str) -> str:
-    """Formats a difference, with a note if its confidence interval includes zero."""
-    return show(estimate, name) + ("" if estimate.excludes_zero else " no difference shown")
+    """Formats a difference, with both of its intervals, and a note if an interval does not exclude zero."""
+    _, low, high, t_low, t_high = estimate
+    text = show(estimate, name)
+    if math.isnan(low):
+        return f"{text} in all items"
+    student = brackets(t_low, t_high, ".1%" if is_rate(name) else ".3f")
+    text += f", t{student}" if student and t_low != low else ""
+    if low > 0 or high < 0:
+        return text
+    return text + (" only t excludes 0" if t_low > 0 or t_high < 0 else " no difference shown")
+
+
+def is_rate(name: str) -> bool:
+    return name.startswith("pass@") or name == PASSED_HIDDEN
 
 
 def cross_play_lines(cross_play: CrossPlay) -> list[str]:

@@ -2,7 +2,7 @@
 Estimators: pass@k, and means with confidence intervals. No function here needs a model.
 
 Values with known bounds have the interval of Gaffke (2005), see [`bounded_intervals`]; other values have Student's t
-interval. Several teams widen it by the variation between teams, see [`estimates`].
+interval. Several teams widen both by the variation between teams, see [`estimates`].
 """
 
 import math
@@ -15,15 +15,16 @@ from trl_multiagent.report.curves import t_interval
 
 
 class Estimate(NamedTuple):
-    """A mean and its confidence interval. Both ends are NaN if the values do not allow an interval."""
+    """
+    A mean and its confidence intervals: the one that suits the values, and Student's t interval. The ends of an
+    interval are NaN if the values do not allow it, such as Student's if all values are equal.
+    """
 
     mean: float
     low: float
     high: float
-
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
+    t_low: float
+    t_high: float
 
 
 def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
@@ -53,7 +54,8 @@ def estimates(
     The interval over items is computed from the items' means over the teams. The interval over teams is Student's t
     interval of the teams' means over the items, with one degree of freedom less than teams. Both are combined by the
     method of variance estimates recovery (Zou and Donner, 2008, Statistics in Medicine 27): on either side, the
-    distance from the mean is the root of the sum of the squared distances.
+    distance from the mean is the root of the sum of the squared distances. If one of the two intervals does not exist,
+    because all items or all teams have the same mean, the other one is taken.
 
     Args:
         values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`): The mean of each metric over an item's
@@ -73,17 +75,32 @@ def estimates(
         return []
     item_means = nan_mean(values, axis=0)
     limits = np.array(bounds, dtype=float).T
-    intervals = np.stack([t_interval(item_means[:, m], confidence) for m in range(num_metrics)], axis=1)
+    student = np.stack([t_interval(item_means[:, m], confidence) for m in range(num_metrics)], axis=1)
+    suited = student.copy()
     bounded = np.isfinite(limits).all(axis=0)
-    intervals[:, bounded] = bounded_intervals(item_means[:, bounded], limits[:, bounded], num_draws, confidence, seed)
+    suited[:, bounded] = bounded_intervals(item_means[:, bounded], limits[:, bounded], num_draws, confidence, seed)
     means = nan_mean(values.reshape(-1, num_metrics), axis=0)
-    distances = np.abs(intervals - nan_mean(item_means, axis=0))
-    if num_teams > 1:
-        team_means = nan_mean(values, axis=1)
-        radius = [(high - low) / 2 for low, high in (t_interval(x, confidence) for x in team_means.T)]
-        distances = np.sqrt(distances**2 + np.square(radius))
-    low, high = np.clip([means - distances[0], means + distances[1]], *limits)
-    return [Estimate(*map(float, x)) for x in zip(means, low, high, strict=True)]
+    ends = []
+    for intervals in (suited, student):
+        distances = np.abs(intervals - nan_mean(item_means, axis=0))
+        if num_teams > 1:
+            team_means = nan_mean(values, axis=1)
+            radius = [(high - low) / 2 for low, high in (t_interval(x, confidence) for x in team_means.T)]
+            squares = np.stack([distances**2, np.broadcast_to(np.square(radius), distances.shape)])
+            squares[np.isnan(squares) & ~np.isnan(squares[::-1])] = 0.0
+            distances = np.sqrt(squares.sum(axis=0))
+        ends += [means - distances[0], means + distances[1]]
+    low, high = np.clip(ends[:2], *limits)
+    return [Estimate(*map(float, x)) for x in zip(means, low, high, *ends[2:], strict=True)]
+
+
+def smallest_difference(num_items: int, confidence: float) -> float:
+    """
+    Returns the smallest difference of two means that the interval of [`bounded_intervals`] can tell from zero with so
+    many items, as a share of the largest possible difference: that of items which all differ equally.
+    """
+    weight = 1 - ((1 - confidence) / 2) ** (1 / num_items)  # of the bound, at the lower end of the interval
+    return weight / (1 - weight)
 
 
 def bounded_intervals(

@@ -20,7 +20,7 @@ LAST_SHARE = 0.1  # the last value is the mean of this share of the log entries
 NO_METRICS = re.compile(r"step|epoch|total_flos|train_(loss|runtime|.*_per_second)|eval_(.+_)?(runtime|.*_per_second)")
 # Metrics of a team's quality: rewards, and the passes of the last turn
 KEY_METRICS = r"(eval_([^/]+_)?)?(return|reward|final_turn/reward|accuracy|rewards/accuracies"
-KEY_METRICS += r"|turn_{last_turn}/(passed|passed_hidden|test_pass_rate))"
+KEY_METRICS += r"|turn_{last_turn}/(passed|passed_hidden|test_pass_rate|size_share))"
 
 
 def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, pd.Series]:
@@ -99,11 +99,11 @@ def run_table(run: Mapping[str, pd.Series]) -> list[list[str]]:
 
 def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
     """
-    Returns the last values of the key metrics of each group, and the first minus every other group, with 95 %
-    intervals.
+    Returns the last values of the key metrics of each group, their standard deviation over runs, and the first minus
+    every other group, with 95 % intervals.
     """
     first, *others = groups
-    rows = [["metric, last value", *groups, *(f"{first} minus {name}" for name in others)]]
+    rows = [["last value ± standard deviation of the runs", *groups, *(f"{first} minus {name}" for name in others)]]
     for name in key_metrics([*groups.values()]):
         values = [[last_value(run[name]) for run in runs if name in run] for runs in groups.values()]
         rows.append([name, *map(show, values), *(show_difference(values[0], other) for other in values[1:])])

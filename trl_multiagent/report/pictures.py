@@ -89,10 +89,10 @@ def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int)
     axes.set(ylabel="share")
 
 
-def draw_intervals(axes: Any, rows: Sequence[Mapping[str, tuple[float, float, float] | None]]) -> None:
+def draw_intervals(axes: Any, rows: Sequence[Mapping[str, Sequence[float] | None]]) -> None:
     """
-    Draws means with their intervals, a line of the picture per row. A row has mean, low and high by the name of a
-    series. Intervals with NaN are left out.
+    Draws means with their intervals, a line of the picture per row. A row has mean, low and high, and what follows
+    them, by the name of a series. Intervals with NaN are left out.
     """
     names = [*rows[0]]
     for k, name in enumerate(names):
@@ -102,7 +102,7 @@ def draw_intervals(axes: Any, rows: Sequence[Mapping[str, tuple[float, float, fl
         for y, row in enumerate(rows):
             estimate = row[name]
             if estimate is not None:
-                mean, low, high = estimate
+                mean, low, high = estimate[:3]
                 axes.plot([low, high], [y + offset] * 2, color=color, linewidth=2)
                 axes.plot(mean, y + offset, "o", color=color)
 

@@ -9,9 +9,10 @@ from datasets import Dataset
 from peft import PeftConfig
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from trl_multiagent.environments.task_errors import describe as describe_error
+from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
@@ -130,8 +131,7 @@ def train_reward_model(
     stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
     if is_complete:
         stage.check()
-        if state.is_main_process:
-            remove_checkpoints(folder)  # an earlier attempt may have been killed while it did this
+        remove_checkpoints(folder, state)
         return stage.result(COMPLETE_FILE)["report"]
     with stage.open():
         forget_engine()
@@ -143,17 +143,17 @@ def train_reward_model(
         trainer.create_model_card()
         trainer.accelerator.wait_for_everyone()  # until all files are written
         stage.save_result(COMPLETE_FILE, {"report": facts})
-        if state.is_main_process:
-            remove_checkpoints(folder)
-        trainer.accelerator.wait_for_everyone()
+        remove_checkpoints(folder, state)
     return facts
 
 
-def remove_checkpoints(folder: Path) -> None:
-    """Removes the checkpoints of a complete training."""
-    for path in folder.glob("checkpoint-*"):
-        remove(path)
-    remove_unfinished(folder)
+def remove_checkpoints(folder: Path, state: PartialState) -> None:
+    """Removes the checkpoints of a complete model, and what an interrupted removal has left."""
+    with fail_together(state):
+        if state.is_main_process:
+            for checkpoint in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+                remove(checkpoint)
+            remove_unfinished(folder)
 
 
 def describe(

@@ -24,14 +24,11 @@ from trl_multiagent.limits import check_value, same, short
 from trl_multiagent.settings import comlrl
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.schema import (
+    NOT_IN_PEFT,
     TRL_FLAGS,
     TRL_NAMES,
     AgentModel,
-    TopLevel,
-    algorithm_keys,
-    keys_of,
-    peft_keys,
-    sections_of,
+    known_settings,
 )
 from trl_multiagent.terminal import printable
 
@@ -257,8 +254,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     of the given settings that have no effect. Raises `ConfigError` if a name is unknown, a value has the wrong type,
     or a feature is not available.
     """
-    sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
-    sections |= {name: keys_of(cls) for name, cls in sections_of(task).items()}
+    sections = known_settings(algorithm, task)
     known = {f"{section}.{name}".lstrip("."): key for section, keys in sections.items() for name, key in keys.items()}
     # Many settings of an evaluation have the same name as one of the training. The latter is suggested first
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
@@ -284,6 +280,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             without_effect += [path] if value not in (None, {}, []) else []
         elif path in not_used:
             without_effect.append(f"{path} (`{other_names[path]}` is used)")
+        elif section == "peft" and name in NOT_IN_PEFT:
+            raise ConfigError(f"`{path}` cannot be set, because every adapter is LoRA for a causal model: remove it.")
         elif path not in known:
             similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
             raise ConfigError(f"`{path}` is not a known setting{similar}")

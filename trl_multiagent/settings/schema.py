@@ -4,8 +4,11 @@ configuration class.
 """
 
 import dataclasses
+import itertools
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
@@ -27,6 +30,7 @@ class AgentModel:
     )
     revision: str | None = setting("Branch, tag or commit of the model's repository.")
     trust_remote_code: bool = setting("Whether code in the model's repository may run.", False)
+    gguf_file: str | None = setting("File in that folder or repository, of a model in the format GGUF.")
     attn_implementation: str | None = setting("Implementation of attention, such as 'sdpa' or 'flash_attention_2'.")
     model_init_kwargs: dict[str, Any] | None = setting("More arguments for `AutoModelForCausalLM.from_pretrained`.")
     tokenizer_kwargs: dict[str, Any] | None = setting(
@@ -34,6 +38,9 @@ class AgentModel:
         keys=("use_fast", "legacy", "add_bos_token", "add_eos_token", "add_prefix_space", "model_max_length"),
     )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
+    adapter_roles: list[str] | None = setting(
+        "The agents that have a LoRA adapter, by default all; the rest are full."
+    )
     use_peft: bool = setting("Whether every agent is a LoRA adapter with the settings lora_*; see also `peft`.", False)
     lora_r: int | None = setting("Rank of the adapters; 16 by default.", ge=1)
     lora_alpha: int | None = setting("The scale of the adapters is lora_alpha / lora_r; 32 by default.", ge=1)
@@ -283,6 +290,14 @@ class Key:
     limits: Mapping[str, Any]
     help: str
 
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The texts that it takes, if these are listed."""
+        parts = (self.hint, *typing.get_args(self.hint))
+        found = [typing.get_args(part) for part in parts if typing.get_origin(part) is Literal]
+        found += [tuple(x.value for x in part) for part in parts if isinstance(part, type) and issubclass(part, Enum)]
+        return (*self.limits.get("choices", ()), *itertools.chain(*found))
+
 
 def keys_of(cls: type) -> dict[str, Key]:
     """
@@ -314,6 +329,12 @@ def algorithm_keys(algorithm: str) -> dict[str, Key]:
     return {
         name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
     }
+
+
+def known_settings(algorithm: str, task: Task) -> dict[str, dict[str, Key]]:
+    """Returns the keys of all sections, with top-level settings under `""`. This imports TRL and PEFT."""
+    sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
+    return sections | {name: keys_of(cls) for name, cls in sections_of(task).items()}
 
 
 def peft_keys() -> dict[str, Key]:

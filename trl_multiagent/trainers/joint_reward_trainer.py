@@ -266,6 +266,12 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         metrics["min_reward"] = [min([*metrics["min_reward"], *extremes])]
         metrics["max_reward"] = [max([*metrics["max_reward"], *extremes])]
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        training = self.model.training  # decides which metrics the next log has
+        metrics = super().evaluate(*args, **kwargs)
+        self.model.train(training)
+        return metrics
+
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self._scores = []
         output = super().evaluation_loop(*args, **kwargs)

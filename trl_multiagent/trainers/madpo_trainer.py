@@ -443,11 +443,10 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         super().log(logs, start_time)
 
     def _process_state(self) -> dict[str, Any]:
-        state = {"env_step": self.env_step, "num_tokens": self._total_train_tokens, "has_warned": self._has_warned}
-        return {**super()._process_state(), **state, "first_chosen_logp": self._first_chosen_logp, "sums": self._sums}
+        state = {"env_step": self.env_step, "has_warned": self._has_warned}
+        return {**super()._process_state(), **state, "first_chosen_logp": self._first_chosen_logp}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.env_step, self._total_train_tokens = state["env_step"], state["num_tokens"]
-        self._has_warned, self._first_chosen_logp = state["has_warned"], state["first_chosen_logp"]
-        self._sums = state["sums"]
+        self.env_step, self._has_warned = state["env_step"], state["has_warned"]
+        self._first_chosen_logp = state["first_chosen_logp"]

@@ -156,7 +156,9 @@ function estimates(part) {
   const cell = (estimate, k) => {
     const column = part.columns[k], named = {"data-name": column.name};
     if (!estimate) return make("td", named, "–");
-    const range = estimate.low === null || estimate.low === undefined ? "" : ` [${format(estimate.low, column)}, ${format(estimate.high, column)}]`;
+    const brackets = (low, high) => ` [${format(low, column)}, ${format(high, column)}]`;
+    const hasStudent = part.isDifference && (estimate.t_low ?? null) !== null && estimate.t_low !== estimate.low;
+    const range = (estimate.low ?? null) === null ? "" : brackets(estimate.low, estimate.high) + (hasStudent ? `, t${brackets(estimate.t_low, estimate.t_high)}` : "");
     const text = [make("b", {}, format(estimate.mean, column)), make("span", {class: "dim small range"}, range)];
     return make("td", named, text, estimate.low === undefined || part.plain ? null : interval(estimate, ...ends[k]));
   };
@@ -206,8 +208,8 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
   return [
     make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episode${settings.num_episodes === 1 ? "" : "s"} each. ${contents.environment || ""}`),
     estimates(part("", rows, `Lines are ${confidence} intervals over items; those of all teams over items and teams. ${contents.range_note || ""}`)),
-    ...Object.keys(differences).filter(key => contents[key]).map(key => estimates(part(differences[key],
-      Object.fromEntries(Object.entries(contents[key]).map(([name, numbers]) => [name, numbers.final])), "An interval without 0 shows a difference."))),
+    ...Object.keys(differences).filter(key => contents[key]).map(key => estimates({isDifference: true, ...part(differences[key],
+      Object.fromEntries(Object.entries(contents[key]).map(([name, numbers]) => [name, numbers.final])), contents.difference_note)})),
     ...matrices.map(matrix),
     estimates({title: "Cost and latency of an episode", columns: Object.keys(costs).map(name => ({name})), rows: cost}),
     ...Object.entries(policies).filter(([, policy]) => policy.kind !== "pair").map(byTurn).map(estimates),

@@ -1,5 +1,5 @@
 """
-Warns about collapsed or idle agents and about reward drops.
+Warns about collapsed or idle agents, about broken completions, and about reward drops.
 
 An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output
 folder, which programs can read. The conditions are functions of the logged metrics, so a resumed run raises the same
@@ -27,6 +27,10 @@ WINDOW = 20  # successive log entries in which a condition must hold
 NO_SIGNAL = 0.95  # share of the nodes whose returns are all equal
 COLLAPSED = 0.9  # share of the completions that are one text
 NO_CONTRIBUTION = 0.01  # of the variance of the rewards
+BROKEN_STEPS, BROKEN_ENTRIES = 20, 3  # least steps and log entries in which completions must be broken
+REPEATED = 0.8  # share of the phrases that a completion has written before
+CUT_OFF = 0.99  # share of the completions that reach the length limit
+SHORT = 16  # a length limit below this is meant to cut off
 NEARLY_NEVER = 0.02  # below this, a metric in `watched_metrics` counts as near zero
 EVALUATION_REWARD = re.compile(r"eval_([^/]*_)?reward")  # eval_reward, or eval_<name>_reward of one of several sets
 
@@ -61,8 +65,10 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero and "reward" in state.log_history[-1]:
             latest_first = (log for log in reversed(state.log_history) if "reward" in log)
             logs = [*islice(latest_first, WINDOW + 1)][::-1]  # the whole history would be read at every step
-            before = self.conditions(logs[:-1][-WINDOW:])
-            raised = {name: text for name, text in self.conditions(logs[-WINDOW:]).items() if name not in before}
+            limit = args.max_completion_length
+            before = self.conditions(logs[:-1][-WINDOW:], limit)
+            found = self.conditions(logs[-WINDOW:], limit)
+            raised = {name: text for name, text in found.items() if name not in before}
             self._raise(raised, args, state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -83,11 +89,14 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero:
             self._raise({"cliff": text}, args, state)
 
-    def conditions(self, logs: Sequence[Log]) -> dict[str, str]:
-        """Returns the alarm conditions that hold in all of 20 successive log entries, with a message for each."""
+    def conditions(self, logs: Sequence[Log], limit: int) -> dict[str, str]:
+        """
+        Returns the alarm conditions that hold in all of 20 successive log entries, with a message for each. Completions
+        count as broken after fewer entries. `limit`: the largest number of tokens of a completion.
+        """
+        found = self.broken(logs, limit)
         if len(logs) < WINDOW:
-            return {}
-        found = {}
+            return found
         if self.has_siblings and always(logs, "frac_reward_zero_std", at_least=NO_SIGNAL):
             found["no_signal"] = (
                 f"In the last {WINDOW} log entries, the joint actions of nearly all nodes had equal returns, so "
@@ -117,6 +126,27 @@ class Alarms(TrainerCallback):
         for name, meaning in self.watched_metrics.items():
             if always(logs, f"turn_1/{name}", at_most=NEARLY_NEVER):
                 found[f"low/{name}"] = f"In the last {WINDOW} log entries, turn_1/{name} was nearly zero: {meaning}."
+        return found
+
+    def broken(self, logs: Sequence[Log], limit: int) -> dict[str, str]:
+        """Returns the agents whose completions repeat themselves or never end, with a message for each."""
+        last = logs[-1]["step"] if logs else 0
+        recent = [log for log in logs if log["step"] > last - BROKEN_STEPS]
+        logs = logs[-max(BROKEN_ENTRIES, len(recent)) :]
+        found = {}
+        for role in self.roles if len(logs) >= BROKEN_ENTRIES and last >= BROKEN_STEPS else ():
+            since = f"Since step {logs[0]['step']} or longer, nearly all completions of agent {role!r}"
+            name = f"agents/{role}/completions"
+            if always(logs, f"{name}/repetition", at_least=REPEATED):
+                found[f"repetition/{role}"] = (
+                    f"{since} repeat themselves: its training has probably destroyed it. Lower `learning_rate`, or "
+                    "set `beta`."
+                )
+            if limit >= SHORT and always(logs, f"{name}/clipped_ratio", at_least=CUT_OFF):
+                found[f"cut_off/{role}"] = (
+                    f"{since} are cut off at `max_completion_length`, {limit} tokens. If it ended its answers before, "
+                    "lower `learning_rate`. Otherwise, raise the limit, ask for short answers, or set `stop_strings`."
+                )
         return found
 
     def _raise(self, alarms: Mapping[str, str], args: TrainingArguments, state: TrainerState) -> None:

@@ -4,15 +4,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from transformers import Trainer
 
-from trl_multiagent.trainers.base.team_trainer import num_own_rows
+from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin, num_own_rows
 
 
 Means = Mapping[str, tuple[float, float]]  # the mean and the weight of each metric in a micro-batch
 
 
-class PairMeansMixin(Trainer):
+class PairMeansMixin(CommonTrainerMixin):
     """
     Weighs the micro-batches of a trainer on preference pairs.
 
@@ -22,7 +21,6 @@ class PairMeansMixin(Trainer):
     sum over all pairs, or tokens, divided by the sum of their weights.
     """
 
-    _metrics: dict[str, Any]
     _total_train_tokens: int
     _sizes: torch.Tensor  # means of `_count` over the micro-batches of all processes in the step
     # Since the last log, for each mode and metric: weighted sum and sum of the weights
@@ -71,6 +69,13 @@ class PairMeansMixin(Trainer):
         if self.model.training:
             self._total_train_tokens += int(self.accelerator.reduce(number, "sum").item())
         self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
+
+    def _process_state(self) -> dict[str, Any]:
+        return {**super()._process_state(), "num_tokens": self._total_train_tokens, "sums": self._sums}
+
+    def _load_process_state(self, state: dict[str, Any]) -> None:
+        super()._load_process_state(state)
+        self._total_train_tokens, self._sums = state["num_tokens"], state["sums"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
