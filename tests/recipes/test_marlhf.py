@@ -141,7 +141,7 @@ def test_the_three_phases(finished):
     assert json.loads((folder / "_preferences" / "collection.json").read_text())["numbers"]["items"] == 4
     model = AutoModelForSequenceClassification.from_pretrained(folder / "_reward_model")
     assert model.config.joint_text["roles"] == ["aux", "main"]
-    assert (folder / "_reward_model" / "reliability.png").is_file()
+    assert (folder / "_reward_model" / "held_out.json").is_file()
     assert not list(folder.glob("_reward_model/checkpoint*"))
     assert (folder / "team.json").is_file()
     logs = [log for log in log_history(folder / "checkpoint-2") if "reward" in log]
