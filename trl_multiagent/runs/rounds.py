@@ -12,24 +12,27 @@ last chunk or checkpoint.
 
 import copy
 import dataclasses
+import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets
 from peft import LoraConfig
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.model_reward import ModelRewardEnvironment
+from trl_multiagent.environments.model_reward import MODEL, TASK, ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.folders import PREFERENCES_FILE, is_collection, read_json
 from trl_multiagent.hub import push_folder
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
-from trl_multiagent.jobs.fingerprint import checksum_of_weights, differences
-from trl_multiagent.jobs.signals import end_on_signal
+from trl_multiagent.jobs.fingerprint import checksum_of_weights
+from trl_multiagent.jobs.signals import Stopped, end_on_signal
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
@@ -38,7 +41,7 @@ from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
-from trl_multiagent.runs.folders import NO_FOLDER, check_folder
+from trl_multiagent.runs.folders import AUTO, NO_FOLDER, check_folder
 from trl_multiagent.runs.models import check_models
 from trl_multiagent.runs.plan import HEADING, agents, collaboration, count, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import check_run, check_team, first_rows, prepare_run, start_logging
@@ -50,14 +53,13 @@ from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
-from trl_multiagent.trainers.base.distribution import forget_engine, without_sharding
-from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.team_trainer import forget_engine, without_sharding
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
-from trl_multiagent.trainers.reward_watch import RewardWatch
 
+
+logger = logging.getLogger(__name__)
 
 # In the folder of the run. Names with an underscore are not pushed
 PREFERENCES_FOLDER, REWARD_FOLDER, ROUNDS_FOLDER = "_preferences", "_reward_model", "_rounds"
@@ -68,6 +70,9 @@ FREE_SECTIONS = ("output", "wandb")
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
 # Arguments of the team's trainer that the reward model's trainer shares: accelerate has one precision per process
 SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloader_pin_memory output_dir".split()
+FIRST_TURN = "turn_1/"
+MIN_LOGS = 20  # log entries before a warning that the team exploits the reward model
+WINDOW = 0.25  # the first and the last log entries that are compared, as a share of all
 
 
 def run_preferences(settings: Settings) -> None:
@@ -92,7 +97,7 @@ class PreferenceRun:
         self.trained_with, self.in_rounds = algorithm, algorithm in ITERATIVE
         self.num_rounds: int = arguments["num_iterations"] if self.in_rounds else 1
         self.preference_dataset: str | None = arguments.get("preference_dataset")
-        if extras.resume_from_checkpoint is True:  # every run resumes; an early stage has no checkpoint yet
+        if extras.resume_from_checkpoint in (True, AUTO):  # every run resumes; an early stage has no checkpoint yet
             if not settings.has_named_folder:
                 raise ConfigError(NO_FOLDER)
             extras.resume_from_checkpoint = None
@@ -303,15 +308,10 @@ class PreferenceRun:
             args.output_dir, args.push_to_hub = str(folder), False
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         checkpoint = run.resume_from_checkpoint or last
-        saved = None if checkpoint is None else verify_checkpoint(checkpoint)
         forget_engine()
         team = run.load_team(self.roles, source)
         trainer_class: Any = ALGORITHMS[self.trained_with].trainer_class()
-        trainer = trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data)
-        trainer.may_be_complete = True
-        if checkpoint is not None and saved is not None:
-            check_changes(checkpoint, differences(saved["settings"], trainer._run_settings()), args)
-        return trainer, checkpoint
+        return trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data), checkpoint
 
     def evaluate(self, trainer: Any) -> dict[str, float] | None:
         """
@@ -389,7 +389,7 @@ class PreferenceRun:
     def stop_if_asked(self) -> None:
         """Ends the program if a signal has asked for it in the last step of a training."""
         if is_asked_to_stop(self.state):
-            raise KeyboardInterrupt
+            raise Stopped("between two rounds")
 
     def say(self, text: str) -> None:
         if self.state.is_main_process:
@@ -478,6 +478,52 @@ class RoundLog(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:  # a resumed training has them in its log
             self.trainer.log(dict(self.facts))
+
+
+class RewardWatch(TrainerCallback):
+    """
+    Warns once if the model's reward in a [`~environments.model_reward.ModelRewardEnvironment`] rises, but the task's
+    does not.
+    """
+
+    def __init__(self) -> None:
+        self.has_warned = False
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.has_warned or not state.is_world_process_zero:
+            return
+        logs = [log for log in state.log_history if {FIRST_TURN + MODEL, FIRST_TURN + TASK} <= log.keys()]
+        model, task = ([log[FIRST_TURN + name] for log in logs] for name in (MODEL, TASK))
+        if is_over_optimized(model, task):
+            self.has_warned = True
+            ends = [fmean(part) for rewards in (model, task) for part in windows(rewards)]
+            logger.warning(
+                "Until step %d, the reward of the model has risen from %.3g to %.3g, but that of the task has "
+                "gone from %.3g to %.3g: "
+                "the team exploits errors of the model. Stop here, collect more preferences with the trained "
+                "team, lower "
+                "`learning_rate`, or set `beta`.",
+                state.global_step,
+                *ends,
+            )
+
+
+def windows(values: list[float]) -> tuple[list[float], list[float]]:
+    """Returns the first and the last values, which are compared."""
+    size = max(2, round(WINDOW * len(values)))
+    return values[:size], values[-size:]
+
+
+def is_over_optimized(model: list[float], task: list[float]) -> bool:
+    """
+    Returns whether the model's reward has risen by more than three standard errors, but the task's not at all. The
+    oldest come first.
+    """
+    if len(model) < MIN_LOGS:
+        return False
+    (first, last), (task_first, task_last) = windows(model), windows(task)
+    error = math.sqrt(variance(first) / len(first) + variance(last) / len(last))
+    return fmean(last) - fmean(first) > 3 * error and fmean(task_last) <= fmean(task_first)
 
 
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:

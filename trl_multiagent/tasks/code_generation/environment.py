@@ -22,7 +22,7 @@ from trl_multiagent.tasks.code_generation.prompts import (
     single_prompt,
 )
 from trl_multiagent.tasks.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
-from trl_multiagent.tasks.program_environment import ProgramEnvironment
+from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
 class CodeGenerationEnvironment(ProgramEnvironment):
