@@ -613,3 +613,38 @@ def test_collaborate_as_chat():
     ids = team.tokenizers["main"]("<user>main: Go.<assistant>", return_tensors="pt")["input_ids"]
     greedy = team.agents["main"].generate(ids, do_sample=False, max_new_tokens=6)[0, ids.size(1) :]
     assert chat == team.tokenizers["main"].decode(greedy, skip_special_tokens=True)
+
+
+def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path):
+    """transformers itself saves no model that it read from such a file."""
+    gguf = pytest.importorskip("gguf")
+    model, folder = tiny_llama(), tmp_path / "gguf"
+    folder.mkdir()
+    config = model.config
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    tokens = ["t", "1", *(f"t{k}" for k in range(1, config.vocab_size - 1))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["t 1"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    team = AgentTeam.from_pretrained(folder, ["aux", "main"], gguf_file="model.gguf")
+    team.save_pretrained(tmp_path / "team")
+    again = AgentTeam.from_pretrained(tmp_path / "team")
+    ids = torch.arange(8)[None]
+    assert torch.equal(again.agents["main"](ids).logits, team.agents["main"](ids).logits)
+    assert torch.equal(again.agents["aux"].get_input_embeddings().weight, model.get_input_embeddings().weight)

@@ -346,8 +346,9 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs / "plain", "team")
     Path("team/config.yaml").write_text(OWN)
-    evaluate("team", "--dry_run", task=cli.TASKS)
+    evaluate("team", "--dry_run", "--pass_at", "2", task=cli.TASKS)
     out = capsys.readouterr().out
+    assert "pass@k           2\n" in out
     assert (
         "2, with 4 episodes of 1 turns each" in out and "temperature      0.7" in out and "outputs/evaluation" in out
     )

@@ -17,12 +17,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerationMode
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment, Prompt
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.positions import check_prompts, learned_positions
@@ -264,16 +266,23 @@ class TeamSampler:
     def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
         """Makes an agent's prompts at nodes at which it acts, with the visible part of its past turns."""
         tokenizer = self.team.tokenizers[role]
-        prompts = tokenize_nodes(
-            role,
-            nodes,
-            tokenizer,
-            end_tokens=self.team.end_tokens(role),
-            as_chat=role in self.chat_roles,
-            options=self.history_options,
-            tokenize=partial(tokenize_prompts, tokenizer, **self.chat_template_kwargs),
-            render=partial(render_chat, tokenizer, **self.chat_template_kwargs),
-        )
+        try:
+            prompts = tokenize_nodes(
+                role,
+                nodes,
+                tokenizer,
+                end_tokens=self.team.end_tokens(role),
+                as_chat=role in self.chat_roles,
+                options=self.history_options,
+                tokenize=partial(tokenize_prompts, tokenizer, **self.chat_template_kwargs),
+                render=partial(render_chat, tokenizer, **self.chat_template_kwargs),
+            )
+        except TemplateError as error:
+            raise UnavailableError(
+                f"The chat template of agent {role!r} ({tokenizer.name_or_path}) refuses its prompt: {error}. Many "
+                "templates take no system message, or only user and assistant in turn: write everything into one "
+                "message of the user, or set `use_chat_template: false`."
+            ) from error
         if not all(prompt.ids for prompt in prompts):
             raise ValueError(
                 f"A prompt of agent {role!r} has no tokens: the environment must return prompts that have some."

@@ -14,8 +14,8 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.limits import check_value, same
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
-from trl_multiagent.runs.models import make_loader
-from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.runs.models import check_models, make_loader
+from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SeatSettings, keys_of
 from trl_multiagent.team.seat import TeamSeat
@@ -75,11 +75,11 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
             temperature=own.temperature,
         )
 
+    names = [own.team] if own.team is not None else own.population if isinstance(own.population, list) else []
+    check_models(path, names, settings.task)
     if own.team is not None:
-        check_names(own.team, path)
         return seat(own.team)
     if isinstance(own.population, list):
-        check_names(own.population, path)
         members = {name: seat(name) for name in own.population}
         return Population(lambda step: members, list(members), seed)
     return self_play(path, own.agent or role, run, trained, seat, seed)

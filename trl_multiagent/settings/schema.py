@@ -30,6 +30,7 @@ class AgentModel:
     )
     revision: str | None = setting("Branch, tag or commit of the model's repository.")
     trust_remote_code: bool = setting("Whether code in the model's repository may run.", False)
+    gguf_file: str | None = setting("File in that folder or repository, of a model in the format GGUF.")
     attn_implementation: str | None = setting("Implementation of attention, such as 'sdpa' or 'flash_attention_2'.")
     model_init_kwargs: dict[str, Any] | None = setting("More arguments for `AutoModelForCausalLM.from_pretrained`.")
     tokenizer_kwargs: dict[str, Any] | None = setting(

@@ -182,7 +182,7 @@ class AgentTeam(nn.Module):
                 `add_bos_token`.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
             default), `revision`,
-                `attn_implementation` or a `quantization_config` for the base of a LoRA team.
+                `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a LoRA team.
 
         Raises:
             ValueError: the arguments do not fit each other or the saved team.
@@ -203,6 +203,10 @@ class AgentTeam(nn.Module):
                 check_checksums(source.name)
         shares, adapted = form_of_sources(sources, saved_form, configs, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
+        if "gguf_file" in model_init_kwargs and saved_form is None:
+            kwargs["gguf_file"] = model_init_kwargs["gguf_file"]
+        elif saved_form not in (None, "lora"):
+            model_init_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         full = {role: source for role, source in sources.items() if role not in adapted}
         models: dict[str, Any] = dict(load_models(full, shares, seed, model_init_kwargs))

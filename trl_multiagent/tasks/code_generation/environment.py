@@ -21,7 +21,7 @@ from trl_multiagent.tasks.code_generation.prompts import (
 )
 from trl_multiagent.tasks.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
 from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
-from trl_multiagent.tasks.program_environment import ProgramEnvironment
+from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
 class CodeGenerationEnvironment(ProgramEnvironment):
