@@ -149,9 +149,9 @@ def make_endpoint(
                 f"`{called('extra_body')}` has {field!r}, which looks like a key: settings are saved with the run. "
                 f"Name the environment variable that holds it in `{called('key_env')}`."
             )
-    if base_url is None and provider is None:
-        raise ValueError(f"The endpoint of the model {model!r} is not known: set `{called('base_url')}`.")
     if base_url is None:
+        if provider is None:
+            raise ValueError(f"The endpoint of the model {model!r} is not known: set `{called('base_url')}`.")
         _, base_url, own_key = provider
         key_env = key_env or own_key
     elif re.search("[@?#]", base_url):  # not shown, because it may hold a key
@@ -229,24 +229,21 @@ class EndpointClient:
         kept = {key: answer for key in dict.fromkeys(keys) if (answer := self.read(key)) is not None}
         missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in kept}
         self.usage.cached += sum(key in kept for key in keys)
-        problem = self.endpoint.problem() if missing else None
-        if problem is not None:
-            results = dict.fromkeys(missing, EndpointError(problem))
-        else:
-            results = self._request(missing, stop_at_failure) if missing else {}
-            self.usage.requests += len(missing)
-        for result in results.values():
-            if isinstance(result, Answer):
-                self.usage.input_tokens += result.input_tokens
-                self.usage.output_tokens += result.output_tokens
-            else:
-                self.usage.failures += 1
+        results = self._request(missing, stop_at_failure) if missing else {}
+        answers = [result for result in results.values() if isinstance(result, Answer)]
+        self.usage.failures += len(missing) - len(answers)
+        self.usage.input_tokens += sum(answer.input_tokens for answer in answers)
+        self.usage.output_tokens += sum(answer.output_tokens for answer in answers)
         return [(kept | results)[key] for key in keys]
 
     def _request(self, missing: dict[str, Question], stop_at_failure: bool) -> dict[str, Answer | EndpointError]:
+        endpoint, failures, state = self.endpoint, list[EndpointError](), random.getstate()
+        problem = endpoint.problem()
+        if problem is not None:
+            return dict.fromkeys(missing, EndpointError(problem))
         from openai import OpenAI
 
-        endpoint, failures, state = self.endpoint, list[EndpointError](), random.getstate()
+        self.usage.requests += len(missing)
         sdk = OpenAI(
             base_url=endpoint.base_url,
             api_key=endpoint.key or "none",  # so that the client reads none from the environment

@@ -162,9 +162,8 @@ def find_calls(answer: str) -> list[str]:
 
 def is_call(value: Any) -> bool:
     """Returns whether a JSON value has the keys of a tool call."""
-    return isinstance(value, Mapping) and (
-        "function" in value or ("name" in value and {"arguments", "parameters"} & {*value})
-    )
+    keys = {*value} if isinstance(value, Mapping) else set()
+    return "function" in keys or ("name" in keys and not keys.isdisjoint(("arguments", "parameters")))
 
 
 def read_calls(text: str) -> list[Any]:
