@@ -19,7 +19,7 @@ from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SeatSettings, keys_of
 from trl_multiagent.team.seat import TeamSeat
-from trl_multiagent.trainers.base.checkpoint_files import step_of
+from trl_multiagent.trainers.base.checkpoints import step_of
 
 
 START = "start"  # the name of the models from which the run starts, in the population of its own checkpoints
