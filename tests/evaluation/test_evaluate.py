@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from datasets import Dataset
 from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 
-from trl_multiagent import Task
+from trl_multiagent import Task, cli
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.baselines import DiscussionEnvironment, PipelineSampler, answer_limit
 from trl_multiagent.evaluation.config import EvaluationConfig
@@ -286,6 +287,74 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         with pytest.raises(SystemExit):
             evaluate(plain, *arguments, *out, cross_play=True)
         assert message in capsys.readouterr().err
+
+
+STRANGE = {
+    "task: strange:TASK": "task: 'strange:TASK'",
+    "task: functions\nreward_funcs: [subprocess.getoutput]": "functions.reward_funcs: ['subprocess.getoutput']",
+    "agent_model: {trust_remote_code: true}": "agent_model.trust_remote_code: True",
+    "model: {model_kwargs: {trust_remote_code: true}}": "agent_model.trust_remote_code: True",
+    "magrpo: {trust_remote_code: true}": "agent_model.trust_remote_code: True",
+    "agent_model: {trust_remote_code: '${agent_model.share_weights}', share_weights: true}": "agent_model.trust_remote_code: '${",
+    "agent_model: {model_kwargs: {weights_only: false}}": "agent_model.model_init_kwargs: {'weights_only': False}",
+    "agent_model: {attn_implementation: user/kernel}": "agent_model.attn_implementation: 'user/kernel'",
+    "seats: {aux: {endpoint: {model: m, base_url: 'http://h', key_env: SECRET}}}": "seats: {'aux'",
+    "dataset: {name: '${oc.env:SECRET}/x'}": "dataset.name: '${oc.env:SECRET}/x'",
+    "magrpo: {num_turns: '${seed}'}": "magrpo.num_turns: '${seed}'",
+    "prompt_files: {main: 'strange:prompt'}": "prompt_files.main: 'strange:prompt'",
+    "prompt_files: {main: 'Do {prompt} for ${oc.env:SECRET}'}": "prompt_files.main: 'Do {prompt} for ${oc.env",
+    "external: {mode: expert, expert_base_url: 'http://h'}": "external.mode: 'expert'",
+    "sandbox: {min_tier: rlimits}": "sandbox.min_tier: 'rlimits'",
+    "evaluation: {output_dir: elsewhere}": "evaluation.output_dir: 'elsewhere'",
+    "poem: {letters: xyz}": "poem.letters: 'xyz'",
+}
+# What a run of this package writes, in its own words and in those of a prompt with a brace
+OWN = """
+agent_model: {name: demo, torch_dtype: float32, attn_implementation: sdpa}
+dataset: {name: humaneval, train_split: 'test[:8]', eval_split: 'test[:2]'}
+external: {mode: plain, expert_model: deepseek-coder, sandbox_slice: all}
+reward: {kind: earned}
+prompt_files: {main: "Write {entry_point}: {prompt} and \\\\${{x}}"}
+sandbox: {min_tier: seccomp, workers: 2}
+output: {base_dir: '${oc.env:SECRET}'}
+wandb: {project: p}
+magrpo: {learning_rate: 1e-5, output_dir: /run, num_agents: 2, lr_scheduler_type: constant, temperature: 0.7}
+peft: {target_modules: [q_proj]}
+"""
+
+
+@pytest.mark.parametrize("text", STRANGE)
+@pytest.mark.parametrize("command", ["evaluate", "cross-play"])
+def test_the_file_of_a_team_does_nothing_without_consent(runs, tmp_path, monkeypatch, capsys, command, text):
+    """It runs no code, sends nothing, and names no place to write to."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SECRET", "sk-1")
+    Path("strange.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
+    shutil.copytree(runs / "plain", "team")
+    Path("team/strange.py").write_text(Path("strange.py").read_text())
+    Path("team/config.yaml").write_text(text)
+    cross_play = command == "cross-play"
+    with pytest.raises(SystemExit) as end:
+        evaluate("team", *["other"] * cross_play, "--dry_run", task=cli.TASKS, cross_play=cross_play)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2 and f"the team's config.yaml asks for `{STRANGE[text]}" in line and "sk-1" not in line
+    assert line.endswith("pass `--config team/config.yaml` if you trust it.")
+    assert not Path("ran").exists() and str(tmp_path / "team") not in sys.path
+
+
+def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(runs / "plain", "team")
+    Path("team/config.yaml").write_text(OWN)
+    evaluate("team", "--dry_run", task=cli.TASKS)
+    out = capsys.readouterr().out
+    assert (
+        "2, with 4 episodes of 1 turns each" in out and "temperature      0.7" in out and "outputs/evaluation" in out
+    )
+    Path("task.py").write_text("from evaluated import TASK\n")
+    Path("team/config.yaml").write_text("task: task:TASK\ndataset: {eval_split: test}\n")
+    evaluate("team", "--config", "team/config.yaml", "--dry_run", task=cli.TASKS)
+    assert f"{ITEMS}, with 4 episodes" in capsys.readouterr().out
 
 
 def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):

@@ -275,6 +275,7 @@ def test_self_play_resumes_exactly_and_is_evaluated(config, module, script, fork
     assert all((weights[name] == resumed[name]).all() for name in weights)
     assert AgentTeam.from_pretrained("run").roles == ("a",)
     flags = ["--split", "train", "--num_episodes", "4", "--seed", "7", "--output_dir", "results"]
+    flags += ["--config", "run/config.yaml"]
     done = forked.run(script, "evaluate", "run", *flags, cwd=tmp_path)
     assert done.codes == [0] and re.search(r"with/b/(start|checkpoint-4)", done.stdout), done.stderr[-3000:]
     (manifest,) = (tmp_path / "results").rglob("stage.json")
@@ -379,10 +380,13 @@ def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(script, for
         assert (run / target).exists(), target
     for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):
         exec(snippet, {})
-    # From another folder: the module of the task is found above the run
+    # From another folder: the module of the task is found beside the file that --config names
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    done = forked.run(script, "evaluate", run, "--dry_run", cwd=elsewhere)
+    assert done.codes == [2] and "asks for `task: 'task:TASK'`; pass `--config" in done.stderr.splitlines()[-1]
     small = ("--num_episodes", "2", "--max_completion_length", "4", "--disable_tqdm")
+    small += ("--config", folder / "config.yaml")
     for command, runs in (("evaluate", [run]), ("cross-play", [run, shutil.copytree(run, run.with_name("second"))])):
         done = forked.run(script, command, *runs, *small, "--output_dir", elsewhere / command, cwd=elsewhere)
         assert done.codes == [0], done.stderr[-3000:]

@@ -11,19 +11,21 @@ from trl_multiagent.environments.task_errors import show, task_code
 def import_object(setting: str, path: str, config: str | None = None) -> Any:
     """
     Imports the object that a setting names as `package.module:name` or `package.module.name`. Its module is searched
-    in the working directory, then in the folder of the file `config` and the folders above, because a run's folder
-    lies below that of its task. Raises `ValueError` if there is no such object, or importing its module failed.
+    in the working directory, in the folder of the file `config`, and among the installed packages. Raises `ValueError`
+    if there is no such object, or importing its module failed.
     """
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     if not module or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
         raise ValueError(f"`{setting}` names {path!r}; it must have the form package.module:name.")
-    folders = [Path.cwd(), *(Path(config).absolute().parents if config is not None else ())]
+    folders = [Path.cwd(), *([Path(config).absolute().parent] if config is not None else [])]
     top = module.partition(".")[0]
-    with_module = (x for x in folders if (x / f"{top}.py").is_file() or (x / top / "__init__.py").is_file())
-    folder = str(next(with_module, folders[0]))
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    with task_code(f"`{setting}` names {path!r}, but importing {module} (from {folder} or an installed package)"):
+    for folder in folders:
+        if (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file():
+            if str(folder) not in sys.path:
+                sys.path.insert(0, str(folder))
+            break
+    places = " or ".join(map(str, dict.fromkeys(folders)))
+    with task_code(f"`{setting}` names {path!r}, but importing {module} (from {places}, or an installed package)"):
         found = importlib.import_module(module)
     for part in name.split("."):
         try:

@@ -25,7 +25,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.distributed import start_processes
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource
+from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource, algorithm_of, safe_settings
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team
 from trl_multiagent.runs.run import settings_of
 from trl_multiagent.runs.training import prepare_training, train
@@ -173,8 +173,7 @@ def make_control(
     stage = Stage(folder, "control", decisive, start_processes(), advice="choose another `evaluation.output_dir`")
     if stage.has(CONTROL_FILE):
         stage.check()
-    written = read_yaml(team.run_config)
-    algorithm = next((name for name in written if name in ALGORITHMS), None)
+    algorithm = algorithm_of(read_yaml(team.run_config))
     if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
         raise ConfigError(
             "The control is trained with the algorithm of its run, which must learn from rollouts, such as "
@@ -182,7 +181,8 @@ def make_control(
             f"{team.run_config} has {algorithm or 'none'}."
         )
     num_agents = len(team.roles or ()) or evaluation.settings.num_agents
-    section = written[algorithm]
+    written = safe_settings(algorithm, task, team.run_config, evaluation.arguments)
+    section = written.get(algorithm, {})
     length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
     changes: dict[str, Any] = {
         **({"num_agents": 1} if kind == "single_agent" else {"collaboration_mode": "centralized"}),
@@ -197,7 +197,7 @@ def make_control(
     own["output"] = {"save_path": None, "save_final_model": True}
     if evaluation.arguments.task is not None:
         own["task"] = evaluation.arguments.task
-    settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, team.run_config)
+    settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, evaluation.arguments.config)
     return Control(team.run_config, cost, folder, num_agents, settings, stage)
 
 

@@ -8,14 +8,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_multiagent.environments.prompt_files import PromptFiles
+from trl_multiagent.environments.prompt_files import is_text as is_template
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
+from trl_multiagent.limits import short
 from trl_multiagent.runs.run import settings_of
+from trl_multiagent.runs.tasks import choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import (
@@ -29,10 +34,36 @@ from trl_multiagent.settings.read import (
     renamed,
     suggestion,
 )
-from trl_multiagent.settings.schema import algorithm_keys
+from trl_multiagent.settings.schema import algorithm_keys, known_settings
 
 
 DEFAULT_ALGORITHM = "magrpo"  # its defaults apply without a file
+# A stranger may have written the `config.yaml` of a team. Unless --config names the file, it may only contain numbers,
+# truth values, the choices of a setting, and texts in these sections and settings
+TEXTS = "dataset peft agents agent_model.name agent_model.revision agent_model.bnb_4bit_quant_storage".split()
+TEXTS += [f"agent_model.lora_{name}" for name in ("target_modules", "target_parameters", "modules_to_save")]
+TEXTS += "functions.prompts functions.order block_building.palettes {algorithm}.stop_strings".split()
+TEXTS += [f"evaluation.{name}" for name in ("stop_strings", "baseline_model", "control_model", "pass_metric")]
+TEXTS += ["{algorithm}.frozen_agents"]
+# Values that run code, send requests or weaken the sandbox; `None`: any value
+UNSAFE: dict[str, tuple[Any, ...] | None] = {
+    "agent_model.trust_remote_code": (True,),
+    "agent_model.model_init_kwargs": None,
+    "seats": None,
+    "external.mode": ("expert_edits", "expert", "edits"),
+    "sandbox.min_tier": ("rlimits",),
+}
+# Settings that are left out, because neither an evaluation nor the training of a control uses them
+LEFT_OUT = ["output", "wandb", "critic_model", "critics", "tokenizer", "external.expert_"]
+LEFT_OUT += [f"{{algorithm}}.{name}" for name in "output_dir report_to run_name logging_dir push_to_hub hub_".split()]
+LEFT_OUT += [
+    f"{{algorithm}}.{name}" for name in "metric_for_best_model critic_models comparator_ agent_devices".split()
+]
+LEFT_OUT += [f"{{algorithm}}.{name}" for name in "critic_devices reference_devices parallel_training".split()]
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")  # other names are code on the Hub
+REFERENCE = re.compile(r"(?<!\\)(\\\\)*\$\{")  # to another setting or to an environment variable
+# Settings of an algorithm that an evaluation uses
+USED = (*SAMPLING_FIELDS, "discount", "num_agents", "collaboration_mode", "generation_token_budget")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,13 +171,16 @@ def parse_evaluation(
     notes = []
     if arguments.config is not None:
         config: str | None = config_file("--config", arguments.config, RECIPES)
+        arguments.config = config
     else:
         config = next(filter(None, configs), None)
         for text, other in zip(arguments.teams, configs, strict=True):
             if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
                 notes.append(f"the settings are those of {config}; the section `dataset` of {text} differs.")
     written, given = read_yaml(config), parse_overrides(arguments.override)
-    algorithm = next((name for name in written if name in ALGORITHMS), DEFAULT_ALGORITHM)
+    algorithm = algorithm_of(written) or DEFAULT_ALGORITHM
+    if config is not None and arguments.config is None:
+        written = safe_settings(algorithm, task, config, arguments, USED)
     training = renamed(algorithm, [written, given])
     model = training.get("agent_model")
     base = training.get("agents") or (model.get("name") if isinstance(model, dict) else None)
@@ -157,7 +191,7 @@ def parse_evaluation(
         own["dataset"]["name"] = arguments.dataset
     if arguments.task is not None:
         own["task"] = arguments.task
-    settings = settings_of(algorithm, task, [training, own], prog, config)
+    settings = settings_of(algorithm, task, [training, own], prog, arguments.config)
     teams = name_teams(arguments.teams, locations, configs, settings.task)
     complete = complete_config(settings, teams, cross_play)
     return Evaluation(settings, complete, teams, base, arguments, notes)
@@ -179,6 +213,86 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
         changes["output_dir"] = str(folder)
     with config_errors("section `evaluation`: "):
         return dataclasses.replace(config, **changes)
+
+
+def algorithm_of(written: Mapping[str, Any]) -> str | None:
+    """Returns the algorithm that has a section in the settings of a run."""
+    return next((name for name in written if name in ALGORITHMS), None)
+
+
+def safe_settings(
+    algorithm: str,
+    tasks: Task | Mapping[str, str],
+    config: str,
+    arguments: argparse.Namespace,
+    used: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """
+    Reads the settings in a team's `config.yaml` that an evaluation uses. Unless the file of --config has the same
+    values, they run no code, and name no folder, host or environment variable.
+
+    Args:
+        algorithm (`str`): The algorithm of the run.
+        tasks (`Task` or `Mapping[str, str]`): The task, or the named tasks.
+        config (`str`): Path of the team's file.
+        arguments (`argparse.Namespace`): The command line.
+        used (`Sequence[str]`, *optional*): Settings in the algorithm's section that count; by default all.
+
+    Raises:
+        ConfigError: the file asks for something else.
+    """
+    layer, trusted = (renamed(algorithm, [read_yaml(path)]) for path in (config, arguments.config))
+    task = layer.pop("task", None)
+    is_known = isinstance(tasks, Task) or task in tasks or str(task).startswith("trl_multiagent.")
+    kept: dict[str, Any] = {} if task is None else {"task": task}
+    if arguments.task is not None:
+        kept["task"] = arguments.task
+    elif task is not None and not is_known and trusted.get("task") != task:
+        raise ConfigError(consent("task", task, config))
+    sections = known_settings(algorithm, choose_task(tasks, {**layer, **kept}, arguments.config))
+    texts, left_out = ([x.format(algorithm=algorithm) for x in names] for names in (TEXTS, LEFT_OUT))
+    for section, body in layer.items():
+        has_keys = isinstance(body, dict) and section not in UNSAFE
+        for key, value in body.items() if has_keys else [("", body)]:
+            path = f"{section}.{key}" if has_keys else section
+            is_used = used is None or (section != "peft" and (section != algorithm or key in used))
+            if section in left_out or not is_used or any("." in x and path.startswith(x) for x in left_out):
+                continue
+            known = sections.get(section, {}).get(key)
+            is_safe = check_safe(path, value, section in texts or path in texts, known.choices if known else ())
+            same = trusted.get(section) if not has_keys else (trusted.get(section) or {}).get(key)
+            if not is_safe and same != value:
+                raise ConfigError(consent(path, value, config))
+            if has_keys:
+                kept.setdefault(section, {})[key] = value
+            else:
+                kept[section] = value
+    return kept
+
+
+def consent(path: str, value: Any, config: str) -> str:
+    """Describes a setting that needs the user's consent."""
+    return f"the team's config.yaml asks for `{path}: {short(value)}`; pass `--config {config}` if you trust it."
+
+
+def check_safe(path: str, value: Any, takes_texts: bool, choices: Sequence[Any]) -> bool:
+    """Returns whether a value in a team's `config.yaml` can be used without the user's consent."""
+    unsafe = UNSAFE.get(path, ())
+    if value in unsafe if unsafe is not None else value not in (None, {}):
+        return False
+    if takes_texts or (path.startswith(f"{PromptFiles.section}.") and is_template(str(value))):
+        return not any(REFERENCE.search(text) for text in texts_in(value))
+    choices = ATTENTION if path == "agent_model.attn_implementation" else choices
+    return all(text in choices or isinstance(parse_value(text), int | float) for text in texts_in(value))
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yields the texts in nested lists and mappings."""
+    if isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(part)
+    elif isinstance(value, str):
+        yield value
 
 
 # Teams

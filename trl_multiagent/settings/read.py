@@ -27,11 +27,7 @@ from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     TRL_NAMES,
     AgentModel,
-    TopLevel,
-    algorithm_keys,
-    keys_of,
-    peft_keys,
-    sections_of,
+    known_settings,
 )
 from trl_multiagent.terminal import printable
 
@@ -257,8 +253,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     of the given settings that have no effect. Raises `ConfigError` if a name is unknown, a value has the wrong type,
     or a feature is not available.
     """
-    sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
-    sections |= {name: keys_of(cls) for name, cls in sections_of(task).items()}
+    sections = known_settings(algorithm, task)
     known = {f"{section}.{name}".lstrip("."): key for section, keys in sections.items() for name, key in keys.items()}
     # Many settings of an evaluation have the same name as one of the training. The latter is suggested first
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))

@@ -4,8 +4,11 @@ configuration class.
 """
 
 import dataclasses
+import itertools
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
@@ -282,6 +285,14 @@ class Key:
     limits: Mapping[str, Any]
     help: str
 
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The texts that it takes, if these are listed."""
+        parts = (self.hint, *typing.get_args(self.hint))
+        found = [typing.get_args(part) for part in parts if typing.get_origin(part) is Literal]
+        found += [tuple(x.value for x in part) for part in parts if isinstance(part, type) and issubclass(part, Enum)]
+        return (*self.limits.get("choices", ()), *itertools.chain(*found))
+
 
 def keys_of(cls: type) -> dict[str, Key]:
     """
@@ -313,6 +324,12 @@ def algorithm_keys(algorithm: str) -> dict[str, Key]:
     return {
         name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
     }
+
+
+def known_settings(algorithm: str, task: Task) -> dict[str, dict[str, Key]]:
+    """Returns the keys of all sections, with top-level settings under `""`. This imports TRL and PEFT."""
+    sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
+    return sections | {name: keys_of(cls) for name, cls in sections_of(task).items()}
 
 
 def peft_keys() -> dict[str, Key]:
