@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.rollout.tree import Samples
-from trl_multiagent.team.single import run_agent
+from trl_multiagent.team.agent_team import run_agent
 from trl_multiagent.trainers.base import batch
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
 

@@ -3,11 +3,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from transformers import GenerationConfig
 
 from trl_multiagent.models import generation, sampling_loop
 from trl_multiagent.models.generation import Agents, generate_groups
-from trl_multiagent.models.sampling_loop import SeededChoice, StopStrings
+from trl_multiagent.models.sampling_loop import FixedToken, GrowingToken, SeededChoice, StopStrings
 from trl_multiagent.models.shared_prompts import RoomyLayer
 
 from tiny import ARCHITECTURES, byte_tokenizer, other_model, tiny_llama
@@ -43,6 +45,17 @@ def test_greedy_groups_equal_plain_generate(architecture):
     for prompt, group in zip(PROMPTS, generate_groups(model, PROMPTS, seeds_of(2), greedy), strict=True):
         plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=greedy)[0, len(prompt) :].tolist()
         assert group == [plain] * 2
+
+
+def test_minimal_lengths_are_kept_by_our_own_loop(monkeypatch):
+    """As the benchmarks ask for: each completion has the same number of tokens."""
+    calls, run = [], sampling_loop.SamplingLoop.run
+    monkeypatch.setattr(sampling_loop.SamplingLoop, "run", lambda *args: calls.append(1) or run(*args))
+    ends = list(range(0, 258, 2))
+    for name, number in (("min_new_tokens", 6), ("min_length", 15)):
+        groups = generate_groups(tiny_llama(), PROMPTS, seeds_of(3), config(eos_token_id=ends, **{name: number}))
+        assert {len(ids) for group in groups for ids in group} == {6}
+    assert len(calls) == 2
 
 
 WARPED = [{}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.1}, {"repetition_penalty": 1.7}]
@@ -175,6 +188,84 @@ def test_the_loop_looks_rarely_on_a_gpu(monkeypatch):
             )
 
 
+class Operations(TorchDispatchMode):
+    """Records the operations of a block: names, shapes, and numbers of the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.records = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        shown = tree_map(lambda x: tuple(x.shape) if isinstance(x, torch.Tensor) else x, (args, kwargs or {}))
+        self.names.append(str(function))
+        self.records.append(f"{function} {shown}")
+        return result
+
+
+@pytest.mark.parametrize("given", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01}], ids=str)
+@pytest.mark.parametrize("padded", [True, False])
+def test_fixed_shapes_sample_the_same(given, padded, monkeypatch):
+    """The form that a graph replays: the same tokens and probabilities, and no operation depends on the step."""
+    model = tiny_llama(initializer_range=0.3)
+    prompts = PROMPTS if padded else [x[:1] * 5 for x in PROMPTS]
+    settings = config(max_new_tokens=24, eos_token_id=[256, *range(0, 256, 9)], **given)
+    seeds, seen, operations = seeds_of(8), {}, []
+    draw, sample_here = GrowingToken.draw, FixedToken.sample_here
+
+    def watched(token, *args):
+        tokens = draw(token, *args)
+        for place, row, chosen in zip(token.rows.places, token.scores.log_softmax(dim=-1), tokens, strict=True):
+            seen.setdefault((type(token), int(place)), []).append(float(row[chosen]))
+        return tokens
+
+    def recorded(token):
+        with Operations() as record:
+            sample_here(token)
+        operations.append((len(token.rows.ended), record))
+
+    monkeypatch.setattr(GrowingToken, "draw", watched)
+    growing = generate_groups(model, prompts, seeds, settings)
+    monkeypatch.setattr(sampling_loop, "replays", lambda device: True)
+    assert generate_groups(model, prompts, seeds, settings) == growing
+    for place in range(32):
+        one, other = seen[GrowingToken, place], seen[FixedToken, place]
+        number = min(len(one), len(other))  # rows leave at different times
+        assert one[:number] == pytest.approx(other[:number], abs=1e-5)
+    monkeypatch.setattr(GrowingToken, "draw", draw)
+    monkeypatch.setattr(FixedToken, "sample_here", recorded)
+    generate_groups(model, prompts, seeds, settings)
+    assert len({rows for rows, _ in operations}) > 2  # rows leave
+    for (rows, one), (others, other) in pairwise(operations):
+        assert rows != others or one.records == other.records
+    # transformers' processors fill with constants of the host, which is no wait for a GPU
+    waits = (
+        set()
+        if "top_k" in given
+        else {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.lift_fresh.default"}
+    )
+    assert waits.isdisjoint(name for _, record in operations for name in record.names)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_graphs_sample_the_same(autocast, monkeypatch):
+    model, captured = tiny_llama(initializer_range=0.3).cuda(), []
+    settings = config(max_new_tokens=120, temperature=0.8, top_p=0.9, eos_token_id=[256, 0, 1, 2])
+    capture = FixedToken.capture
+    monkeypatch.setattr(FixedToken, "capture", lambda token: capture(token) or captured.append(token.graph))
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        replayed = [generate_groups(model, PROMPTS, seeds_of(8), settings) for _ in range(2)]
+        assert None not in captured and len(captured) > 2  # rows leave
+        assert replayed[0] == replayed[1]
+        monkeypatch.setattr(FixedToken, "capture", lambda token: None)
+        assert generate_groups(model, PROMPTS, seeds_of(8), settings) == replayed[0]
+        monkeypatch.setattr(sampling_loop, "replays", lambda device: False)
+        growing = generate_groups(model, PROMPTS, seeds_of(8), settings)
+    same = [a == b for one, other in zip(growing, replayed[0], strict=True) for a, b in zip(one, other, strict=True)]
+    assert sum(same) >= (16 if autocast else 30)  # of 32: rounding may change a token, and all that follow
+
+
 def test_keys_and_values_may_differ_in_data_type():
     """As under autocast, where the cache has room, too."""
     layer = RoomyLayer(5)
@@ -183,7 +274,7 @@ def test_keys_and_values_may_differ_in_data_type():
         held = layer.update(keys[:, :, k : k + 2], values[:, :, k : k + 2])
     assert held[0].equal(keys) and held[1].equal(values)
     room = layer.rooms[0]
-    layer.batch_select_indices(torch.tensor([0, 2]))
+    layer.keep(2, torch.tensor([1]), torch.tensor([2]))
     assert layer.keys.equal(keys[[0, 2]]) and layer.values.equal(values[[0, 2]])
     assert layer.rooms[0].data_ptr() == room.data_ptr()  # no other memory
     held = layer.update(keys[:2, :, :1], values[:2, :, :1])

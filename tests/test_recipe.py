@@ -497,6 +497,12 @@ def test_adapters_and_models_as_trl_describes_them(parse, tiny_model, tmp_path):
     assert recipe.peft_config == expected and recipe.peft_config.lora_alpha == 32
     team = recipe.load_team(["aux", "main"])
     assert team.has_adapters and team.agents["aux"].config._attn_implementation == "eager"
+    mixed = parse({"agent_model": {"name": tiny_model, "adapter_roles": ["aux"]}, "peft": {}})
+    assert mixed.load_team(["aux", "main"]).adapted_roles == ("aux",)
+    with pytest.raises(LoadError, match=r"`peft_config` has the roles \['tester'\]"):
+        parse({"agent_model": {"name": tiny_model, "adapter_roles": ["tester"]}, "peft": {}}).load_team(
+            ["aux", "main"]
+        )
     sections = {"agent_model": {"name": tiny_model}, "magrpo": {"model_init_kwargs": {"use_safetensors": False}}}
     with pytest.raises(LoadError, match="pytorch_model"):  # the arguments reach `from_pretrained`
         parse(sections).load_team(["aux", "main"])

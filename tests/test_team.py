@@ -26,11 +26,6 @@ def partly_shared():
     return AgentTeam({"a": one, "b": one, "c": other}, dict.fromkeys("abc", byte_tokenizer()))
 
 
-def partly_adapted():
-    adapted = get_peft_model(tiny_llama(), LoraConfig(target_modules="all-linear"), adapter_name="x")
-    return AgentTeam({"x": adapted, "y": tiny_llama()}, dict.fromkeys("xy", byte_tokenizer()))
-
-
 def wrongly_named():
     return AgentTeam({"x": get_peft_model(tiny_llama(), LoraConfig(target_modules="all-linear"))}, {"x": None})
 
@@ -183,7 +178,8 @@ def test_forward_runs_every_agent_on_its_own_inputs():
         (lambda path: AgentTeam.from_pretrained(path), "pass `roles`"),
         (lambda path: AgentTeam.from_pretrained([path], roles=["a", "b"]), "1 models for the 2 roles"),
         (lambda path: AgentTeam.from_pretrained([path, "other"], ["a", "b"], share_weights=True), "one model for all"),
-        (lambda path: lora_team(path, share_weights=True), "does not go with `share_weights`"),
+        (lambda path: lora_team(path, share_weights=True), "excludes `share_weights`"),
+        (lambda path: AgentTeam.from_pretrained(path, ["a"], {"b": LoraConfig()}), r"has the roles \['b'\], the team"),
         (lambda path: lora_team(path, ("aux", "lora")), "'lora' is part of the names"),
         (lambda path: lora_team(path, ("aux", "layers")), "'layers' is part of the names"),
         (lambda path: lora_team(path, init_lora_weights="pissa"), "pissa` changes the base"),
@@ -192,7 +188,6 @@ def test_forward_runs_every_agent_on_its_own_inputs():
         (lambda path: lora_team(path, modules_to_save=["norm", "score"]), "names 'score', but no module of the model"),
         (lambda path: lora_team("nothing/is-loaded", modules_to_save="norm"), r"a list of names, such as \['norm'\]"),
         (lambda path: partly_shared(), "Either all agents of a team share one model"),
-        (lambda path: partly_adapted(), "Either every agent of a team has a LoRA adapter"),
         (lambda path: AgentTeam(dict(team_of("lora").models, x=tiny_llama()), {}), "the tokenizers for"),
         (lambda path: wrongly_named(), r"has the adapters \['default'\]; name one as the role"),
         (lambda path: tiny_team().freeze(["nobody"]), r"freeze are \['nobody'\], the team has the roles"),
@@ -259,24 +254,20 @@ def test_roles_that_differ_from_the_saved_ones_are_refused(tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_saves_and_loads(tmp_path, form):
     team = team_of(form)
-    if team.has_adapters:
-        for k, model in enumerate(team.models.values()):
-            tiny_llama(k).save_pretrained(tmp_path / f"base{k}")
-            for config in model.peft_config.values():
-                config.base_model_name_or_path = str(tmp_path / f"base{k}")
+    for k, model in enumerate(team.models.values()):
+        tiny_llama(k).save_pretrained(tmp_path / f"base{k}")
+        for config in getattr(model, "peft_config", {}).values():
+            config.base_model_name_or_path = str(tmp_path / f"base{k}")
     expected = {role: logits(team, role) for role in team.roles}
     assert not torch.equal(expected["aux"], expected["main"]) or form == "shared"
     team.save_pretrained(tmp_path / "team")
     loaded = AgentTeam.from_pretrained(str(tmp_path / "team"))
-    assert (loaded.has_adapters, loaded.has_shared_weights, len(loaded.models)) == (
-        team.has_adapters,
-        team.has_shared_weights,
-        len(team.models),
-    )
+    assert (loaded.form, loaded.adapted_roles, len(loaded.models)) == (team.form, team.adapted_roles, len(team.models))
     for role in team.roles:
         assert torch.equal(logits(loaded, role), expected[role])
         folder = tmp_path / "team" / "agents" / ("shared" if form == "shared" else role)
-        alone = (AutoPeftModelForCausalLM if team.has_adapters else AutoModelForCausalLM).from_pretrained(folder)
+        is_adapter = role in team.adapted_roles
+        alone = (AutoPeftModelForCausalLM if is_adapter else AutoModelForCausalLM).from_pretrained(folder)
         assert torch.equal(alone(torch.tensor([[65, 66, 67]])).logits, expected[role])
         assert AutoTokenizer.from_pretrained(folder)("a")["input_ids"] == [64]
     changed = team_of(form)
@@ -287,6 +278,21 @@ def test_every_form_saves_and_loads(tmp_path, form):
     changed.load_weights(tmp_path / "team")
     for role in team.roles:
         assert torch.equal(logits(changed, role), expected[role])
+
+
+def test_a_team_of_adapters_and_full_models(tiny_model, tmp_path):
+    """A fresh adapter is that of a LoRA team, and the full model that of a full team."""
+    roles, config = ["aux", "main", "judge"], LoraConfig(r=4, target_modules="all-linear")
+    team = AgentTeam.from_pretrained(tiny_model, roles, {"main": config})
+    assert (team.form, team.adapted_roles, team.roles) == ("mixed", ("main",), tuple(roles))
+    assert torch.equal(adapter(team, "main"), adapter(lora_team(tiny_model, roles), "main"))
+    assert all(x.requires_grad for x in team.policies["aux"].parameters())
+    team.save_pretrained(tmp_path / "team")
+    folders = [str(tmp_path / "team" / "agents" / role) for role in ("main", "aux")]
+    assert AgentTeam.from_pretrained(folders, ["main", "aux"]).adapted_roles == ("main",)
+    with pytest.raises(ValueError, match="has a LoRA adapter, which is loaded: leave `peft_config` out"):
+        AgentTeam.from_pretrained(folders, ["main", "aux"], config)
+    assert AgentTeam.from_pretrained(folders, ["main", "aux"], {"aux": config}).form == "lora"
 
 
 def adapter(team, role):
@@ -372,7 +378,7 @@ def test_a_team_can_be_loaded_from_saved_adapters(tiny_model, tmp_path):
     assert len(team.models) == 1
     assert torch.equal(logits(team, "left"), logits(first, "main"))
     assert torch.equal(logits(team, "right"), logits(first, "aux"))
-    with pytest.raises(ValueError, match="have LoRA adapters, which are loaded: leave `peft_config` out"):
+    with pytest.raises(ValueError, match="has a LoRA adapter, which is loaded: leave `peft_config` out"):
         AgentTeam.from_pretrained(folders, roles=["left", "right"], peft_config=LoraConfig())
 
 
@@ -503,6 +509,13 @@ def test_collaborate_with_agents_that_do_not_act():
     assert team.collaborate(items[2], Workflow(), num_turns=3, max_new_tokens=6, do_sample=False) == episodes[2]
 
 
+def test_calls_that_a_single_model_takes():
+    with pytest.raises(TypeError, match=r"`team\.collaborate` answers items and texts"):
+        tiny_team().generate("hi")
+    with pytest.raises(TypeError, match="give its options as `tokenizer_kwargs`"):
+        AgentTeam.from_pretrained("nothing/is-loaded", ["a"], tokenizer=byte_tokenizer())
+
+
 def test_collaborate_on_a_text():
     environment = Dialogue({"aux": "", "main": ""}, count_reward)
     (turn,) = tiny_team().collaborate("Go.", environment, max_new_tokens=4)
@@ -600,3 +613,38 @@ def test_collaborate_as_chat():
     ids = team.tokenizers["main"]("<user>main: Go.<assistant>", return_tensors="pt")["input_ids"]
     greedy = team.agents["main"].generate(ids, do_sample=False, max_new_tokens=6)[0, ids.size(1) :]
     assert chat == team.tokenizers["main"].decode(greedy, skip_special_tokens=True)
+
+
+def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path):
+    """transformers itself saves no model that it read from such a file."""
+    gguf = pytest.importorskip("gguf")
+    model, folder = tiny_llama(), tmp_path / "gguf"
+    folder.mkdir()
+    config = model.config
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    tokens = ["t", "1", *(f"t{k}" for k in range(1, config.vocab_size - 1))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(["t 1"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    team = AgentTeam.from_pretrained(folder, ["aux", "main"], gguf_file="model.gguf")
+    team.save_pretrained(tmp_path / "team")
+    again = AgentTeam.from_pretrained(tmp_path / "team")
+    ids = torch.arange(8)[None]
+    assert torch.equal(again.agents["main"](ids).logits, team.agents["main"](ids).logits)
+    assert torch.equal(again.agents["aux"].get_input_embeddings().weight, model.get_input_embeddings().weight)

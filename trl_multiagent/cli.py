@@ -28,11 +28,11 @@ from trl_multiagent.settings.algorithms import ALGORITHMS
 # The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
 TASKS = {
     "code_generation": "trl_multiagent.demo.task:TASK",
-    "bug_fixing": "trl_multiagent.tasks.bug_fixing.task:TASK",
-    "block_building": "trl_multiagent.tasks.block_building.task:TASK",
-    "class_completion": "trl_multiagent.tasks.class_completion.task:TASK",
-    "writing": "trl_multiagent.tasks.writing.task:TASK",
-    "needed": "trl_multiagent.tasks.needed.task:TASK",
+    "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
+    "block_building": "trl_multiagent.tasks.block_building:TASK",
+    "class_completion": "trl_multiagent.tasks.class_completion:TASK",
+    "writing": "trl_multiagent.tasks.writing:TASK",
+    "needed": "trl_multiagent.tasks.needed:TASK",
     "functions": "trl_multiagent.environments.functions:TASK",
 }
 
@@ -259,7 +259,7 @@ def push(arguments: argparse.Namespace) -> None:
 
     upload: Callable[..., Any]
     if is_collection(arguments.folder):
-        from trl_multiagent.preferences.sources import push_preferences as upload
+        from trl_multiagent.preferences.collection import push_preferences as upload
     else:
         from trl_multiagent.hub import push_folder as upload
     try:

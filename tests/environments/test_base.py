@@ -56,6 +56,36 @@ def test_a_template_that_needs_a_missing_column_says_which():
         env.prompts(ITEMS[0], [])
 
 
+@pytest.mark.parametrize(
+    ("template", "item", "message"),
+    [
+        ("About {topic}", {"topic": None}, "'topic' is None in this item"),
+        ("About {topic[sea]}", {"topic": {"sea": None}}, "'topic[sea]' is None in this item"),
+        ("About {level:.1f}", {"level": float("nan")}, "'level' is nan in this item"),
+        ('Answer with {"x": 1}', {"x": 1}, """needs the column '"x"'; items have x. Write {column} for a column's"""),
+    ],
+)
+def test_a_prompt_never_says_something_else_than_its_template(template, item, message):
+    with pytest.raises(TaskError) as error:
+        environment(prompts={"poet": template}).prompts(item, [])
+    assert message in str(error.value) and "{{ or }} for a brace" in str(error.value)
+
+
+def in_order(prompts, order):
+    return FunctionEnvironment(prompts, lambda completions, **_: [0.0] * len(completions), order=order)
+
+
+def test_a_role_in_a_template_is_one_that_has_answered():
+    with pytest.raises(
+        ValueError, match=r"The prompt of `editor` has \{writer\}, but in `order` 'writer' never answers"
+    ):
+        in_order({"editor": "Edit {writer}", "writer": "Write"}, [["editor"], ["writer"]])
+    later = in_order({"editor": "Edit {writer}", "writer": "Write"}, [["editor", "writer"], ["editor"]])
+    assert later.prompts({}, [])["editor"] == "Edit "
+    with pytest.raises(TaskError, match="'writer' is a column of the items and a role"):
+        later.prompts({"writer": "Ann"}, [])
+
+
 def test_several_rewards_are_weighted_and_logged_unweighted():
     outcomes = score(environment(reward_funcs=[matches, levels], reward_weights=[2.0, 0.5]))
     assert [outcome.reward for outcome in outcomes] == [2.0 * 1 + 0.5 * 1, 2.0 * 0 + 0.5 * 2]

@@ -268,7 +268,6 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),
-        ([plain, "--pass_at", "1"], "did you mean `--k`"),
         ([plain, "--config", tmp_path / "missing.yaml"], "no such file"),
         ([plain, "--output_dir", plain / "team.json"], "is a file"),
         ([plain, "--override", "magrpo.num_agents=1"], "has the roles aux, main, but the task has main"),
@@ -344,8 +343,9 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs / "plain", "team")
     Path("team/config.yaml").write_text(OWN)
-    evaluate("team", "--dry_run", task=cli.TASKS)
+    evaluate("team", "--dry_run", "--pass_at", "2", task=cli.TASKS)
     out = capsys.readouterr().out
+    assert "pass@k           2\n" in out
     assert (
         "2, with 4 episodes of 1 turns each" in out and "temperature      0.7" in out and "outputs/evaluation" in out
     )

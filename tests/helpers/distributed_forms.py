@@ -43,6 +43,7 @@ CASES = {
     "lora": ("lora", {"beta": 0.1, "gradient_checkpointing": True}),
     "lora on two bases": ("lora on two bases", {}),
     "lora and whole modules": ("lora and whole modules", {"beta": 0.1, "gradient_checkpointing": True}),
+    "mixed": ("mixed", {"beta": 0.1, "gradient_checkpointing": True}),
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),
     "frozen adapter": ("lora", {"frozen_agents": ["aux"]}),
     "fresh adapters": (None, {"beta": 0.1}),

@@ -109,7 +109,7 @@ def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentT
     )
 
 
-FORMS = ("full", "heterogeneous", "shared", "lora", "lora on two bases", "lora and whole modules")
+FORMS = ("full", "heterogeneous", "shared", "lora", "lora on two bases", "lora and whole modules", "mixed")
 
 
 def team_of(form: str, roles=("aux", "main"), **changes) -> AgentTeam:
@@ -121,11 +121,11 @@ def team_of(form: str, roles=("aux", "main"), **changes) -> AgentTeam:
         models = [tiny_llama(seed, **size, **changes) for seed, size in enumerate(sizes)]
     if form == "shared":
         models = [tiny_llama(**changes)] * len(roles)
-    if form.startswith(("lora", "dora")):
+    if form.startswith(("lora", "dora", "mixed")):
         bases = [tiny_llama(seed, **changes) for seed in range(2 if form == "lora on two bases" else 1)]
         copied = ["input_layernorm", "embed_tokens"] if form == "lora and whole modules" else None
         models = []
-        for k, role in enumerate(roles):
+        for k, role in enumerate(roles[:-1] if form == "mixed" else roles):
             base = bases[k % len(bases)]
             torch.manual_seed(100 + k)
             config = {"target_modules": "all-linear", "modules_to_save": copied, "use_dora": form == "dora"}
@@ -138,6 +138,8 @@ def team_of(form: str, roles=("aux", "main"), **changes) -> AgentTeam:
                 if f".modules_to_save.{role}." in name:
                     parameter.data.mul_(1 + 0.5 * torch.rand_like(parameter))
             models.append(base)
+        if form == "mixed":  # the first agent has an adapter, the last one is a full model
+            models.append(tiny_llama(len(roles), **changes))
     tokenizers = {role: byte_tokenizer() for role in roles}
     return AgentTeam(dict(zip(roles, models, strict=True)), tokenizers)
 

@@ -218,13 +218,11 @@ def test_preferences_against_an_endpoint(tiny_model, shared_data, capsys):
     assert len(rows) > 0 and {*rows["chosen_by"], *rows["rejected_by"]} == {"current", "api:m"}
     assert any("def aux" in row["aux_chosen"] for row in rows)
     facts = json.loads(Path("data/collection.json").read_text())
-    assert facts["numbers"]["comparator_answers"] == 12 and facts["numbers"]["comparator_output_tokens"] == 60
     assert facts["sampling"]["comparator endpoint"] == {"api": "openai", "model": "m", "max_tokens": 40}
     assert not [path for path, text in texts_in("data").items() if KEY.encode() in text]
 
 
-@pytest.mark.parametrize(("mode", "requests"), [("centralized", 2), ("sequential", 4)])
-def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shared_data):
+def test_one_model_at_an_endpoint_for_all_roles(tiny_model, shared_data):
     from datasets import load_from_disk
 
     def answer(request, number):
@@ -233,13 +231,13 @@ def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shar
         return "<aux>\ndef aux(x):\n    return x\n</aux>\n<main>\ndef f(x):\n    return aux(x)\n</main>"
 
     with endpoint_server(answer) as server:
-        argv = ("--comparator_generation_mode", mode, "--override", "dataset.train_split=test[:1]", "madpo.top_p=0.9")
-        collect(tiny_model, shared_data, server.url, *argv)
-        assert len(server.requests) == requests
-        assert {request["max_tokens"] for request in server.requests} == {80 if mode == "centralized" else 40}
+        argv = ("--comparator_generation_mode", "centralized", "--override", "dataset.train_split=test[:1]")
+        collect(tiny_model, shared_data, server.url, *argv, "madpo.top_p=0.9")
+        assert len(server.requests) == 2
+        assert {request["max_tokens"] for request in server.requests} == {80}
         assert all(request["top_p"] == 0.9 and "temperature" not in request for request in server.requests)
     rows = load_from_disk("data")
-    assert {*rows["chosen_by"], *rows["rejected_by"]} <= {"current", f"api:m:{mode}"}
+    assert {*rows["chosen_by"], *rows["rejected_by"]} <= {"current", "api:m:centralized"}
 
 
 @pytest.mark.parametrize(

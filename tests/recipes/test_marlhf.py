@@ -18,9 +18,7 @@ from transformers import AutoModelForSequenceClassification
 from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOConfig, MAGRPOTrainer, Task
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.runs.marlhf import RewardRun
-from trl_multiagent.runs.preference_run import PreferenceRun
-from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
@@ -163,7 +161,6 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     (run / "results.json").unlink()
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(MAGRPOConfig, "world_size", 2)
-        patch.setattr(PreparedRun, "load_team", stop)
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
     assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
     flip(run / "_reward_model" / "model.safetensors")
@@ -319,7 +316,7 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
     # In every phase of the first round, after its training, and before the end of the last one
     kills = [(JointRewardTrainer, "train", stop), (JointRewardTrainer, "report", stop)]
     kills += [(RewardRun, "with_reward_of", stop), (MAGRPOTrainer, "compute_loss", at_step(2))]
-    kills += [(PreferenceRun, "save_team", stop), (PreferenceRun, "save_last", stop)]
+    kills += [(RewardRun, "save_team", stop), (RewardRun, "save_last", stop)]
     for owner, name, replacement in kills:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
             patch.setattr(owner, name, replacement)

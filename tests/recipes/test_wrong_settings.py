@@ -20,7 +20,7 @@ from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
 from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
 
-from tiny import PROBLEM, count_reward, tiny_items, write_problems
+from tiny import PROBLEM, byte_tokenizer, count_reward, tiny_items, tiny_llama, write_problems
 
 
 # Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
@@ -95,7 +95,10 @@ magrpo.collaboration_mode=centralized;magrpo.num_turns=2 `num_turns` is 2, but a
 magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`collaboration_mode: centr
 magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
 external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
-peft.peft_type=IA3 `peft.peft_type` is not a known setting
+peft.peft_type=IA3 every adapter is LoRA for a causal model: remove it
+magrpo.optim=muonn one of
+agent_model.name=model.gguf a GGUF file as `gguf_file`
+agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair label_smoothing
 madpo madpo.f_divergence_type=tv 'reverse_kl'
 madpo_iter madpo=3 must be a section
@@ -121,7 +124,6 @@ maac maac.critic_form=head set `critic_trains_trunk` to False
 ac ac.num_agents=2 ac trains one agent; IAC trains several.
 madpo madpo.num_turns=2 `madpo.num_turns`
 madpo madpo.preference_dataset=missing There is no folder missing
-madpo madpo.collaboration_mode=centralized;madpo.comparator_generation_mode=sequential cannot be sequential
 madpo_iter madpo_iter.preference_dataset=x every round collects its preferences
 marlhf marlhf.rl_algorithm=ppo `marlhf.rl_algorithm`
 marlhf marlhf.reward_peft={r: 3};marlhf.reward_freeze_backbone=true remove `marlhf.reward_peft`
@@ -339,6 +341,32 @@ def test_programs_end_with_exit_status_2_and_one_line(folder):
     assert all(": error: " in line for line in lines[::2]) and lines[1::2] == ["ended with 2"] * len(programs)
 
 
+def test_deepspeed_that_is_not_installed(folder, capsys, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.trainers.base.common_config.is_deepspeed_available", lambda: False)
+    assert "`deepspeed` needs DeepSpeed: `pip install" in refusal(capsys, "--deepspeed", "ds.json", "--dry_run")
+
+
+TEMPLATE = """{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}{{ m['content'] }}{% endfor %}"""
+
+
+@pytest.mark.parametrize("argv", [["--dry_run"], ["--max_steps", "1", "--save_strategy", "no"]])
+def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, capsys, argv):
+    monkeypatch.chdir(tmp_path)
+    tiny_llama().save_pretrained("model")
+    byte_tokenizer(chat_template=TEMPLATE).save_pretrained("model")
+    Path("rows.jsonl").write_text('{"topic": "rain"}\n')
+    chat = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "On {topic}."}]
+    config = {"prompts": {"poet": "Write {topic}", "critic": chat}, "reward_funcs": ["json.dumps"]}
+    config |= {"dataset": {"name": "rows.jsonl"}, "agent_model": {"name": "./model"}}
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit) as exit_info:
+        run_recipe("magrpo", FUNCTIONS, ["--config", "config.yaml", *argv], prog="train")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert exit_info.value.code == 2 and line.startswith("train: error: The chat template of agent 'critic' (")
+    assert "refuses its prompt: Conversation roles must alternate" in line
+
+
 def test_one_exception_from_python():
     from trl_multiagent import MAGRPOConfig
 
@@ -366,6 +394,7 @@ def test_one_exception_from_python():
         ('{"topic": "a"}\n{"topic": null}', "seed=1", "row 2: field `topic` is missing or null"),
         ('{"topic": "a"}', "magrpo.num_turns=2", "no `transition`"),
         ('{"topic": "a"}', "reward_funcs=[json.__doc__]", "`functions.reward_funcs` names 'json.__doc__'"),
+        ('{"topic": "a"}', "reward_funcs=[os.getcwd]", "The reward function `getcwd` takes no arguments"),
     ],
 )
 def test_a_wrong_task_of_functions(tmp_path, monkeypatch, capsys, rows, override, expected):

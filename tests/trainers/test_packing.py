@@ -8,7 +8,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.models.packing import MAX_ROW_LENGTH, can_pack, divide, pack
 from trl_multiagent.rollout.tree import Samples
-from trl_multiagent.team.single import run_agent
+from trl_multiagent.team.agent_team import run_agent
 from trl_multiagent.trainers.base.batch import Row, agent_tensors, forward_inputs
 
 from by_hand import log_probability

@@ -21,7 +21,10 @@ RECOMPUTED = [("lora", x) for x in CHECKPOINTING] + [("lora and whole modules", 
 
 @pytest.mark.parametrize(
     ("form", "activations"),
-    [*RECOMPUTED, *((x, "recomputed") for x in ("full", "heterogeneous", "shared", "lora on two bases", "dora"))],
+    [
+        *RECOMPUTED,
+        *((x, "recomputed") for x in ("full", "heterogeneous", "shared", "lora on two bases", "dora", "mixed")),
+    ],
 )
 def test_gradient_by_hand(tmp_path, form, activations):
     settings = {"num_turns": 2, "num_generations": 2, "per_device_train_batch_size": 5, **CHECKPOINTING[activations]}
@@ -30,7 +33,7 @@ def test_gradient_by_hand(tmp_path, form, activations):
     assert distance(gradients, expected) < 1e-5
 
 
-@pytest.mark.parametrize("form", ["full", "lora"])
+@pytest.mark.parametrize("form", ["full", "lora", "mixed"])
 def test_a_frozen_agent_samples_but_does_not_change(tmp_path, form):
     team = team_of(form)
     gradients, trainer, before = one_update(tmp_path, team, frozen_agents=["aux"], num_turns=2)
@@ -44,7 +47,7 @@ def test_a_frozen_agent_samples_but_does_not_change(tmp_path, form):
     assert "agents/main/loss" in log and "agents/aux/loss" not in log and "agents/aux/completions/mean_length" in log
 
 
-@pytest.mark.parametrize("form", ["shared", "lora", "lora on two bases", "dora"])
+@pytest.mark.parametrize("form", ["shared", "lora", "lora on two bases", "dora", "mixed"])
 def test_reference_penalty(tmp_path, form):
     """The reference policy is each agent's initial policy, here with adapters that change the output."""
     team = team_of(form, num_hidden_layers=1)
@@ -63,7 +66,7 @@ def test_reference_penalty(tmp_path, form):
     (log,) = (entry for entry in trainer.state.log_history if entry.get("step") == 3 and "reward" in entry)
     assert log["agents/aux/kl"] > 1e-3
     policy = team_of(form, num_hidden_layers=1)
-    if team.has_adapters:
+    if team.form == "lora":
         policy.keep_reference()
     policy.load_state_dict(seen["before"])
     expected = reference_gradients(trainer._levels, policy, beta=0.3, reference=initial)
@@ -91,7 +94,7 @@ def test_refusals(tmp_path, form, settings, message):
         tiny_trainer(tmp_path, team_of(form), **settings)
 
 
-@pytest.mark.parametrize("form", ["full", "shared", "lora on two bases", "lora and whole modules", "dora"])
+@pytest.mark.parametrize("form", ["full", "shared", "lora on two bases", "lora and whole modules", "dora", "mixed"])
 def test_resume_is_exact(tmp_path, form):
     settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
     whole = tiny_trainer(tmp_path / "run", team_of(form, num_hidden_layers=1), **settings)

@@ -64,6 +64,8 @@ def expected_gradients(levels, team, mode="mean", discount=1.0, less=lambda node
     The gradients of the mean over an agent's own completions of -A sum log pi, with siblings at a node or across the
     episodes of an item.
     """
+    first = levels[0][0]
+    size = sum(len(node.samples[node.roles[0]].texts) for node in levels[0] if node.tree == first.tree)
     for role in team.trained_roles:
         rows = []  # advantage, log-probability
         for nodes in levels:
@@ -83,8 +85,13 @@ def expected_gradients(levels, team, mode="mean", discount=1.0, less=lambda node
                 for g, (value, samples, k) in enumerate(siblings):
                     with team.activate(role) as agent:
                         log_p = log_probability(agent, samples.prompt_ids, samples.completion_ids[k])
-                    alone = len(siblings) == 1 and mode != "raw"
-                    rows.append((0.0 if alone else value - baseline(values, g, mode), log_p.sum()))
+                    if len(siblings) == 1 and mode != "raw":
+                        advantage = 0.0
+                    elif mode == "mean":  # the scale of a complete set
+                        advantage = (size - 1) / size * (value - baseline(values, g, "rloo"))
+                    else:
+                        advantage = value - baseline(values, g, mode)
+                    rows.append((advantage, log_p.sum()))
         if standardized:
             mean, std = fmean(a for a, _ in rows), pstdev(a for a, _ in rows)
             rows = [((a - mean) / std, log_p) for a, log_p in rows]

@@ -138,6 +138,7 @@ def numbers(side: Evaluation) -> dict[str, str]:
         "joint reward (0 to 4)": f"{side.mean('paper_reward'):.2f}",
         "joint reward, kind `earned` (0 to 4)": f"{side.mean('earned_reward'):.2f}",
         "tests passed": f"{side.mean('test_pass_rate'):.0%}",
+        "size share of the smaller part (0 to 0.5)": f"{side.mean('size_share'):.2f}",
         "both agents follow the same convention": f"{side.agreed('A', 'B'):.0%}",
         "    A: aux keeps, main maps": f"{side.agreed('A'):.0%}",
         "    B: aux keeps and maps": f"{side.agreed('B'):.0%}",

@@ -10,6 +10,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from trl_multiagent.environments.scoring import scoring_context
 from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, show, task_code
 
 
@@ -362,15 +363,21 @@ def judge(
             )
         outcome.reward = finite(name, outcome.reward, where, position)
         outcome.metrics = numbers_by_name(name, outcome.metrics)
+        if scoring_context().reward_none == "drop":
+            outcome.metrics["reward_none"] = float(math.isnan(outcome.reward))
     return values
 
 
 def finite(name: str, reward: Any, where: str, position: int) -> float:
-    """Converts a reward of the function `name` to `float`. Raises [`TaskError`] if it is not a finite number."""
+    """
+    Converts a reward of the function `name` to `float`. Raises [`TaskError`] if it is not a finite number. With
+    `reward_none: drop`, NaN is allowed.
+    """
     number = as_number(reward)
     if number is None:
         raise TaskError(f"{name} returned the reward {show(reward)} {where}; it must be a number.")
-    if not math.isfinite(number):
+    is_dropped = math.isnan(number) and scoring_context().reward_none == "drop"
+    if not math.isfinite(number) and not is_dropped:
         raise TaskError(f"{name} returned the reward {number} {where}", position)
     return number
 

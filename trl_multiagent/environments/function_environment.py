@@ -1,10 +1,12 @@
 """An environment made of prompt templates and TRL reward functions."""
 
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from string import Formatter
 from typing import Any, TypeAlias
 
 from trl_multiagent.environments.base import (
@@ -45,7 +47,7 @@ class FunctionEnvironment(Environment):
             prompt}` that builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
         order (`list[list[str]]`, *optional*): The roles that act at each turn, such as `[["writer"], ["editor"]]`. By
             default all act. A template may then use a role as a column: `{writer}` is the writer's last answer, empty
-            before its first one. The reward functions score the end of the episode, with the last answer of every
+            at turns before its first one. The reward functions score the end of the episode, with the last answer of every
             role; the rewards of earlier turns are 0.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
             chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
@@ -88,6 +90,8 @@ class FunctionEnvironment(Environment):
         for role, template in prompts.items():
             if not (isinstance(template, str) or callable(template)):
                 raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
+            if self.order is not None and isinstance(template, str):
+                check_heard(role, template, self.order, self.roles)
         self.templates = prompts
         functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         if not functions:
@@ -141,6 +145,8 @@ class FunctionEnvironment(Environment):
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         if self.order is not None:
+            if clash := item.keys() & {*self.roles}:
+                raise TaskError(f"{min(clash)!r} is a column of the items and a role: a template needs one meaning.")
             columns = {**item, **dict.fromkeys(self.roles, ""), **last_answers(history)}
             roles = self.order[len(history)] if len(history) < len(self.order) else ()
             return {role: first_prompt(role, self.templates[role], columns) for role in roles}
@@ -233,10 +239,13 @@ class FunctionEnvironment(Environment):
                     outcome.reward += weight * reward
                     outcome.metrics[f"rewards/{key}"] = reward
         for outcome, role_rewards, item, joint_action in zip(outcomes, by_role, items, joint_actions, strict=True):
-            if not outcome.metrics:
+            if not outcome.metrics and context.reward_none == "drop":
+                outcome.reward = math.nan
+            elif not outcome.metrics:
                 raise TaskError(
                     f"Every reward function ({', '.join(self.reward_names)}) returned None for the joint action "
-                    f"{joint_action!r} of item {item!r}; at least one must score it."
+                    f"{joint_action!r} of item {item!r}; at least one must score it. In a training, `reward_none: "
+                    "drop` leaves such joint actions out."
                 )
             if role_rewards:
                 joint = outcome.reward
@@ -260,6 +269,17 @@ def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[t
     return tuple(tuple(role for role in roles if role in turn) for turn in turns)
 
 
+def check_heard(role: str, template: str, order: Sequence[Sequence[str]], roles: Sequence[str]) -> None:
+    """Raises `ValueError` if a template names a role that has never answered when the prompt is made."""
+    last = max(k for k, turn in enumerate(order) if role in turn)
+    heard = {other for turn in order[:last] for other in turn}
+    for name in fields_of(template):
+        if name in roles and name not in heard:
+            raise ValueError(
+                f"The prompt of `{role}` has {{{name}}}, but in `order` {name!r} never answers before it."
+            )
+
+
 def last_answers(history: History) -> dict[str, str]:
     """Returns the last answer of each role that has acted."""
     return {role: text for turn in history for role, text in turn.joint_action.items()}
@@ -278,19 +298,36 @@ def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict
 
 def fill_template(role: str, template: str, item: dict) -> str:
     """
-    Fills a template with the columns of an item. Raises [`TaskError`] if a column is missing, or a brace has no
-    partner.
+    Fills a template with the columns of an item. Raises [`TaskError`] if a column is missing or has no value, or a
+    brace has no partner.
     """
+    braces = "Write {column} for a column's value, and {{ or }} for a brace."
     try:
-        return template.format(**item)
+        return ColumnFormatter().vformat(template, (), item)
     except KeyError as error:
-        raise TaskError(f"The prompt of `{role}` needs the column {error}; items have {', '.join(item)}.") from None
+        columns = ", ".join(item)
+        raise TaskError(f"The prompt of `{role}` needs the column {error}; items have {columns}. {braces}") from None
     except (IndexError, ValueError, AttributeError, TypeError) as error:
-        raise TaskError(
-            f"The prompt template of `{role}` cannot be filled: {error}. Write {{column}} for a column's value, "
-            f"and {{{{ "
-            "or }} for a brace."
-        ) from error
+        raise TaskError(f"The prompt template of `{role}` cannot be filled: {error}. {braces}") from error
+
+
+class ColumnFormatter(Formatter):
+    """Formats texts with columns. It refuses a missing value, which would become the word None or nan."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        value, used = super().get_field(field_name, args, kwargs)
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            raise ValueError(f"{field_name!r} is {value} in this item; remove such items, or write a function")
+        return value, used
+
+
+def fields_of(template: str) -> list[str]:
+    """Returns the columns that a template names; none if a brace has no partner."""
+    try:
+        fields = [field for _, field, _, _ in Formatter().parse(template)]
+    except ValueError:  # reported when the template is filled
+        return []
+    return [*dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field)]
 
 
 def is_model(function: Any) -> bool:

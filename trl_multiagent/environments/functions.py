@@ -9,12 +9,10 @@ The task `functions`: prompt templates and reward functions that a YAML file nam
       name: topics.jsonl
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from string import Formatter
 
 from trl_multiagent.environments.base import Prompt, ask_one, check_prompt
 from trl_multiagent.environments.dataset_rows import (
@@ -28,7 +26,7 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
-from trl_multiagent.environments.function_environment import FunctionEnvironment, fill_template
+from trl_multiagent.environments.function_environment import FunctionEnvironment, fields_of, fill_template
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 from trl_multiagent.environments.task_errors import TaskError
@@ -114,11 +112,7 @@ class Functions:
         prompts = self.prompts or {}
         texts = [x for x in prompts.values() if isinstance(x, str)]
         texts += [message["content"] for x in prompts.values() if isinstance(x, list) for message in x]
-        try:
-            fields = [field for text in texts for _, field, _, _ in Formatter().parse(text)]
-        except ValueError:  # a brace without its partner, which is reported when the template is filled
-            return []
-        names = dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field)
+        names = dict.fromkeys(name for text in texts for name in fields_of(text))
         return [name for name in names if self.order is None or name not in prompts]
 
 

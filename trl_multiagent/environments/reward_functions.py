@@ -121,6 +121,8 @@ def check_reward_function(function: Any) -> None:
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise TypeError(f"The reward function `{name}` contains `yield`; it must return a list of numbers instead.")
     parameters = _parameters(function.function if isinstance(function, RoleReward) else function)
+    if parameters is not None and not parameters:
+        raise TypeError(f"The reward function `{name}` takes no arguments; it needs `completions`, and `**columns`.")
     for parameter in (parameters or {}).values():
         if parameter.kind == parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
             raise TypeError(

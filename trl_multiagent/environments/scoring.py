@@ -23,6 +23,7 @@ class ScoringContext:
     completion_ids: list[dict[str, list[int]]] | None = None  # of each joint action, by role
     chat_roles: frozenset[str] = frozenset()  # the roles whose prompts are chat messages
     trainer_state: "TrainerState | None" = None  # `None` without a trainer
+    reward_none: str = "error"  # with "drop", NaN is the reward of a joint action that nothing scores
     metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
 
 

@@ -50,9 +50,9 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
         "the team of an earlier round, other models, or a model at an endpoint. By default, both answers are "
         "candidates of the team."
     )
-    comparator_generation_mode: Literal["decentralized", "centralized", "sequential"] = setting(
-        "How `comparator_policy: model` and `api` answer: one agent, or one request, per role; one model for all "
-        "roles at once, in tagged blocks; or one model, role by role.",
+    comparator_generation_mode: Literal["decentralized", "centralized"] = setting(
+        "How `comparator_policy: model` and `api` answer: one agent, or one request, per role; or one model for all "
+        "roles at once, in tagged blocks.",
         "decentralized",
     )
     comparator_model_name: str | None = setting("Model id or folder, or the folder of a saved team, of `model`.")

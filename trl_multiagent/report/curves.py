@@ -24,7 +24,7 @@ LAST_SHARE = 0.1  # the last value is the mean of this share of the log entries
 NO_METRICS = re.compile(r"step|epoch|total_flos|train_(loss|runtime|.*_per_second)|eval_(.+_)?(runtime|.*_per_second)")
 # Metrics of a team's quality: rewards, and the passes of the last turn
 KEY_METRICS = r"(eval_([^/]+_)?)?(return|reward|final_turn/reward|accuracy|rewards/accuracies"
-KEY_METRICS += r"|turn_{last_turn}/(passed|passed_hidden|test_pass_rate))"
+KEY_METRICS += r"|turn_{last_turn}/(passed|passed_hidden|test_pass_rate|size_share))"
 
 
 def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, pd.Series]:

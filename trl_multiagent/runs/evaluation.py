@@ -57,6 +57,7 @@ DEFAULT_ALGORITHM = "magrpo"  # its defaults apply without a file
 # truth values, the choices of a setting, and texts in these sections and settings
 TEXTS = "dataset peft agents agent_model.name agent_model.revision agent_model.bnb_4bit_quant_storage".split()
 TEXTS += [f"agent_model.lora_{name}" for name in ("target_modules", "target_parameters", "modules_to_save")]
+TEXTS += ["agent_model.adapter_roles"]
 TEXTS += "functions.prompts functions.order block_building.palettes {algorithm}.stop_strings".split()
 TEXTS += [f"evaluation.{name}" for name in ("stop_strings", "baseline_model", "control_model", "pass_metric")]
 TEXTS += ["{algorithm}.frozen_agents"]
@@ -269,7 +270,10 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     for field in dataclasses.fields(EvaluationConfig):
         if not (cross_play and field.name.startswith(("baseline", "control", "contributions", "ablate"))):
             text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
-            group.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text)
+            flags = ["--k", "--pass_at"] if field.name == "k" else [f"--{field.name}"]
+            group.add_argument(
+                *flags, dest=field.name, nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text
+            )
     return parser
 
 
@@ -303,8 +307,7 @@ def parse_evaluation(
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
-        wanted = "--k" if unknown[0].startswith(("--pass_at", "--pass@")) else unknown[0]
-        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(wanted, flags)}")
+        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
     if cross_play and len(arguments.teams) < 2:
         raise ConfigError("A cross-play needs at least two runs, whose agents play with each other.")
     locations = [find_team(text) for text in arguments.teams]

@@ -119,14 +119,14 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     """
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, form = find_sources(build(loader.models, loader.builders), roles, {})
-    counts = {source: count(source, loader) for source in dict.fromkeys(sources.values())}
-    agents = {role: counts[source] for role, source in sources.items()}
+    agents = {role: count(source, loader, role) for role, source in sources.items()}
     bases = {x.name: x.base for x in agents.values() if x.base}
     frozen_roles = args.frozen_agents or ()
     shares = (run.agent_model.share_weights or form == "shared") and not bases
     counted = dict(list(agents.items())[:1]) if shares else agents
     trained = sum(x.own for role, x in counted.items() if role not in frozen_roles)
-    refers = vars(args).get("beta", 0.0) != 0.0 and not (bases and loader.peft_config is not None)
+    is_lora = loader.peft_config is not None and all(x.base for x in agents.values())
+    refers = vars(args).get("beta", 0.0) != 0.0 and not is_lora
     reference = trained if refers else 0
     first = agents[roles[0]].model.config.get_text_config()
     trained += critic_parameters(run, [role for role in roles if role not in frozen_roles], first)
@@ -154,14 +154,15 @@ class Count:
     base: int = 0  # parameters of the base of its adapter
 
 
-def count(source: AgentSource, loader: TeamLoader) -> Count:
+def count(source: AgentSource, loader: TeamLoader, role: str) -> Count:
     """Builds the model of an agent without weights, and its adapter."""
     name = base_of(source)
     with torch.device("meta"):
         config = AutoConfig.from_pretrained(name.name, **name.arguments, **loader.arguments)
         model = AutoModelForCausalLM.from_config(config)
         number = model.num_parameters()
-        adapter = loader.peft_config if name == source else LoraConfig.from_pretrained(source.name)
+        fresh = loader.peft_config if role in (loader.adapter_roles or [role]) else None
+        adapter = fresh if name == source else LoraConfig.from_pretrained(source.name)
         if adapter is None:
             return Count(name, model, number)
         adapter.inference_mode = False  # saved adapters have True

@@ -27,6 +27,8 @@ from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
+from trl_multiagent.rollout.sampler import TeamSampler
+from trl_multiagent.rollout.tree import acting, root_nodes
 from trl_multiagent.runs.folders import check_folder, check_repo_id, choose_folder
 from trl_multiagent.runs.models import check_models, make_loader, make_peft_config
 from trl_multiagent.runs.run import end_on_wrong_input
@@ -227,7 +229,7 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
     work on it.
     """
     algorithm, output = settings.algorithm, settings.output
-    check_models(settings.names_models, settings.model_list, settings.task)
+    check_models(settings.names_models, settings.model_list, settings.task, settings.agent_model.gguf_file)
     prefix = "mt_job" if training_args.num_turns > 1 else "job"
     training_args.output_dir, checkpoint = choose_folder(settings, prefix)
     if output.save_path and output.save_final_model:
@@ -287,34 +289,46 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
 
 
-def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
+def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     """
     Builds the team on the meta device, if that needs no download, so that wrong settings about models show before
-    weights load.
+    weights load. Returns `None` if it is not built.
     """
     args, loader, names = run.training_args, run.loader, run.model_list
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
     if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
-        return  # no setting can be wrong
+        return None  # no setting can be wrong
     is_local = all(name in loader.builders or Path(name).is_dir() for name in names)
-    if is_deepspeed_zero3_enabled() or not is_local:
-        return
+    if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file is not None:
+        return None
     try:
         with quiet_loading():
             team = loader.outline(roles, run.dtype)
         for role in roles:
             check_prompts(role, team.agents[role], [], [], args.max_completion_length)
         if loader.peft_config is not None:
-            for model in team.policies.values():
-                check_adapter_names(loader.peft_config, cast(PeftModel, model))
+            for role in team.adapted_roles:
+                check_adapter_names(loader.peft_config, cast(PeftModel, team.policies[role]))
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
-            return
+            return None
         settings = [f"`{run.names_models}: {loader.models}`"]
         settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
         raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
+    return team
+
+
+def check_templates(run: PreparedRun, team: AgentTeam, environment: Environment, items: Sequence[dict]) -> None:
+    """Raises `UnavailableError` if a chat template refuses the first prompt of an agent."""
+    args = run.training_args
+    sampler = TeamSampler(
+        team, cast(Any, None), args.use_chat_template, args.history_options, args.chat_template_kwargs
+    )
+    nodes = root_nodes([items[0]], environment)
+    for role in team.roles:
+        sampler.prompts(role, acting(role, nodes))
 
 
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:

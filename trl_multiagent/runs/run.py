@@ -57,6 +57,8 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
         fail(prog, error)
     except TaskError:
         raise
+    except ImportError as error:
+        fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))
     except (ValueError, OSError) as error:
         fail(prog, error)
 
@@ -75,6 +77,8 @@ def end_with_one_line(prog: str) -> Iterator[None]:
         yield
     except (UnavailableError, TooLongError, WriteError) as error:
         fail(prog, error)
+    except ImportError as error:
+        fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))
     except OSError as error:
         if not is_disk_full(error):
             raise

@@ -209,6 +209,11 @@ def check_team_form(settings: Settings) -> None:
     for arguments, is_used, switch in (
         (model.lora_arguments, model.use_peft, "use_peft: true`; or use `peft"),
         (model.quantization_arguments, model.is_quantized, "load_in_4bit: true"),
+        (
+            {"adapter_roles": model.adapter_roles} if model.adapter_roles else {},
+            has_adapters,
+            "use_peft: true`; or use `peft",
+        ),
     ):
         if arguments and not is_used:
             raise ConfigError(f"`agent_model.{next(iter(arguments))}` has no effect without `agent_model.{switch}`.")

@@ -30,6 +30,7 @@ class AgentModel:
     )
     revision: str | None = setting("Branch, tag or commit of the model's repository.")
     trust_remote_code: bool = setting("Whether code in the model's repository may run.", False)
+    gguf_file: str | None = setting("File in that folder or repository, of a model in the format GGUF.")
     attn_implementation: str | None = setting("Implementation of attention, such as 'sdpa' or 'flash_attention_2'.")
     model_init_kwargs: dict[str, Any] | None = setting("More arguments for `AutoModelForCausalLM.from_pretrained`.")
     tokenizer_kwargs: dict[str, Any] | None = setting(
@@ -37,6 +38,9 @@ class AgentModel:
         keys=("use_fast", "legacy", "add_bos_token", "add_eos_token", "add_prefix_space", "model_max_length"),
     )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
+    adapter_roles: list[str] | None = setting(
+        "The agents that have a LoRA adapter, by default all; the rest are full."
+    )
     use_peft: bool = setting("Whether every agent is a LoRA adapter with the settings lora_*; see also `peft`.", False)
     lora_r: int | None = setting("Rank of the adapters; 16 by default.", ge=1)
     lora_alpha: int | None = setting("The scale of the adapters is lora_alpha / lora_r; 32 by default.", ge=1)

@@ -1,6 +1,7 @@
 """LoRA adapters of agents: loading, checks, reference policies, saving."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,13 +18,12 @@ from peft import (
 from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.folders import CARD_FILE, CHECKSUMS_FILE, MODEL_CONFIG, check_checksums, checksum_of_file
 from trl_multiagent.limits import short
-from trl_multiagent.models.grouped_lora import Stacked, can_group
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     find_file,
@@ -51,8 +51,7 @@ REFUSED = {
 
 class AgentAdapters:
     """
-    The adapters of a LoRA team and their reference policies. For any other team, this object is empty, and its methods
-    do nothing.
+    The adapters of a team's LoRA agents and their reference policies.
 
     The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone
     if the adapter was then fresh, otherwise a copy of the adapter. The model of each role has an adapter with the
@@ -67,7 +66,7 @@ class AgentAdapters:
         self.find_layers()
         self._copied_roles: set[str] = set()  # roles whose reference policy is a copy of their adapter
         for role in models:  # PEFT leaves only one adapter of a model trainable
-            for parameter in self.parameters(role):
+            for parameter in adapter_parameters(models[role], role):
                 parameter.requires_grad_(True)
 
     def find_layers(self) -> None:
@@ -83,14 +82,6 @@ class AgentAdapters:
     def _add_group(self, layer: LoraLayer, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> torch.Tensor:
         """Adds the outputs of a group's adapters to the result of a layer. This is the forward hook of all layers."""
         return result if self.group is None else self.group.add(layer, args[0], result)
-
-    def parameters(self, role: str) -> list[nn.Parameter]:
-        """Returns the parameters of an agent's adapter."""
-        return adapter_parameters(self.models[role], role)
-
-    def can_group(self, role: str) -> bool:
-        """Returns whether an agent can compute together with others on its base."""
-        return role in self.models and can_group(self.models[role], role)
 
     def activate(self, role: str, reference: bool, group: Stacked | None = None) -> None:
         """
@@ -154,12 +145,15 @@ def _is_fresh(model: PeftModel, role: str, weights: dict[str, torch.Tensor]) -> 
 
 
 def load_adapters(
-    sources: dict[str, AgentSource], peft_config: LoraConfig | None, seed: int, model_init_kwargs: dict[str, Any]
+    sources: dict[str, AgentSource],
+    peft_configs: Mapping[str, LoraConfig],
+    seed: int,
+    model_init_kwargs: dict[str, Any],
 ) -> dict[str, PeftModel]:
     """
-    Loads the agents of a LoRA team. Agents with the same base share it, and are the same object in the result. With a
-    `peft_config`, the sources are bases, and every agent gets a fresh adapter; otherwise they are adapters. The seed
-    decides the weights that no file contains.
+    Loads LoRA agents. Agents with the same base share it, and are the same object in the result. The source of an
+    agent in `peft_configs` is its base, and it gets a fresh adapter; any other source is an adapter. The seed decides
+    the weights that no file contains.
     """
     hub = hub_arguments(model_init_kwargs)
     # ZeRO-3 gathers parameters together, so all must have the same data type
@@ -169,6 +163,7 @@ def load_adapters(
     adapted: dict[tuple[AgentSource, str | None], PeftModel] = {}
 
     for role, source in sources.items():
+        peft_config = peft_configs.get(role)
         base_source, revision = source, hub["revision"]
         if peft_config is None:
             config = PeftConfig.from_pretrained(source.name, **hub, **source.arguments)

@@ -3,22 +3,27 @@
 import contextlib
 import copy
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, overload
 
 import torch
+from accelerate.utils import send_to_device
 from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftModel
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE, check_checksums, write_checksums
 from trl_multiagent.hub import open_repo, team_files, upload_folder
-from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.pretrained import copied, hub_arguments
+from trl_multiagent.models.grouped_lora import Stacked, can_group
+from trl_multiagent.models.packing import run_packed
+from trl_multiagent.models.pretrained import adapter_parameters, copied, hub_arguments
+from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
@@ -26,6 +31,7 @@ from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, c
 from trl_multiagent.rollout.tree import Node, judge_nodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
+    base_of,
     check_adapter_config,
     load_adapter_weights,
     load_adapters,
@@ -47,16 +53,15 @@ from trl_multiagent.team.files import (
     read_team_file,
     save_model,
 )
-from trl_multiagent.team.single import SingleModel, run_agent
 
 
-class AgentTeam(SingleModel):
+class AgentTeam(nn.Module):
     """
     Agents that are trained together.
 
-    A team has one of three forms. *Full*: every agent has a model of its own. *Shared weights*: all agents are one
-    model, and differ in their prompts. *LoRA*: every agent has an adapter of its own on a base that is loaded once;
-    several bases are possible.
+    A team has one of four forms. *Full*: every agent has its own model. *Shared weights*: all agents are one model, and
+    differ in their prompts. *LoRA*: every agent has its own adapter on a base that is loaded once; several bases are
+    possible. *Mixed*: some agents have an adapter, and the others their own model.
 
     One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP,
     DeepSpeed) and one backward pass. Attributes and methods that a trainer expects of a single model (`config`,
@@ -71,6 +76,7 @@ class AgentTeam(SingleModel):
 
     Attributes:
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
+        policies (`dict[str, PreTrainedModel | PeftModel]`): The model of each role; a LoRA agent's has its adapter.
         agents (`dict[str, PreTrainedModel]`): The model of each role, without adapters.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are
@@ -104,21 +110,21 @@ class AgentTeam(SingleModel):
             first_roles.setdefault(id(model), role)
         self.models = nn.ModuleDict({role: cast(nn.Module, models[role]) for role in first_roles.values()})
         self._model_names = {role: first_roles[id(model)] for role, model in models.items()}
+        self.policies = dict(models)
+        self.agents = {role: base_of(model) for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
         self.frozen: frozenset[str] = frozenset()
         self.critics: Critics | None = None
         self.uses_dropout = False
         self.devices: dict[str, torch.device] = {}
 
-        self.has_adapters = isinstance(models[self.roles[0]], PeftModel)
-        self.has_shared_weights = not self.has_adapters and len(self.models) < len(self.roles)
-        if any(isinstance(model, PeftModel) != self.has_adapters for model in self.models.values()):
-            raise ValueError("Either every agent of a team has a LoRA adapter, or none has.")
-        if self.has_shared_weights and len(self.models) > 1:
+        adapted = {role: model for role, model in models.items() if isinstance(model, PeftModel)}
+        self.adapted_roles = tuple(adapted)
+        full = [self._model_names[role] for role in self.roles if role not in adapted]
+        self.has_shared_weights = len(full) == len(self.roles) > 1 and len(set(full)) == 1
+        if len(set(full)) < len(full) and not self.has_shared_weights:
             raise ValueError("Either all agents of a team share one model, or each has a model of its own.")
-        self._adapters = AgentAdapters(
-            {x: model for x, model in self.policies.items() if isinstance(model, PeftModel)}
-        )
+        self._adapters = AgentAdapters(adapted) if adapted else None
         self._quantized_layers = [
             m
             for m in self.models.modules()
@@ -129,7 +135,7 @@ class AgentTeam(SingleModel):
         self.joinable = {
             role: name
             for role, name in self._model_names.items()
-            if self.has_shared_weights or self._adapters.can_group(role)
+            if self.has_shared_weights or (role in adapted and can_group(adapted[role], role))
         }
         self._computes_as_reference = False
         self._select(self.roles[0])
@@ -148,7 +154,7 @@ class AgentTeam(SingleModel):
         cls,
         name: str | Path | Sequence[str],
         roles: Sequence[str] | None = None,
-        peft_config: LoraConfig | None = None,
+        peft_config: LoraConfig | Mapping[str, LoraConfig] | None = None,
         share_weights: bool = False,
         seed: int = 42,
         base_dtype: str | torch.dtype | None = None,
@@ -164,44 +170,50 @@ class AgentTeam(SingleModel):
                 adapter loads its base, too. A base is loaded once for all adapters on it.
             roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its
                 files.
-            peft_config ([`~peft.LoraConfig`], *optional*): Gives every agent a fresh LoRA adapter.
+            peft_config ([`~peft.LoraConfig`] or `dict[str, LoraConfig]`, *optional*): Gives every agent a fresh LoRA
+                adapter. A dict gives one to each of its roles alone; the other agents are full models.
             share_weights (`bool`, *optional*, defaults to `False`): Whether all agents are one model.
             seed (`int`, *optional*, defaults to `42`): Decides the weights that no file contains: fresh adapters, and
                 parts that a model's files lack, such as a head. They depend on the seed and on the role's name alone.
                 The state of the global random generators does not change.
-            base_dtype (`str` or `torch.dtype`, *optional*): Data type of the base of a LoRA team, by default `dtype`.
+            base_dtype (`str` or `torch.dtype`, *optional*): Data type of the bases of LoRA agents, by default `dtype`.
                 The adapters are float32.
             tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example
                 `add_bos_token`.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
             default), `revision`,
-                `attn_implementation` or a `quantization_config` for the base of a LoRA team.
+                `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a LoRA team.
 
         Raises:
             ValueError: the arguments do not fit each other or the saved team.
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
-        if peft_config is not None:
-            check_adapter_config("every agent", peft_config)
-            if share_weights:
-                raise ValueError(
-                    "`peft_config` gives every agent its own adapter; it does not go with `share_weights`."
-                )
+        for argument in ("tokenizer", "processing_class"):
+            if argument in model_init_kwargs:
+                raise TypeError(f"`{argument}` is loaded with each agent: give its options as `tokenizer_kwargs`.")
+        for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
+            if config is not None:
+                check_adapter_config("an agent", config)
         hub = hub_arguments(model_init_kwargs)
         sources, saved_form = find_sources(name, None if roles is None else check_agent_names(roles), hub)
+        configs = peft_config if isinstance(peft_config, Mapping) else dict.fromkeys(sources, peft_config)
+        configs = {role: config for role, config in configs.items() if config is not None}
         if model_init_kwargs.get("device_map") != "meta":  # with which no weights are read
             for source in set(sources.values()):
                 check_checksums(source.name)
-        form = form_of_sources(sources, saved_form, peft_config, share_weights, hub)
+        shares, adapted = form_of_sources(sources, saved_form, configs, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
+        if "gguf_file" in model_init_kwargs and saved_form is None:
+            kwargs["gguf_file"] = model_init_kwargs["gguf_file"]
+        elif saved_form not in (None, "lora"):
+            model_init_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
-        models: dict[str, Any]
-        if form == "lora":
-            if base_dtype is not None:
-                model_init_kwargs["dtype"] = base_dtype
-            models = load_adapters(sources, peft_config, seed, model_init_kwargs)
-        else:
-            models = load_models(sources, form == "shared", seed, model_init_kwargs)
+        full = {role: source for role, source in sources.items() if role not in adapted}
+        models: dict[str, Any] = dict(load_models(full, shares, seed, model_init_kwargs))
+        if base_dtype is not None:
+            model_init_kwargs["dtype"] = base_dtype
+        models |= load_adapters({role: sources[role] for role in adapted}, configs, seed, model_init_kwargs)
+        models = {role: models[role] for role in sources}
         return cls(models, tokenizers)
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
@@ -295,17 +307,26 @@ class AgentTeam(SingleModel):
             {
                 "role": role,
                 "base": hub_id(get_config_model_id(agent.config)),
-                "base_revision": self.policies[role].peft_config[role].revision if self.has_adapters else None,
+                "base_revision": self.policies[role].peft_config[role].revision
+                if role in self.adapted_roles
+                else None,
                 "folder": self.folder(role),
-                "is_adapter": self.has_adapters,
+                "is_adapter": role in self.adapted_roles,
             }
             for role, agent in self.agents.items()
         ]
 
     @property
     def form(self) -> Form:
-        """`"full"`, `"shared"` or `"lora"`."""
-        return "lora" if self.has_adapters else "shared" if self.has_shared_weights else "full"
+        """`"full"`, `"shared"`, `"lora"` or `"mixed"`."""
+        if not self.adapted_roles:
+            return "shared" if self.has_shared_weights else "full"
+        return "lora" if len(self.adapted_roles) == len(self.roles) else "mixed"
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether any agent has a LoRA adapter."""
+        return bool(self.adapted_roles)
 
     def folder(self, role: str) -> str:
         """Returns the folder of an agent, relative to the folder of the saved team."""
@@ -399,8 +420,43 @@ class AgentTeam(SingleModel):
     def add_critics(self, critics: Critics) -> None:
         """Makes critics a part of the team. Their adapters are on its bases already."""
         self.critics = critics
-        self._adapters.find_layers()
+        if self._adapters is not None:
+            self._adapters.find_layers()
         self._select(self.active)
+
+    # The active agent
+
+    @property
+    def base_models(self) -> list[PreTrainedModel]:
+        """The distinct models, without their adapters."""
+        return [self.agents[role] for role in self.models]
+
+    @contextlib.contextmanager
+    def activate(self, role: str) -> Iterator[PreTrainedModel]:
+        """Makes one agent the active one within the block."""
+        with self._computing(role, None):
+            yield self.active_agent
+
+    @contextlib.contextmanager
+    def _computing(self, role: str, critic: str | None) -> Iterator[None]:
+        """Makes one agent and, if given, one critic the active ones within the block."""
+        previous = self.active, self._active_critic
+        self._select(role, critic)
+        try:
+            yield
+        finally:
+            self._select(*previous)
+
+    def _select(self, role: str, critic: str | None = None) -> None:
+        self.active, self._active_critic = role, critic
+        if self._adapters is not None:
+            self._adapters.activate(role, self._computes_as_reference)
+        if critic is not None:
+            cast(Critics, self.critics).activate(critic)
+
+    def model_name(self, role: str) -> str:
+        """Returns the name of the entry of `models` that an agent uses."""
+        return self._model_names[role]
 
     # Modes
 
@@ -469,9 +525,10 @@ class AgentTeam(SingleModel):
 
     def agent_parameters(self, role: str) -> list[nn.Parameter]:
         """Returns the parameters that training an agent changes: its adapter, or its whole model."""
-        return self._adapters.parameters(role) if self.has_adapters else list(self.policies[role].parameters())
+        model = self.policies[role]
+        return adapter_parameters(model, role) if isinstance(model, PeftModel) else list(model.parameters())
 
-    # Reference policies. In a LoRA team they are adapters; for any other team, they are a frozen copy of the team
+    # Reference policies. In a LoRA team they are adapters; for any other form, they are a frozen copy of the team
 
     def frozen_copy(self) -> "AgentTeam":
         """Copies the agents. The weights of the copy are not trained."""
@@ -487,7 +544,7 @@ class AgentTeam(SingleModel):
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
         trained = {id(parameter) for parameter in self.parameters() if parameter.requires_grad}
-        self._adapters.keep_references()
+        cast(AgentAdapters, self._adapters).keep_references()
         for parameter in self.parameters():  # PEFT leaves only one adapter trainable
             parameter.requires_grad_(id(parameter) in trained)
         self._select(self.active)
@@ -504,18 +561,17 @@ class AgentTeam(SingleModel):
             self._computes_as_reference = False
             self._select(self.active)
 
-    def _adapter_names(self, roles: Sequence[str]) -> list[str]:
-        return [reference_name(role) if self._computes_as_reference else role for role in roles]
-
     @contextlib.contextmanager
     def sampling(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         """
         Makes agents on one model ready to sample together within the block. Yields the model and, for several agents,
         their adapters.
         """
-        group = Stacked(self._adapter_names(roles)) if len(roles) > 1 else None
+        is_reference = self._computes_as_reference
+        group = Stacked([reference_name(role) if is_reference else role for role in roles]) if len(roles) > 1 else None
         with self.activate(roles[0]) as model:
-            self._adapters.activate(roles[0], self._computes_as_reference, group)
+            if self._adapters is not None:
+                self._adapters.activate(roles[0], is_reference, group)
             yield model, group
 
     # Forward
@@ -553,6 +609,128 @@ class AgentTeam(SingleModel):
             with self._computing(critics.backbones[name].role, name):
                 outputs[critic_key(name)] = critics.values(name, self, **inputs)
         return outputs
+
+    # What a trainer expects of a single model. These attributes and methods are those of the active agent
+
+    @property
+    def active_agent(self) -> PreTrainedModel:
+        return self.agents[self.active]
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return self.active_agent.config
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        return self.active_agent.generation_config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.active_agent.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.active_agent.device
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.active_agent.is_activation_checkpointing
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        if not all(isinstance(x, torch.Tensor) for x in args):
+            raise TypeError("`generate` takes the token ids of one agent; `team.collaborate` answers items and texts.")
+        return cast(Any, self.active_agent).generate(*args, **kwargs)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.active_agent.get_output_embeddings()
+
+    # Methods of a single model, which trainers call: here they act on every agent and critic
+
+    @property
+    def _all_base_models(self) -> list[PreTrainedModel]:
+        return self.base_models + (self.critics.base_models if self.critics is not None else [])
+
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        for model in self._all_base_models:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs, **kwargs)
+        for layer in self._checkpointed_layers():
+            layer._gradient_checkpointing_func = self._checkpointing(layer, layer._gradient_checkpointing_func)
+        self.train(self.training)
+
+    def _checkpointed_layers(self) -> list[Any]:
+        """Returns the modules that checkpoint their own forward, or that of layers in them, in training mode."""
+        # transformers gives this attribute to the modules for which it enables checkpointing
+        modules = [
+            m for m in self.modules() if hasattr(m, "_gradient_checkpointing_func") and m.gradient_checkpointing
+        ]
+        # In newer models, each layer checkpoints itself; in older models, the module that contains the layers does
+        return [m for m in modules if isinstance(m, GradientCheckpointingLayer)] or modules
+
+    def _checkpointing(self, layer: nn.Module, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        """
+        Wraps the function that checkpoints a layer. The layer runs in evaluation mode unless the team uses dropout. In
+        the backward pass, it is recomputed with the agent and the critic that were active in the forward.
+        """
+
+        def checkpoint_for_agent(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            computing = self.active, self._active_critic
+
+            def run(*inputs: Any) -> Any:
+                training = layer.training
+                layer.training = self.uses_dropout
+                try:
+                    with self._computing(*computing):
+                        return function(*inputs)
+                finally:  # torch raises an exception to end a recomputation early
+                    layer.training = training
+
+            return checkpoint(run, *args, **kwargs)
+
+        return checkpoint_for_agent
+
+    def activation_checkpointing_disable(self) -> None:
+        for model in self._all_base_models:
+            model.activation_checkpointing_disable()
+        self.train(self.training)
+
+    # TRL calls these two by their older names
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.activation_checkpointing_disable()
+
+    def enable_input_require_grads(self) -> None:
+        """
+        Makes the inputs of the layers require gradients. Otherwise no gradients reach adapters through checkpointed
+        layers.
+        """
+        for model in self._all_base_models:
+            cast(Any, model).enable_input_require_grads()
+
+    def add_model_tags(self, tags: list[str] | str) -> None:
+        for model in self.policies.values():
+            model.add_model_tags(tags)
+
+
+def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any) -> ModelOutput:
+    """
+    Runs one agent, on `device` if given, on its entry of `team_inputs`, see [`AgentTeam.forward`]. The output is on
+    the inputs' device.
+    """
+    if device is None:
+        return run(agent, **inputs)
+    return send_to_device(run(agent, **send_to_device(inputs, device)), inputs["input_ids"].device)
+
+
+def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **inputs: Any) -> ModelOutput:
+    """Runs one agent on inputs that are on its device."""
+    if router_weights is not None:
+        return forward_with_expert_sums(agent, router_weights, **inputs)
+    return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)
 
 
 def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[list[dict], bool]:

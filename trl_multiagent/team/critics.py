@@ -49,13 +49,8 @@ class TeamOfCritics(Protocol):
     """The part of an [`AgentTeam`] that its critics need."""
 
     tokenizers: dict[str, PreTrainedTokenizerBase]
-    has_adapters: bool
-
-    @property
-    def agents(self) -> dict[str, PreTrainedModel]: ...
-
-    @property
-    def policies(self) -> dict[str, PreTrainedModel | PeftModel]: ...
+    agents: dict[str, PreTrainedModel]
+    policies: dict[str, PreTrainedModel | PeftModel]
 
     def model_name(self, role: str) -> str: ...
 
@@ -273,15 +268,16 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
     models: dict[str, Any] = {}
     for name, backbone in backbones.items():
         agent_dtype = team.agents[backbone.role].dtype
+        is_adapter = isinstance(team.policies[backbone.role], PeftModel)
         if settings.form == "model":
             backbone.own = name
             with seeded(settings.seed, f"critic {name}"):
-                dtype = torch.float32 if team.has_adapters else agent_dtype  # the data type of trained weights
+                dtype = torch.float32 if is_adapter else agent_dtype  # the data type of trained weights
                 models[name] = load_or_copy(team, backbone, sources[name], dtype)
         elif settings.form == "adapter":
             backbone.adapter = f"critic_{name}"
             base: Any = team.policies[backbone.role]
-            if not team.has_adapters or sources[name] is not None:
+            if not is_adapter or sources[name] is not None:
                 backbone.own = SHARED_BASE
                 if SHARED_BASE not in models:
                     models[SHARED_BASE] = load_or_copy(team, backbone, sources[name], agent_dtype).requires_grad_(
@@ -349,7 +345,7 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
 def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
     agent = team.agents[backbone.role]
-    if source is None and not team.has_adapters:
+    if source is None and not isinstance(team.policies[backbone.role], PeftModel):
         return copied(agent.base_model).requires_grad_(True)
     source = source or get_config_model_id(agent.config)
     if not source:

@@ -1,7 +1,7 @@
 """The files of a team: the layout of its folder, `team.json`, loading and saving of models."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal, get_args
@@ -20,7 +20,7 @@ AGENTS_FOLDER = "agents"
 SHARED_FOLDER = "shared"
 FORMAT_VERSION = 1
 
-Form = Literal["full", "shared", "lora"]
+Form = Literal["full", "shared", "lora", "mixed"]
 
 
 @dataclass
@@ -134,26 +134,35 @@ def find_sources(
 def form_of_sources(
     sources: dict[str, AgentSource],
     saved_form: Form | None,
-    peft_config: PeftConfig | None,
+    peft_configs: Mapping[str, PeftConfig],
     share_weights: bool,
     hub: dict[str, Any],
-) -> Form:
+) -> tuple[bool, list[str]]:
     """
-    Decides the form of a team from the sources of its agents, the form in a `team.json` and the arguments of
-    [`AgentTeam.from_pretrained`]. `hub`: arguments for reading files. Raises `ValueError` if the arguments contradict
-    the sources.
+    Returns whether all agents are one model, and which of them have a LoRA adapter. `saved_form`: the form in a
+    `team.json`. `peft_configs`: the adapters of the agents that get a fresh one. `hub`: arguments for reading files.
+    Raises `ValueError` if the arguments contradict the sources.
     """
-    share_weights = share_weights or saved_form == "shared"
-    if share_weights and len(set(sources.values())) > 1:
+    unknown = [role for role in peft_configs if role not in sources]
+    if unknown:
+        raise ValueError(f"`peft_config` has the roles {unknown}, the team has the roles {list(sources)}.")
+    if peft_configs and share_weights:
+        raise ValueError("`peft_config` gives agents an adapter each, which excludes `share_weights`.")
+    shares = share_weights or saved_form == "shared"
+    if shares and len(set(sources.values())) > 1:
         raise ValueError("`share_weights` needs one model for all roles.")
-    first = next(iter(sources.values()))
-    is_adapter = saved_form is None and find_file(first.name, ADAPTER_CONFIG, **hub) is not None
-    has_adapters = saved_form == "lora" or is_adapter
-    if has_adapters and peft_config is not None:
-        raise ValueError(f"The agents in {first.name} have LoRA adapters, which are loaded: leave `peft_config` out.")
-    if has_adapters or peft_config is not None:
-        return "lora"
-    return "shared" if share_weights else "full"
+    found = {}
+    if saved_form in (None, "mixed"):
+        for source in dict.fromkeys(sources.values()):
+            path = ADAPTER_CONFIG if source.subfolder is None else f"{source.subfolder}/{ADAPTER_CONFIG}"
+            found[source] = find_file(source.name, path, **hub) is not None
+    adapted = [role for role, source in sources.items() if found.get(source, saved_form == "lora")]
+    for role in peft_configs:
+        if role in adapted:
+            raise ValueError(
+                f"The agent in {sources[role].name} has a LoRA adapter, which is loaded: leave `peft_config` out."
+            )
+    return shares and not adapted, [role for role in sources if role in adapted or role in peft_configs]
 
 
 def load_tokenizer(source: AgentSource, hub: dict[str, Any]) -> PreTrainedTokenizerBase:

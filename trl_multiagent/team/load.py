@@ -25,12 +25,16 @@ class TeamLoader:
     """Loads the teams of a run."""
 
     models: str | list[str]  # the model of all agents, or one per agent: an id, a folder, or a key of `builders`
-    builders: Mapping[str, Callable[[], str]]  # functions that build a base model and return its folder
-    peft_config: LoraConfig | None  # the adapter of every agent of a LoRA team
-    share_weights: bool  # whether all agents are one model
-    torch_dtype: str | None  # data type of the base of a LoRA team, and of a team that is not trained
-    quantization: Mapping[str, Any]  # arguments of TRL's `ModelConfig` about quantized weights; empty without any
-    arguments: Mapping[str, Any]  # more arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
+    # Functions that build a base model and return its folder
+    builders: Mapping[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
+    peft_config: LoraConfig | None = None  # the adapter of each LoRA agent
+    adapter_roles: Sequence[str] | None = None  # the agents that get it; all by default
+    share_weights: bool = False  # whether all agents are one model
+    torch_dtype: str | None = None  # data type of the base of a LoRA team, and of a team that is not trained
+    # Arguments of TRL's `ModelConfig` about quantized weights; empty without any
+    quantization: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # More arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def base_dtype(self) -> str:
@@ -72,7 +76,8 @@ class TeamLoader:
 
     def _make(self, roles: Sequence[str], **arguments: Any) -> AgentTeam:
         models = build(self.models, self.builders)
-        return AgentTeam.from_pretrained(models, roles, self.peft_config, self.share_weights, **arguments)
+        adapters = dict.fromkeys(self.adapter_roles or roles, self.peft_config) if self.peft_config else None
+        return AgentTeam.from_pretrained(models, roles, adapters, self.share_weights, **arguments)
 
     @property
     def _sampling_dtype(self) -> str:

@@ -6,7 +6,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.credit import add_counterfactuals
 from trl_multiagent.rollout.sampler import TransformersGenerator
-from trl_multiagent.rollout.tree import Node, Samples, acting, sibling_sets
+from trl_multiagent.rollout.tree import Node, Samples, acting, known, sibling_sets
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.rollout_metrics import totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -123,7 +123,7 @@ class MAGRPOTrainer(RolloutTrainer):
             sampler = copy.copy(self.sampler)
             # With the same random numbers, the answers would depend on those of the trained agents
             sampler.stream = f"untrained {self.state.global_step}"
-            if not self.team.has_adapters:  # else the team itself computes as its reference
+            if self.team.form != "lora":  # else the team itself computes as its reference
                 limits = (args.generation_token_budget, args.stop_strings)
                 sampler.team = team = self.accelerator.unwrap_model(reference)
                 sampler.generator = TransformersGenerator(team, self.generator.arguments, *limits, args.seed)
@@ -131,7 +131,8 @@ class MAGRPOTrainer(RolloutTrainer):
 
     def _over_siblings(self, returns: torch.Tensor) -> torch.Tensor:
         """Computes advantages of the shape of `returns`, `(..., G)`."""
-        return sibling_advantages(returns, self.args.advantage_mode, self.args.advantage_normalization is True)
+        normalize, size = self.args.advantage_normalization is True, self.args.num_generations
+        return sibling_advantages(returns, self.args.advantage_mode, normalize, size)
 
     def _episode_advantages(self, nodes: list[Node]) -> list[dict[str, torch.Tensor]]:
         """Computes the advantages at the nodes of one turn of groups of episodes, of shape `(1,)` each."""
@@ -139,9 +140,7 @@ class MAGRPOTrainer(RolloutTrainer):
         for role in self.team.trained_roles:
             for siblings in sibling_sets(acting(role, nodes)):
                 returns = torch.tensor([node.agent_returns(role)[0] for node in siblings])
-                is_alone = len(siblings) == 1 and self.args.advantage_mode != "raw"
-                values = torch.zeros(1) if is_alone else self._over_siblings(returns)
-                for node, advantage in zip(siblings, values.split(1), strict=True):
+                for node, advantage in zip(siblings, self._over_siblings(returns).split(1), strict=True):
                     advantages[id(node)][role] = advantage
         return [advantages[id(node)] for node in nodes]
 
@@ -150,11 +149,11 @@ class MAGRPOTrainer(RolloutTrainer):
         values: dict[str, list[float]] = {role: [] for role in self.team.trained_roles}
         for by_role in advantages:
             for role, own in by_role.items():
-                values[role] += own.tolist()
+                values[role] += known(own.tolist())
         totals = totals_of_all(values)
         for by_role in advantages:
             for role, own in by_role.items():
-                by_role[role] = totals[role].standardize(own)
+                by_role[role] = totals[role].standardize(own) + 0 * own  # NaN stays NaN
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from trl_multiagent.code.definitions import VALUE
 from trl_multiagent.code.extraction import Code, join_sources, read_completion
 from trl_multiagent.code.names import IMPORTS
-from trl_multiagent.tasks.code_generation.chance import is_repeatable
 from trl_multiagent.tasks.code_generation.collaboration import drops_value, is_thin_wrapper
 from trl_multiagent.tasks.code_generation.roles import AUX
 from trl_multiagent.tasks.problems import read_problem
@@ -33,7 +32,9 @@ class Analysis:
     names_aux: bool = False
     # If so, aux's part and main's part as programs of their own, each with the prefix and the imports of both
     apart: tuple[str, str] = ("", "")
-    repeatable: bool = True  # whether the program does not depend on chance or time; see `is_repeatable`
+    # The size of the smaller part over that of both, in nodes of the syntax tree: of `aux`, of the entry point, and of
+    # what they need. 0 if the entry point does not name `aux`, None for a single agent
+    size_share: float | None = None
     thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
     drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
     # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements
@@ -65,7 +66,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         without_code=tuple(name for name, code in answers if not code.found),
         names_aux=names_aux,
         apart=_apart(prefix, aux, main) if names_aux else ("", ""),
-        repeatable=not names_aux or (is_repeatable(aux.source, prefix) and is_repeatable(main.source, prefix)),
+        size_share=None if aux_completion is None else _size_share(aux, main) if names_aux else 0.0,
         thin_wrapper=names_aux and is_thin_wrapper(main.needed, entry_point),
         drops_value=names_aux and aux.result == VALUE and drops_value(main.needed),
         aux_function_share=1.0 if aux_completion is None else aux.share,
@@ -81,6 +82,11 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
         return False
     statements = (*aux.module.statements, *main.module.statements)
     return not any({AUX, entry_point} & statement.declares for statement in statements)
+
+
+def _size_share(aux: Code, main: Code) -> float:
+    sizes = [sum(1 for statement in code.needed for _ in ast.walk(statement.node)) for code in (aux, main)]
+    return min(sizes) / sum(sizes)
 
 
 def _apart(prefix: str, aux: Code, main: Code) -> tuple[str, str]:

@@ -13,7 +13,6 @@ from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.tasks.code_generation.analysis import Analysis, analyze
-from trl_multiagent.tasks.code_generation.experiments import MAX_CALLS, Experiments
 from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
 from trl_multiagent.tasks.code_generation.trivial import ItemFacts, facts_program, read_facts
 from trl_multiagent.tasks.problems import count_asserts
@@ -22,7 +21,7 @@ from trl_multiagent.terminal import printable
 
 logger = logging.getLogger(__name__)
 
-REWARD_VERSION = 6  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 7  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -30,6 +29,12 @@ TESTS = 1.0  # times the share of asserts that passed
 AUX_USED = 0.5
 NOT_A_WRAPPER = 1.0
 VALUE_IGNORED = 0.5  # subtracted
+
+# Changes with which a program that passed tests runs again; if a test is then lost, what was changed matters. The last
+# one changes nothing, and must have no effect. The sandbox makes them, see [`~trl_multiagent.code.sandbox.Program`]
+EXPERIMENTS = ("nothing", "constant", "alone", "first", "control")
+MAX_CALLS = 10_000  # of aux, in the tests of a pair with which experiments are made
+SECONDS_PER_CALL = 5e-4  # of aux, in an experiment, where each one passes between processes
 
 KINDS = ("paper", "earned")
 COLLABORATION = ("executed", "static")
@@ -44,10 +49,8 @@ class CodeResult:
     analysis: Analysis  # of the code
     verdict: Verdict | None = None  # the result of running the program; `None` if scoring stopped before the run
     executed: bool = True  # whether the run of the tests also decides about collaboration, or only the code
-    # Whether the experiments show that a test that passes depends on `aux`; for the kind `paper`, on its values or on
-    # what it does in place
-    needs_aux: bool = True
-    divided: bool = False  # for the kind `earned`, whether both agents do a part of the work
+    needs_aux: bool = True  # whether experiments show that a test that passes depends on `aux`
+    divided: bool = False  # for the kind `earned`, whether they show that both agents are needed
 
     @property
     def called(self) -> bool:
@@ -86,7 +89,6 @@ class CodeReward:
         if self.kind == "earned" and self.collaboration == "static":
             raise ValueError("The reward kind 'earned' needs `collaboration` 'executed', because it runs programs.")
         self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
-        self._experiments = Experiments(self.runner)
         self._unreadable: set[tuple[str | None, str]] = set()  # answers that were reported
 
     def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
@@ -119,21 +121,46 @@ class CodeReward:
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
         called = {
-            k: replace(program, helper=analyses[k].apart[0], source=analyses[k].apart[1])
+            k: replace(
+                program,
+                helper=analyses[k].apart[0],
+                source=analyses[k].apart[1],
+                needed=tuple(i for i, check in enumerate(verdicts[k].checks) if check.status == "passed"),
+                check_timeout=_experiment_timeout(program, verdicts[k]),
+            )
             for k, program in programs.items()
             if verdicts[k].passed and 0 < verdicts[k].calls.get(AUX, 0) <= MAX_CALLS
         }
-        by_kind: dict[str, list[Outcome]] = {}
-        for kind in kinds:
-            found = self._make_experiments(kind, called, verdicts, facts, analyses)
-            by_kind[kind] = [
-                _outcome(kind, CodeResult(analysis, verdicts.get(k), executed, *found.get(k, (True, False))), facts[k])
-                for k, analysis in enumerate(analyses)
-            ]
-        outcomes = by_kind[self.kind]
+        solving = {k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0}
+        if executed and "paper" in kinds:
+            effects = self._find_effects(called, {k: EXPERIMENTS if k in solving else EXPERIMENTS[:1] for k in called})
+        else:
+            effects = self._find_effects(called, dict.fromkeys(solving, EXPERIMENTS))
+        # A main that answers itself if aux says nothing may still depend on what aux says
+        spare = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
+        results = [
+            CodeResult(
+                analysis,
+                verdicts.get(k),
+                executed,
+                needs_aux=k not in effects or bool(effects[k] or spare[k]),
+                divided=effects.get(k) == EXPERIMENTS[:-1],
+            )
+            for k, analysis in enumerate(analyses)
+        ]
+        outcomes = [_outcome(self.kind, result, fact) for result, fact in zip(results, facts, strict=True)]
         for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
-            outcome.metrics |= {f"{kind}_reward": of_kind[k].reward for kind, of_kind in by_kind.items()}
+            for kind in kinds:
+                outcome.metrics[f"{kind}_reward"] = sum(_parts(kind, results[k], facts[k]).values())
         return outcomes
+
+    def _find_effects(
+        self, programs: dict[int, Program], chosen: dict[int, tuple[str, ...]]
+    ) -> dict[int, tuple[str, ...]]:
+        """Makes the chosen experiments, by index, each in order until one has no effect. Returns those with one."""
+        runs = [replace(programs[k], experiments=names) for k, names in chosen.items()]
+        made = self.runner.run_experiments(runs) if runs else []
+        return {k: verdict.effective for k, verdict in zip(chosen, made, strict=True)}
 
     def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
         """
@@ -179,25 +206,17 @@ class CodeReward:
                 logger.warning("%s: the reference solution passes %d of %d tests", name, facts.reference, facts.total)
         return [self._facts[key] for key in keys]
 
-    def _make_experiments(
-        self,
-        kind: str,
-        programs: dict[int, Program],
-        verdicts: dict[int, Verdict],
-        facts: list[ItemFacts],
-        analyses: list[Analysis],
-    ) -> dict[int, tuple[bool, bool]]:
-        """
-        Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index.
-        """
-        if kind == "paper":
-            return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
-        solving = {
-            k: program
-            for k, program in programs.items()
-            if facts[k].share(verdicts[k].passed) > 0 and analyses[k].repeatable
-        }
-        return self._experiments.collaborate(solving, verdicts)
+
+def _experiment_timeout(program: Program, verdict: Verdict) -> float:
+    """
+    Returns the deadline of a check in an experiment, in seconds. It is short because a program may loop forever when a
+    value is changed.
+    """
+    if verdict.timeouts:  # the processor time includes that of the endless loop
+        return (program.check_timeout or 2.0) / 2
+    calls = sum(verdict.calls.values()) * SECONDS_PER_CALL
+    enough = 0.25 + 10 * verdict.cpu_seconds + calls
+    return enough if program.check_timeout is None else min(enough, program.check_timeout + calls)
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
@@ -251,7 +270,7 @@ def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
     if num_agents == 2:
         ranges |= {"collab_aux_usage": (0.0, AUX_USED), "collab_non_wrapper": (0.0, NOT_A_WRAPPER)}
         ranges["collab_ignored_aux_call_penalty"] = (0.0, VALUE_IGNORED)
-        ranges["collaboration_reward"] = (-VALUE_IGNORED, together)
+        ranges |= {"collaboration_reward": (-VALUE_IGNORED, together), "size_share": (0.0, 0.5)}
     return ranges
 
 
@@ -259,11 +278,16 @@ def _no_parts() -> dict[str, float]:
     return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
 
 
+def _parts(kind: str, result: CodeResult, facts: ItemFacts) -> dict[str, float]:
+    return earned_parts(result, facts) if kind == "earned" else paper_parts(result, facts)
+
+
 def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     verdict = result.verdict
-    parts = earned_parts(result, facts) if kind == "earned" else paper_parts(result, facts)
+    parts = _parts(kind, result, facts)
     reward = sum(parts.values())
     passed = verdict.passed if verdict else 0
+    share = {} if result.analysis.size_share is None else {"size_share": result.analysis.size_share}
     return Outcome(
         reward=reward,
         metrics={
@@ -280,6 +304,7 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
             "collab_non_wrapper": parts["own_part"],
             "collab_ignored_aux_call_penalty": -parts["aux_ignored"],
             "collaboration_reward": parts["aux_used"] + parts["own_part"] + parts["aux_ignored"],
+            **share,
             "total_reward": reward,
         },
         info=result,

@@ -22,7 +22,7 @@ from trl_multiagent.tasks.code_generation.prompts import CodePrompts
 from trl_multiagent.tasks.code_generation.reward import COLLABORATION, KINDS, CodeReward
 from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
 from trl_multiagent.tasks.problems import count_asserts
-from trl_multiagent.tasks.sandbox_settings import SandboxSettings
+from trl_multiagent.tasks.programs import SandboxSettings
 from trl_multiagent.terminal import printable
 
 

@@ -54,6 +54,7 @@ class ActorCriticConfig(RolloutConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (*RolloutConfig.free_on_resume, "push_critics")
 
+    reward_none: str = setting("Only 'error': every target needs a reward.", "error", choices=("error",))
     critic_form: str = setting(default="model", choices=("model", "adapter", "head"))
     critic_models: list[str] | str | None = setting()  # `HfArgumentParser` reads the second type
     critic_type: str = setting(default="v", choices=("v", "q"))

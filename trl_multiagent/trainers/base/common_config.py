@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import is_deepspeed_available
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -48,6 +49,8 @@ class CommonConfig(Base):
 
     def __post_init__(self) -> None:
         check_arguments(self)
+        if self.deepspeed is not None and not is_deepspeed_available():
+            raise ImportError("`deepspeed` needs DeepSpeed: `pip install trl-multiagent[deepspeed]`.")
         if not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, several processes could not communicate
         if self.bf16 is None:

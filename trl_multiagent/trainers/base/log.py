@@ -17,7 +17,7 @@ from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.trees import choose_trees, trees_of
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, rollout_totals, sum_totals
+from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, Total, rollout_totals, sum_totals
 from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
@@ -66,7 +66,7 @@ class Observer:
         training = mode == "train"
         if training:
             trainer.state.num_input_tokens_seen += totals.num_tokens
-            trainer.env_step += totals.totals["reward"].count
+            trainer.env_step += totals.totals.get("reward", Total()).count
             trainer.generated_tokens += totals.generated_tokens
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]

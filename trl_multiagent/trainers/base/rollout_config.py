@@ -173,6 +173,12 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     handoff: str | None = setting(choices=("random", "best"))
     reward_scale: float = setting(default=1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting(default=0.0, ge=-1000000, le=1000000)
+    reward_none: str = setting(
+        "Joint actions that no reward function scores: 'error', or 'drop', which leaves them out of the baseline and "
+        "the loss, and logs their share as `turn_{k}/reward_none`.",
+        "error",
+        choices=("error", "drop"),
+    )
     num_agents: int | None = setting(ge=1, le=1000)
     max_joint_actions: int = setting(default=10000, ge=1, le=1000000)
     generation_token_budget: int | None = setting(default=262144, ge=1)

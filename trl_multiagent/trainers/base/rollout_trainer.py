@@ -266,7 +266,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         with self.observer.timed("reward"):
             try:
                 return judge_nodes(
-                    self.environment, nodes, evaluation, self.sampler.chat_roles, self.state, self.observer.reported
+                    self.environment,
+                    nodes,
+                    evaluation,
+                    self.sampler.chat_roles,
+                    self.state,
+                    self.observer.reported,
+                    self.args.reward_none,
                 )
             except TaskError as error:
                 if error.position is None:

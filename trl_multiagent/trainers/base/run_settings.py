@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from transformers import TrainingArguments
 
 from trl_multiagent.hub import push_command
@@ -66,7 +67,7 @@ def describe_run(
             f"agent {role}": describe_agent(agent, critic_parameters(team, role))
             for role, agent in team.agents.items()
         }
-        settings |= describe_adapters(team) if team.has_adapters else {}
+        settings |= describe_adapters(team)
     settings |= {
         "train_dataset": describe_dataset(train_dataset),
         DATASET_DIGEST: digest_of_rows(train_dataset),
@@ -95,7 +96,7 @@ def describe_schedule(args: TeamConfig, eval_dataset: Any) -> dict[str, Any]:
 def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
     """Returns the parameters of the critics' adapters on the model of an agent."""
     model = team.policies[role]
-    if team.critics is None or not team.has_adapters:
+    if team.critics is None or not isinstance(model, PeftModel):
         return []
     adapters = [backbone.adapter for backbone in team.critics.backbones.values() if backbone.adapter is not None]
     return [parameter for adapter in adapters for parameter in adapter_parameters(model, adapter)]
@@ -104,8 +105,8 @@ def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
 def describe_adapters(team: AgentTeam) -> dict[str, Any]:
     """Returns the options of each agent's LoRA adapter."""
     options = {}
-    for role, model in team.policies.items():
-        config = model.peft_config[role].to_dict()
+    for role in team.adapted_roles:
+        config = team.policies[role].peft_config[role].to_dict()
         for name in config.keys() - UNCOMPARED_ADAPTER_OPTIONS:
             value = config[name]
             options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value

@@ -97,8 +97,8 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
             team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
-        for role in () if team.has_adapters else team.trained_roles:
-            if not all(x.is_floating_point() for x in team.agents[role].parameters()):
+        for role in team.trained_roles:
+            if not all(x.is_floating_point() for x in team.agent_parameters(role)):
                 raise ValueError(
                     f"The weights of agent {role!r} are quantized, so they cannot be trained: load it with a "
                     "`peft_config`."
@@ -260,7 +260,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     def _make_reference(self) -> AgentTeam | None:
         """Stores the initial policy. Returns a copy of the team, or `None` if the team itself stores the reference."""
-        if not self.team.has_adapters:
+        if self.team.form != "lora":
             return self.team.frozen_copy()
         if self.args.sync_ref_model:
             raise ValueError(
@@ -289,7 +289,7 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
     def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
         """Yields a wrapped team whose agents compute with their reference policies within the block."""
         with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
-            if self.team.has_adapters:
+            if self.team.form == "lora":
                 with self.team.as_reference():
                     yield self.model_wrapped
             else:
@@ -365,7 +365,7 @@ def warn_about_dropout(team: AgentTeam) -> None:
             "its formula and depends on how the rows are split into micro-batches."
         )
     elif team.has_adapters:
-        roles = [role for role, model in team.policies.items() if model.peft_config[role].lora_dropout > 0]
+        roles = [role for role in team.adapted_roles if team.policies[role].peft_config[role].lora_dropout > 0]
         if roles:
             logger.warning(
                 f"The `lora_dropout` of {', '.join(roles)} has no effect: the update is computed without dropout, "

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import trl_multiagent
-from trl_multiagent.tasks.class_completion.data import make_item
-from trl_multiagent.tasks.class_completion.demo import DEMO, KINDS, write_method
+from trl_multiagent.tasks.class_completion.data import DEMO, LOGS, make_item, write_method
 
 
 SEED = 31
@@ -25,7 +24,7 @@ def demo_items() -> Iterator[dict]:
     """Yields all classes, in a random order."""
     classes = [
         (name, put, get)
-        for name, kind in KINDS.items()
+        for name, kind in LOGS.items()
         for put, get in itertools.product(itertools.permutations(kind.operations, 2), repeat=2)
     ]
     random.Random(SEED).shuffle(classes)

@@ -1,4 +1,10 @@
-"""Needed as a task: its sections, its environment, its generated items, and its base model."""
+"""
+The items of needed, its base model, and its task.
+
+The base model has a speaker that ignores its facts, and a decider that uses the messages in a share of its answers,
+the literacy. The words have a meaning for the decider, as in a pretrained language model, but no speaker uses this
+meaning. So the demonstrated team cannot be above the bound, whatever its decider does.
+"""
 
 import random
 from dataclasses import asdict, dataclass
@@ -6,13 +12,96 @@ from dataclasses import asdict, dataclass
 from trl_multiagent.environments.dataset_rows import Dataset, Datasets, make_dataset
 from trl_multiagent.environments.embedded import generated_rows
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings, setting
-from trl_multiagent.tasks.needed.environment import FACTS, PRIVATE, SHARED, NeededEnvironment
-from trl_multiagent.tasks.needed.games import Game, Rule, Walk
+from trl_multiagent.models.imitation import ImitationModel
+from trl_multiagent.tasks.needed.environment import (
+    FACTS,
+    PRIVATE,
+    SHARED,
+    Game,
+    NeededEnvironment,
+    Rule,
+    Walk,
+    decider_prompt,
+    solo_prompt,
+    speaker_prompt,
+)
 
 
 GAMES: dict[str, type[Rule] | type[Walk]] = {"rule": Rule, "walk": Walk}
 KNOBS = {"rule": ("operations", "digits"), "walk": ("board",)}
 SIZES = {"train": 4096, "test": 512}
+
+
+def draw_items(game: Game, split: str | None, seed: int = 1) -> Dataset:
+    """
+    Draws the items of a game.
+
+    Args:
+        game ([`Rule`] or [`Walk`]): The game.
+        split (`str`): `"train"`, 4096 items, or `"test"`, 512 items; or rows of one, such as `"test[:8]"`.
+        seed (`int`, *optional*, defaults to `1`): Seed of the draw.
+
+    Returns:
+        `Dataset`: Columns `item_id`, those of the game, and `bound`, the best expected reward without a message.
+    """
+
+    def make(name: str) -> list[dict]:
+        rng = random.Random(f"{name} {seed}")
+        rows: list[dict] = []
+        while len(rows) < SIZES[name]:
+            item = game.item(rng)
+            if game.in_split(item, name):
+                rows.append({"item_id": f"{name}/{len(rows)}", **item, "bound": game.bound(item)})
+        return rows
+
+    return make_dataset(generated_rows(make, SIZES, split), "the generated items")
+
+
+# The base model
+
+
+STEPS = 1000
+SPEAKING, SILENT = 0.2, 0.05  # shares of a speaker's demonstrations, and of a decider's in which it hears nothing
+
+
+def demonstrate(game: Game, facts: str, literacy: float, rng: random.Random) -> tuple[str, str]:
+    """Draws a prompt of the training split and an agent's answer."""
+    item = game.item(rng)
+    while not game.in_split(item, "train"):
+        item = game.item(rng)
+    words: list[str] = []
+    if facts != PRIVATE:
+        prompt = solo_prompt(game, item, facts)
+        words = game.truth(item) if facts == SHARED else []
+    elif rng.random() < SPEAKING:
+        role = rng.choice(game.speakers)
+        return speaker_prompt(game, item, role), " ".join(game.speak(role, rng))
+    else:
+        if rng.random() >= SILENT:
+            words = [word for role in game.speakers for word in game.speak(role, rng)]
+        prompt = decider_prompt(game, item, words)
+    return prompt, game.read(item, words if rng.random() < literacy else [], rng)
+
+
+def base_model(game: Game, facts: str, literacy: float, seed: int) -> ImitationModel:
+    """Returns the base model of a game, which takes 15 seconds of one core to build."""
+
+    def demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
+        return [demonstrate(game, facts, literacy, rng) for _ in range(number)]
+
+    return ImitationModel(
+        f"needed-{type(game).__name__.lower()}",
+        demonstrations,
+        STEPS,
+        vocabulary=[*game.vocabulary, "said", ":", "?"],
+        architecture={"hidden_size": 64, "intermediate_size": 128},  # 84,000 parameters
+        batch_size=32,
+        seed=seed,
+        variant=f"{game!r} {facts} {literacy}",
+    )
+
+
+# The task
 
 
 @dataclass
@@ -76,38 +165,11 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     """
     dataset: NeededDataset = settings.sections["dataset"]
     game = make_game(settings)
-    train = draw_items(game, dataset.train_split, dataset.seed)
-    return train, None if dataset.eval_split is None else draw_items(game, dataset.eval_split, dataset.seed)
-
-
-def draw_items(game: Game, split: str | None, seed: int = 1) -> Dataset:
-    """
-    Draws the items of a game.
-
-    Args:
-        game ([`~games.Game`]): The game.
-        split (`str`): `"train"`, 4096 items, or `"test"`, 512 items; or rows of one, such as `"test[:8]"`.
-        seed (`int`, *optional*, defaults to `1`): Seed of the draw.
-
-    Returns:
-        `Dataset`: Columns `item_id`, those of the game, and `bound`, the best expected reward without a message.
-    """
-
-    def make(name: str) -> list[dict]:
-        rng = random.Random(f"{name} {seed}")
-        rows: list[dict] = []
-        while len(rows) < SIZES[name]:
-            item = game.item(rng)
-            if game.in_split(item, name):
-                rows.append({"item_id": f"{name}/{len(rows)}", **item, "bound": game.bound(item)})
-        return rows
-
-    return make_dataset(generated_rows(make, SIZES, split), "the generated items")
+    return dataset.load_splits(lambda split: draw_items(game, split, dataset.seed))
 
 
 def build_model(settings: TaskSettings) -> str:
-    from trl_multiagent.tasks.needed.demo import base_model
-
+    """Builds the base model of a run's game."""
     literacy = settings.sections["needed"].literacy
     return base_model(make_game(settings), facts_of(settings), literacy, settings.sections["dataset"].seed).path()
 

@@ -1,7 +1,7 @@
 """
 Writes `trl_multiagent/data/faults.json.gz`: for all mutants of the package's benchmarks, how many hidden tests they
-pass. To be run after a change of the benchmarks, of the operators in `mutants.py`, or of the tests that `data.py`
-makes for QuixBugs. Takes minutes.
+pass. To be run after a change of the benchmarks, of the operators of `Mutants`, or of the tests that
+`write_quixbugs.py` makes. Takes minutes.
 """
 
 import gzip
