@@ -220,7 +220,7 @@ def ways(form: str, turns: list[int], chosen: list[str] | None) -> dict[str, dic
             "arguments": {"generation_kwargs": None, **way["arguments"], "num_turns": number},
         }
         for number, (kind, way) in itertools.product(turns, kinds.items())
-        if chosen is None or kind in chosen
+        if chosen is None or not {kind, f"{form}, {kind}"}.isdisjoint(chosen)
     }
 
 

@@ -10,7 +10,7 @@ from trl_multiagent.environments.base import judge
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment, pearson
 from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.trainers.reward_watch import RewardWatch, is_over_optimized
+from trl_multiagent.runs.rounds import RewardWatch, is_over_optimized
 
 from tiny import Workflow, tiny_trainer
 

@@ -141,7 +141,7 @@ def test_the_three_phases(finished):
     assert json.loads((folder / "_preferences" / "collection.json").read_text())["numbers"]["items"] == 4
     model = AutoModelForSequenceClassification.from_pretrained(folder / "_reward_model")
     assert model.config.joint_text["roles"] == ["aux", "main"]
-    assert (folder / "_reward_model" / "reliability.png").is_file()
+    assert (folder / "_reward_model" / "held_out.json").is_file()
     assert not list(folder.glob("_reward_model/checkpoint*"))
     assert (folder / "team.json").is_file()
     logs = [log for log in log_history(folder / "checkpoint-2") if "reward" in log]
@@ -163,14 +163,6 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
         patch.setattr(MAGRPOConfig, "world_size", 2)
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
     assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
-    flip(run / "_reward_model" / "model.safetensors")
-    with pytest.raises(SystemExit):
-        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
-    assert (
-        "_reward_model is damaged: changed since it was saved: model.safetensors. Copy it again, or remove it"
-        in capsys.readouterr().err
-    )
-    flip(run / "_reward_model" / "model.safetensors")
     run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")  # the team goes on after step 1
     states = [log_history(where / "checkpoint-2") for where in (folder, run)]
     losses = [[(log["step"], log["loss"]) for log in logs if "loss" in log] for logs in states]

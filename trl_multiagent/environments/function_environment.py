@@ -343,9 +343,9 @@ def load_if_model(function: Any) -> Any:
     """Makes a reward function from a reward model or its id. Returns other functions unchanged."""
     if not is_model(function):
         return function
-    from trl_multiagent.environments.reward_models import load_reward_model  # imports torch and TRL
+    from trl_multiagent.environments.reward_models import RewardModel  # imports torch and TRL
 
-    return load_reward_model(function)
+    return RewardModel(function)
 
 
 def log_metric(name: str, metrics: dict[str, list[float]], metric: str, value: float) -> None:

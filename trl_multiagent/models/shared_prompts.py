@@ -69,15 +69,15 @@ class RoomyLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        start = self.get_seq_length()
+        if not self.rooms:
+            self.lazy_initialization(key_states, value_states)
+            # Zeros, because a masked number must be finite
+            self.rooms = [x.new_zeros(*x.shape[:-2], self.max_length, x.size(-1)) for x in (key_states, value_states)]
         if self.place is not None:
             for room, states in zip(self.rooms, (key_states, value_states), strict=True):
                 room.index_copy_(-2, self.place, states)
             return self.rooms[0], self.rooms[1]
-        start = self.get_seq_length()
-        if start == 0:
-            self.lazy_initialization(key_states, value_states)
-            # Zeros, because a masked number must be finite
-            self.rooms = [x.new_zeros(*x.shape[:-2], self.max_length, x.size(-1)) for x in (key_states, value_states)]
         end = start + key_states.size(-2)
         for room, states in zip(self.rooms, (key_states, value_states), strict=True):
             room[..., start:end, :] = states

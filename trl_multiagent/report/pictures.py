@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from trl_multiagent.folders import replacing
 
@@ -63,19 +62,6 @@ def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: 
         axes.plot(steps, means, color=COLORS[0], linewidth=2, label=f"{label}, mean of {2 * reach + 1} entries")
     else:
         axes.plot(steps, values, color=COLORS[0], marker="o", markersize=4, label=label)
-
-
-def draw_shares(axes: Any, bins: pd.DataFrame, color: str) -> None:
-    """Draws the `accuracy` at the `mean` of each bin with its 95 % interval, and its `count`."""
-    counts = bins["count"] + 4  # of Agresti and Coull (1998): two more of either kind
-    shares = (bins["accuracy"] * bins["count"] + 2) / counts
-    radius = 1.96 * (shares * (1 - shares) / counts) ** 0.5
-    errors = [(radius - shares + bins["accuracy"]).clip(0), (shares + radius - bins["accuracy"]).clip(0)]
-    axes.errorbar(bins["mean"], bins["accuracy"], errors, marker="o", color=color, capsize=3)
-    for place, accuracy, count in zip(bins["mean"], bins["accuracy"], bins["count"], strict=True):
-        axes.annotate(str(count), (place, accuracy), xytext=(5, -12), textcoords="offset points", fontsize="small")
-    axes.margins(x=0.1)
-    axes.set(ylim=(min(0.4, bins["accuracy"].min()) - 0.05, 1.05))
 
 
 def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int) -> None:

@@ -12,18 +12,21 @@ last chunk or checkpoint.
 
 import copy
 import dataclasses
+import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets
 from peft import LoraConfig
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.model_reward import ModelRewardEnvironment
+from trl_multiagent.environments.model_reward import MODEL, TASK, ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.folders import PREFERENCES_FILE, is_collection, read_json
 from trl_multiagent.hub import push_folder
@@ -56,8 +59,9 @@ from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
-from trl_multiagent.trainers.reward_watch import RewardWatch
 
+
+logger = logging.getLogger(__name__)
 
 # In the folder of the run. Names with an underscore are not pushed
 PREFERENCES_FOLDER, REWARD_FOLDER, ROUNDS_FOLDER = "_preferences", "_reward_model", "_rounds"
@@ -68,6 +72,9 @@ FREE_SECTIONS = ("output", "wandb")
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
 # Arguments of the team's trainer that the reward model's trainer shares: accelerate has one precision per process
 SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloader_pin_memory output_dir".split()
+FIRST_TURN = "turn_1/"
+MIN_LOGS = 20  # log entries before a warning that the team exploits the reward model
+WINDOW = 0.25  # the first and the last log entries that are compared, as a share of all
 
 
 def run_preferences(settings: Settings) -> None:
@@ -478,6 +485,52 @@ class RoundLog(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:  # a resumed training has them in its log
             self.trainer.log(dict(self.facts))
+
+
+class RewardWatch(TrainerCallback):
+    """
+    Warns once if the model's reward in a [`~environments.model_reward.ModelRewardEnvironment`] rises, but the task's
+    does not.
+    """
+
+    def __init__(self) -> None:
+        self.has_warned = False
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if self.has_warned or not state.is_world_process_zero:
+            return
+        logs = [log for log in state.log_history if {FIRST_TURN + MODEL, FIRST_TURN + TASK} <= log.keys()]
+        model, task = ([log[FIRST_TURN + name] for log in logs] for name in (MODEL, TASK))
+        if is_over_optimized(model, task):
+            self.has_warned = True
+            ends = [fmean(part) for rewards in (model, task) for part in windows(rewards)]
+            logger.warning(
+                "Until step %d, the reward of the model has risen from %.3g to %.3g, but that of the task has "
+                "gone from %.3g to %.3g: "
+                "the team exploits errors of the model. Stop here, collect more preferences with the trained "
+                "team, lower "
+                "`learning_rate`, or set `beta`.",
+                state.global_step,
+                *ends,
+            )
+
+
+def windows(values: list[float]) -> tuple[list[float], list[float]]:
+    """Returns the first and the last values, which are compared."""
+    size = max(2, round(WINDOW * len(values)))
+    return values[:size], values[-size:]
+
+
+def is_over_optimized(model: list[float], task: list[float]) -> bool:
+    """
+    Returns whether the model's reward has risen by more than three standard errors, but the task's not at all. The
+    oldest come first.
+    """
+    if len(model) < MIN_LOGS:
+        return False
+    (first, last), (task_first, task_last) = windows(model), windows(task)
+    error = math.sqrt(variance(first) / len(first) + variance(last) / len(last))
+    return fmean(last) - fmean(first) > 3 * error and fmean(task_last) <= fmean(task_first)
 
 
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:

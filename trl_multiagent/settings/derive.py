@@ -38,7 +38,7 @@ from trl_multiagent.settings.schema import (
 Part = TypeVar("Part")
 DEFAULT_KL_COEF = 0.1
 # The `critic_form` in which an argument has an effect
-ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter", "critic_lora_alpha": "adapter", "critic_trains_trunk": "head"}
+ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter", "critic_trains_trunk": "head"}
 # Arguments of `from_pretrained` that other settings decide
 SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_config", "revision", "torch_dtype"]
 

@@ -12,7 +12,7 @@ number. The forms differ in the backbone:
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -26,7 +26,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from trl_multiagent.folders import CRITICS_FOLDER, check_checksums, read_json
+from trl_multiagent.folders import CRITICS_FOLDER, read_json
 from trl_multiagent.models.positions import learned_positions
 from trl_multiagent.models.pretrained import adapter_parameters, copied, seeded
 from trl_multiagent.models.router_loss import without_router_logits
@@ -94,7 +94,6 @@ class CriticSettings:
     head_hidden_dim: int | None = None
     trains_trunk: bool = True
     lora_r: int = 8
-    lora_alpha: int = 16
     seed: int = 42
 
 
@@ -214,10 +213,7 @@ class Critics(nn.Module):
                 backbone.tokenizer.save_pretrained(target)
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
-        scales = {
-            name: {"weight": x.weight, "mean": x.mean, "mean_of_squares": x.mean_of_squares}
-            for name, x in self.scales.items()
-        }
+        scales = {name: asdict(scale) for name, scale in self.scales.items()}
         contents = {"form": self.settings.form, "critics": list(self.names), "scales": scales}
         (folder / CRITICS_FILE).write_text(json.dumps(contents, indent=2) + "\n")
 
@@ -352,7 +348,6 @@ def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dt
         raise ValueError(
             f"The base of agent {backbone.role!r} has no name to load a critic from: set `critic_models`."
         )
-    check_checksums(source)
     backbone.tokenizer = load_tokenizer(AgentSource(source), {})
     return load_backbone(source, dtype)
 
@@ -364,7 +359,7 @@ def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: CriticSettings) -> PeftModel:
     """Adds the adapter of a critic to a model. The other adapters of the model stay as they are."""
-    config = LoraConfig(r=settings.lora_r, lora_alpha=settings.lora_alpha, target_modules="all-linear")
+    config = LoraConfig(r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules="all-linear")
     dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}  # as for agents' adapters
     if not isinstance(model, PeftModel):
         return cast(PeftModel, get_peft_model(model, config, adapter_name=adapter, **dtype))

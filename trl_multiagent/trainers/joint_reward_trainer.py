@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
@@ -18,7 +19,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_che
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.folders import CARD_FILE, write_checksums
+from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import TooLongError, learned_positions, padded
@@ -42,12 +43,12 @@ from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
-from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
 
 
 logger = logging.get_logger(__name__)
 
-REPORT_FILE, PICTURE_FILE = "held_out.json", "reliability.png"
+REPORT_FILE = "held_out.json"
+BINS = 5  # of confidences, and of reward gaps
 # In the model's configuration: slope and intercept of the rewards as a function of the scores
 SCALE_KEY = "reward_scale"
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
@@ -138,8 +139,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         templates = (args.prompt_template or PROMPT_TEMPLATE, args.answer_template or ANSWER_TEMPLATE)
         self.joint_text = JointText(tuple(roles), *templates, args.max_length)
         self.num_cut: dict[str, int] = {}  # for each dataset, the number of texts with truncated prompts
-        self.held_out: HeldOut | None = None  # scores of the last evaluation
-        self._scores: list[torch.Tensor] = []  # scores of the current evaluation
+        # Of the last evaluation: scores of the chosen and the rejected answers, and their rewards if they are known
+        self.held_out: np.ndarray | None = None
+        self._scores: list[torch.Tensor] = []  # the same, of the current evaluation
         self._sums = {"train": {}, "eval": {}}
         if peft_config is not None and peft_config.task_type is None:
             peft_config = copy.copy(peft_config)
@@ -292,23 +294,22 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         output = super().evaluation_loop(*args, **kwargs)
         if self._scores:  # the metrics are means over pairs, unlike those of `Trainer`, which are over batches
             scores = torch.cat(self._scores).double()
-            answers = scores[:, :2]
-            self.held_out = HeldOut(*scores.numpy().T)
+            answers, self.held_out = scores[:, :2], scores.numpy()
             metrics = {"loss": self._pair_losses(*answers.unbind(dim=1)).mean(), "mean_reward": answers.mean()}
-            metrics |= {"min_reward": answers.min(), "max_reward": answers.max(), **self.held_out.metrics()}
+            metrics |= {"min_reward": answers.min(), "max_reward": answers.max(), **held_out_metrics(self.held_out)}
             output.metrics.update({f"{kwargs['metric_key_prefix']}_{name}": float(x) for name, x in metrics.items()})
         return output
 
     def report(self, folder: str | Path | None = None) -> dict[str, Any]:
         """
-        Evaluates the model on the held-out pairs, and writes the numbers and the reliability picture. The scale of the
-        rewards becomes a part of the model's configuration, so call this before the model is saved.
+        Evaluates the model on the held-out pairs, and writes the numbers. The scale of the rewards becomes a part of
+        the model's configuration, so call this before the model is saved.
 
         Args:
             folder (`str` or `Path`, *optional*): Destination folder; defaults to `args.output_dir`.
 
         Returns:
-            `dict`: The numbers, see [`~trainers.joint_reward_report.HeldOut.facts`].
+            `dict`: The numbers, see [`held_out_metrics`].
 
         Raises:
             ValueError: There are no held-out pairs.
@@ -316,15 +317,14 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         if self.eval_dataset is None:
             raise ValueError("There are no held-out pairs: set `eval_fraction`, or pass an `eval_dataset`.")
         self.evaluate()
-        folder = Path(self.args.output_dir if folder is None else folder)
-        held_out = cast(HeldOut, self.held_out)
-        scale = held_out.reward_scale()
+        scores = cast(np.ndarray, self.held_out)
+        scale = reward_scale(scores)
         if scale is not None:
             self.model.config.update({SCALE_KEY: list(scale)})
-        facts = {**held_out.facts(), "texts_cut": self.num_cut, SCALE_KEY: scale}
+        facts = {"pairs": len(scores), **held_out_metrics(scores), "texts_cut": self.num_cut, SCALE_KEY: scale}
         if self.is_world_process_zero():
-            draw_report(held_out, folder / PICTURE_FILE)
-            (folder / REPORT_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            path = Path(self.args.output_dir if folder is None else folder) / REPORT_FILE
+            path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         return facts
 
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT
@@ -332,15 +332,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir)
         with writing("The reward model", folder):
-            if self._saving or not self.args.should_save:
+            if self._saving or not self.args.should_save or not is_peft_model(self.model):
                 return super()._save(output_dir, state_dict)
-            if is_peft_model(self.model):
-                merged = copy.deepcopy(self.model).float().merge_and_unload()  # small updates are lost in 16 bits
-                with temporarily_set(self, model=merged):
-                    super()._save(output_dir)
-            else:
-                super()._save(output_dir, state_dict)
-            write_checksums(folder)
+            merged = copy.deepcopy(self.model).float().merge_and_unload()  # small updates are lost in 16 bits
+            with temporarily_set(self, model=merged):
+                super()._save(output_dir)
 
     def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
         return writing("A checkpoint of the reward model", unfinished)
@@ -372,11 +368,10 @@ This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of
 """
         if self.held_out is None:
             return section
-        rows: list[tuple[str, Any]] = [("number", "value"), ("pairs", len(self.held_out.margins))]
-        rows += [(name, f"{value:.3f}") for name, value in self.held_out.metrics().items()]
+        rows: list[tuple[str, Any]] = [("number", "value"), ("pairs", len(self.held_out))]
+        rows += [(name, f"{value:.3f}") for name, value in held_out_metrics(self.held_out).items()]
         rows += [("texts that lost a part of the problem", sum(self.num_cut.values()))]
-        picture = f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"
-        return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n{picture}\n"
+        return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n"
 
 
 def with_rewards(collate: Callable[..., Any], rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -409,3 +404,43 @@ def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int
     held_out = set(random.Random(seed).sample(items, min(max(1, round(fraction * len(items))), len(items) - 1)))
     sides = [[k for k, key in enumerate(keys) if (key in held_out) == side] for side in (False, True)]
     return dataset.select(sides[0]), dataset.select(sides[1])
+
+
+def held_out_metrics(scores: np.ndarray) -> dict[str, float]:
+    """
+    Returns the accuracy, the mean margin and the expected calibration error of a model, and its accuracy on the pairs
+    with the smallest and the largest reward gaps, if their rewards are known. Confidence is the probability, 0.5 to 1,
+    of the model's own order of a pair. The calibration error is the mean distance between confidence and accuracy over
+    bins of confidence, weighted by their sizes.
+
+    Args:
+        scores (`np.ndarray`): Scores of the chosen and of the rejected answers and, if they are known, their rewards;
+            of shape `(num_pairs, 2)` or `(num_pairs, 4)`.
+    """
+    margins = scores[:, 0] - scores[:, 1]
+    correct, confidences = margins > 0, 1 / (1 + np.exp(-np.abs(margins)))
+    numbers = bin_numbers(confidences, np.linspace(0.5, 1.0, BINS + 1))
+    errors = [abs((confidences - correct)[numbers == k].sum()) for k in range(BINS)]
+    metrics = {"accuracy": correct.mean(), "margin": margins.mean(), "calibration_error": sum(errors) / len(margins)}
+    if scores.shape[1] == 4:
+        gaps = scores[:, 2] - scores[:, 3]
+        numbers = bin_numbers(gaps, np.unique(np.quantile(gaps, np.linspace(0, 1, BINS + 1))))
+        metrics["accuracy_small_gaps"] = correct[numbers == numbers.min()].mean()
+        metrics["accuracy_large_gaps"] = correct[numbers == numbers.max()].mean()
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def bin_numbers(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Returns the number of the bin of each value. The last bin includes its upper edge."""
+    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
+
+
+def reward_scale(scores: np.ndarray) -> tuple[float, float] | None:
+    """
+    Fits `reward = slope * score + intercept` by least squares, see [`held_out_metrics`]. Returns `None` without
+    rewards, or if all scores are the same.
+    """
+    if scores.shape[1] < 4 or np.ptp(scores[:, :2]) == 0.0:
+        return None
+    slope, intercept = np.polyfit(scores[:, :2].ravel(), scores[:, 2:].ravel(), 1)
+    return float(slope), float(intercept)

@@ -99,7 +99,6 @@ class ActorCriticTrainer(RolloutTrainer):
         self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
         self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
         self._value_scales: dict[str, tuple[float, float]] = {}
-        self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
         self._num_joint_actions: dict[str, int] = {}  # that each critic judges in the current batch, in all processes
         self._steps_unexplained: dict[str, int] = defaultdict(int)
         team.freeze(args.frozen_agents or ())
@@ -110,7 +109,6 @@ class ActorCriticTrainer(RolloutTrainer):
             head_hidden_dim=args.critic_value_head_hidden_dim,
             trains_trunk=args.critic_trains_trunk,
             lora_r=args.critic_lora_r,
-            lora_alpha=args.critic_lora_alpha,
             seed=args.seed,
         )
         roles: dict[str, str] = {}  # by critic, the agent that it starts from
@@ -125,22 +123,9 @@ class ActorCriticTrainer(RolloutTrainer):
                 "team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
-        # By critic, in tokens
-        self._longest_texts = {name: self._longest_text(name, args) for name in self.critics.names}
         if args.process_index == 0:
             notes_on_critics(args)
         super()._prepare_team(team, args)
-
-    def _longest_text(self, critic: str, args: ActorCriticConfig) -> int | None:
-        """Returns the largest number of tokens that a critic reads: `critic_max_length`, or the limit of its model."""
-        limit = self.critics.longest_text(critic, self.team)
-        if limit is not None and args.critic_max_length is not None and args.critic_max_length > limit:
-            raise ValueError(
-                f"`critic_max_length` is {args.critic_max_length}, but the model of the critic {critic!r} has "
-                f"{limit} learned "
-                f"positions: lower it to {limit}, or leave it out."
-            )
-        return limit if args.critic_max_length is None else args.critic_max_length
 
     def _learning_rates(self) -> dict[str, float]:
         rate = self.args.critic_learning_rate
@@ -195,17 +180,12 @@ class ActorCriticTrainer(RolloutTrainer):
                     "act at every turn: remove `handoff`, or set `branching` to 'episodes'."
                 )
             rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
-        longest = self._longest_texts[critic]
-        if longest is not None:
-            is_cut = any(len(row.input_ids) > longest for row in rows)
-            if is_cut and self.args.critic_max_length is None and critic not in self._reported_cuts:
-                self._reported_cuts.add(critic)
-                logger.warning(
-                    f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It "
-                    "reads their last "
-                    f"{longest} tokens. Set `critic_models` to a model that reads longer texts, or "
-                    "`critic_max_length`."
-                )
+        longest = self.critics.longest_text(critic, self.team)
+        if longest is not None and any(len(row.input_ids) > longest for row in rows):
+            logger.warning_once(
+                f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It reads their "
+                f"last {longest} tokens. Set `critic_models` to a model that reads longer texts."
+            )
             for row in rows:
                 row.input_ids = row.input_ids[-longest:]
         rows.sort(key=lambda row: len(row.input_ids))
@@ -234,8 +214,10 @@ class ActorCriticTrainer(RolloutTrainer):
         for row in rows:
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
-        size = self.args.per_device_train_batch_size
-        tensors = self._critic_tensors(critic, rows, self._num_rows(len(rows), size))
+        most = self._num_rows(len(rows), 1)
+        forwards = -(-most // self.args.per_device_train_batch_size)
+        size = -(-most // forwards)  # not a whole batch, which would be padding
+        tensors = self._critic_tensors(critic, rows, forwards * size)
         shift, factor = self._value_scales[critic]
         values = []
         with self.team.evaluating(), self.accelerator.autocast():

@@ -144,8 +144,7 @@ class TeamHubMixin(Trainer):
 
         def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
             if "path_in_repo" not in kwargs:
-                with_critics = self.team.critics is not None and self.args.push_critics
-                kwargs["allow_patterns"] = as_patterns(team_files(folder_path, with_critics))
+                kwargs["allow_patterns"] = as_patterns(team_files(folder_path))
             return upload(folder_path=folder_path, **kwargs)
 
         with temporarily_set(hf_api(), upload_folder=upload_folder):
