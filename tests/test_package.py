@@ -11,7 +11,7 @@ from trl import TrlParser
 
 import trl_multiagent
 from trl_multiagent.folders import MODEL_FILES
-from trl_multiagent.limits import refused_by
+from trl_multiagent.limits import unsupported_by
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ def test_every_name_can_be_had():
 
 @pytest.mark.parametrize("name", [name for name in trl_multiagent.__all__ if name.endswith("Config")])
 def test_trl_and_transformers_parse_every_configuration(name):
-    """Their parsers give every argument, the refused ones with their defaults."""
+    """Their parsers give every argument, the unsupported ones with their defaults."""
     config_class = getattr(trl_multiagent, name)
     by_hand = config_class(output_dir="x")
     (by_trl,) = TrlParser((config_class,)).parse_args_and_config(["--output_dir", "x"])
@@ -39,7 +39,7 @@ def test_trl_and_transformers_parse_every_configuration(name):
         }
     with pytest.raises(ValueError, match="`label_names` is"):
         HfArgumentParser(config_class).parse_args_into_dataclasses(["--output_dir", "x", "--label_names", "y"])
-    names = refused_by(config_class).keys() & {field.name for field in dataclasses.fields(config_class)}
+    names = {*unsupported_by(config_class)} & {field.name for field in dataclasses.fields(config_class)}
     config_class(output_dir="x", **dict.fromkeys(names))  # `null` asks for nothing
 
 

@@ -577,8 +577,8 @@ def test_config_sizes():
             | {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "reward"},
             "`save_steps` is 5; .* a multiple of `num_iterations`, 2",
         ),
-        ({"use_liger_kernel": True}, "`use_liger_kernel` is True, which is not supported"),
-        ({"steps_per_generation": 4}, "set `items_per_device`"),
+        ({"use_liger_kernel": True}, "`use_liger_kernel` is True, which teams do not support"),
+        ({"steps_per_generation": 4}, "`steps_per_generation` is 4, which teams do not support"),
         ({"trace_steps": 0}, "`trace_steps` is 0"),
     ],
 )
