@@ -32,7 +32,7 @@ from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss,
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
-from trl_multiagent.trainers.base.vllm_checks import check_vllm
+from trl_multiagent.trainers.base.vllm import check_vllm
 
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
