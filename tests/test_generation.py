@@ -163,6 +163,20 @@ def test_what_the_loop_does_not_cover_draws_the_same_in_that_of_transformers(
         )
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_repeated_n_grams_are_those_of_the_row(size):
+    """The padding of a batch repeats, but is no part of a prompt: completions do not depend on their batch."""
+    model, settings = tiny_llama(initializer_range=0.1), config(max_new_tokens=8, no_repeat_ngram_size=size)
+    padding = model.config.pad_token_id
+    with torch.no_grad():  # which makes the padding token likely
+        model.lm_head.weight[padding] += 0.1 * model.lm_head.weight.sum(0)
+    seeds = seeds_of(24)
+    whole = generate_groups(model, PROMPTS, seeds, settings)
+    assert any(padding in ids for group in whole for ids in group)
+    alone = [generate_groups(model, [x], [own], settings)[0] for x, own in zip(PROMPTS, seeds, strict=True)]
+    assert whole == alone
+
+
 def test_beams_are_searched_by_transformers(monkeypatch):
     warnings = []
     monkeypatch.setattr(generation.logger, "warning_once", warnings.append)
