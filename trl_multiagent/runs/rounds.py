@@ -58,7 +58,6 @@ from trl_multiagent.trainers.base.distribution import forget_engine, without_sha
 from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
-from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
 
 
 logger = logging.getLogger(__name__)
@@ -453,7 +452,6 @@ class RewardRun(PreferenceRun):
         return ModelRewardEnvironment(
             self.environment,
             reward,
-            scale=reward.model.config.to_dict().get(SCALE_KEY),
             score_task=score_task,
             version=checksum_of_weights(reward.model.parameters()),
         )

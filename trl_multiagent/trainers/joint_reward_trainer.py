@@ -49,8 +49,6 @@ logger = logging.get_logger(__name__)
 
 REPORT_FILE = "held_out.json"
 BINS = 5  # of confidences, and of reward gaps
-# In the model's configuration: slope and intercept of the rewards as a function of the scores
-SCALE_KEY = "reward_scale"
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
@@ -302,8 +300,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     def report(self, folder: str | Path | None = None) -> dict[str, Any]:
         """
-        Evaluates the model on the held-out pairs, and writes the numbers. The scale of the rewards becomes a part of
-        the model's configuration, so call this before the model is saved.
+        Evaluates the model on the held-out pairs, and writes the numbers.
 
         Args:
             folder (`str` or `Path`, *optional*): Destination folder; defaults to `args.output_dir`.
@@ -318,10 +315,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             raise ValueError("There are no held-out pairs: set `eval_fraction`, or pass an `eval_dataset`.")
         self.evaluate()
         scores = cast(np.ndarray, self.held_out)
-        scale = reward_scale(scores)
-        if scale is not None:
-            self.model.config.update({SCALE_KEY: list(scale)})
-        facts = {"pairs": len(scores), **held_out_metrics(scores), "texts_cut": self.num_cut, SCALE_KEY: scale}
+        facts = {"pairs": len(scores), **held_out_metrics(scores), "texts_cut": self.num_cut}
         if self.is_world_process_zero():
             path = Path(self.args.output_dir if folder is None else folder) / REPORT_FILE
             path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -433,14 +427,3 @@ def held_out_metrics(scores: np.ndarray) -> dict[str, float]:
 def bin_numbers(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Returns the number of the bin of each value. The last bin includes its upper edge."""
     return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
-
-
-def reward_scale(scores: np.ndarray) -> tuple[float, float] | None:
-    """
-    Fits `reward = slope * score + intercept` by least squares, see [`held_out_metrics`]. Returns `None` without
-    rewards, or if all scores are the same.
-    """
-    if scores.shape[1] < 4 or np.ptp(scores[:, :2]) == 0.0:
-        return None
-    slope, intercept = np.polyfit(scores[:, :2].ravel(), scores[:, 2:].ravel(), 1)
-    return float(slope), float(intercept)
