@@ -59,8 +59,6 @@ def test_text():
     assert (ids, is_cut) == (byte_tokenizer()(whole + "<eos>")["input_ids"], False)
     with pytest.raises(ValueError, match=r"must contain {text} once"):
         JointText(("a",), prompt_template="{role}")
-    with pytest.raises(ValueError, match="version 2"):
-        JointText.from_config({**text.to_config(), "version": 2})
 
 
 @pytest.mark.parametrize("length", [30, 60, 100, 109, 110, 139, 140, 141])
