@@ -21,8 +21,8 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
-from trl_multiagent.folders import CARD_FILE, locked
-from trl_multiagent.jobs.distributed import check_agreement
+from trl_multiagent.folders import locked
+from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
@@ -31,7 +31,7 @@ from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, root_nodes
 from trl_multiagent.runs.folders import check_folder, check_repo_id, choose_folder
 from trl_multiagent.runs.models import check_models, make_loader, make_peft_config
-from trl_multiagent.runs.run import end_on_wrong_input
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.tasks import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, task_settings
@@ -41,10 +41,9 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, refusing_together, verify_checkpoint
+from trl_multiagent.trainers.base.checkpoints import check_changes, describe_run, read_checkpoint
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
-from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
 
 
 # Arguments whose keys or entries are roles
@@ -198,15 +197,10 @@ class PreparedRun(Settings):
 
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Raises `ValueError` if the checkpoint to resume is damaged, belongs to another run, or has already taken all
-        steps.
+        Raises `ValueError` if the checkpoint to resume belongs to another run. The trainer compares its checksums.
         """
-        args = self.training_args
-        saved = verify_checkpoint(folder)
-        if not self.results_are_missing(folder):
-            check_steps(folder, saved["global_step"], len(train_dataset), args)
         here = self.describe(environment, train_dataset, self.outline(environment.roles))
-        check_changes(folder, differences(saved["settings"], here), args)
+        check_changes(folder, differences(read_checkpoint(folder)["settings"], here), self.training_args)
 
     def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
         """Returns the settings that a checkpoint and all processes of the run must share."""
@@ -214,13 +208,6 @@ class PreparedRun(Settings):
         trainer_name = type(args).__name__.removesuffix("Config")
         run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
         return {**run, **describe_environment(environment)}
-
-    def results_are_missing(self, checkpoint: str) -> bool:
-        """Returns whether the run ended between its checkpoint and the team's card, which is saved last."""
-        if not self.saves_team:
-            return False
-        card = self.team_folder / CARD_FILE
-        return not card.is_file() or card.stat().st_mtime < (Path(checkpoint) / STATE_FILE).stat().st_mtime
 
 
 def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
@@ -338,7 +325,7 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
     processes.
     """
     state, checkpoint = PartialState(), run.resume_from_checkpoint
-    with end_on_wrong_input(run.prog), refusing_together():
+    with end_with_one_line(run.prog), end_on_wrong_input(run.prog), fail_together(state):
         if state.num_processes > 1:
             check_agreement(state, run.describe(environment, train_dataset, team=None))
         # The trainer of a run on preferences compares the checkpoint itself
