@@ -5,9 +5,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, History, Prompt, ask
+from trl_multiagent.environments.base import Environment, EnvironmentWrapper, History, Prompt, ask
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
 CUT, SHUFFLED = "cut", "shuffled"

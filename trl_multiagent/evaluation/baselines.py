@@ -10,8 +10,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, ask, judge
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
+from trl_multiagent.environments.base import (
+    Environment,
+    EnvironmentWrapper,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    ask,
+    judge,
+)
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.rollout.sampler import TeamSampler, render_chat
 from trl_multiagent.rollout.tree import Node, Samples, acting
