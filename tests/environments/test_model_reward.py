@@ -6,9 +6,8 @@ import pytest
 from transformers import TrainerState
 
 from trl_multiagent import FunctionEnvironment
-from trl_multiagent.environments.base import judge
+from trl_multiagent.environments.base import ScoringContext, judge, scoring
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment, pearson
-from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.runs.rounds import RewardWatch, is_over_optimized
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from trl_multiagent.environments.base import (
     Environment,
+    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -15,9 +16,8 @@ from trl_multiagent.environments.base import (
     check_all_act,
     judge,
     resume_settings,
+    scoring_context,
 )
-from trl_multiagent.environments.scoring import scoring_context
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
 MODEL, TASK, CORRELATION = "rewards/model", "rewards/task", "rewards/correlation"
