@@ -14,8 +14,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
-from trl_multiagent.environments.base import Environment, Outcome, check_roles
-from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.environments.base import Environment, Outcome, ScoringContext, check_roles, scoring
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment
