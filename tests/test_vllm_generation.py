@@ -545,25 +545,9 @@ def test_ratios_outside_of_their_bounds_end_the_training(tmp_path, models):
         train_with_servers(tmp_path, models, 0.2, max_steps=1, **settings)
 
 
-def test_the_engine_of_a_frozen_agent_is_compared_in_the_first_step(tmp_path, models, monkeypatch):
-    settings = {**TRAINING, "use_vllm": True, "frozen_agents": ["aux"]}
-    trainer = tiny_trainer(tmp_path, team_of(models), **settings)
-    trainer.train()
-    logs = [entry.get("agents/aux/sampling_logp_difference") for entry in trainer.state.log_history[:2]]
-    assert 0 < logs[0] < 1e-4 and logs[1] is None
-    monkeypatch.setattr(AgentGeneration, "sync_weights", lost)
-    trainer = tiny_trainer(tmp_path, team_of(models), **settings)
-    with torch.no_grad():
-        LLM.instances[-2].model.get_output_embeddings().weight.mul_(20)
-    with pytest.raises(EngineError, match=r"^Step 1: .* sampled for agent 'aux' differ"):
-        trainer.train()
-
-
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_levels_at_which_a_role_does_not_act(tmp_path, models, mode):
-    """
-    Its engine gets no prompts. A frozen agent that acts alone has no row in the update, and is compared nevertheless.
-    """
+    """Its engine gets no prompts. A frozen agent that acts alone has no row in the update."""
     prompts = {"aux": "Task {x}, part aux:", "main": "Task {x}, {aux}, part main:"}
     environment = FunctionEnvironment(prompts, count_reward, order=[["aux"], ["main"]])
     settings = {"environment": environment, "num_generations": 3, "frozen_agents": ["aux"]}
@@ -577,7 +561,7 @@ def test_levels_at_which_a_role_does_not_act(tmp_path, models, mode):
         calls = [[number for _, number, _ in engine.calls if number] for engine in LLM.instances]
         assert calls == [[2 * 3] * 2, [2 * 3 * 3] * 2]
     first, second = trainer.state.log_history[:2]
-    assert 0 < first["agents/aux/sampling_logp_difference"] < 1e-4 and "agents/aux/loss" not in first
+    assert not any(name.startswith(("agents/aux/loss", "agents/aux/sampling")) for name in first)
     assert 0 < second["agents/main/sampling_logp_difference"] < 1e-4
 
 
