@@ -16,7 +16,7 @@ from statistics import mean
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
 from trl_multiagent.tasks.class_completion.data import CONSTANTS, constant
-from trl_multiagent.tasks.class_completion.division import DIVISIONS
+from trl_multiagent.tasks.class_completion.environment import DIVISIONS
 
 
 def main() -> None:

@@ -7,15 +7,15 @@ waits.
     python benchmarks/gpu.py --device cpu --smoke   # seconds: whether it runs; its numbers mean nothing
 
 Two agents with random weights of Qwen2.5-Coder's shapes, 8 items, G = 4, prompts of 300 tokens, completions of 256,
-activations checkpointed. Nothing is downloaded. Every run is a process of its own; `team_run.py` says what is measured
-and how. A run that fails, for example for lack of memory, is a line of the table, and a part that has used its time
-leaves its last runs out.
+activations checkpointed. Nothing is downloaded. `team_run.py` says what is measured and how. A run that fails, for example for lack of memory,
+is a line of the table, and a part that has used its time leaves its last runs out.
 
 Parts: `tests`, and for each size `<size>-full` and `<size>-lora`, with one turn and with two (a tree), and
 
 - full, float32: float32 weights, computed in bfloat16. The default;
 - full, bfloat16: weights in bfloat16, which the optimizer rounds stochastically. Needs `trl-multiagent[rounding]`;
 - LoRA, float32 and bfloat16: the data type of the base, `r` = 16 on all linear layers;
+- no graphs: float32 weights or a base in bfloat16, sampled without CUDA graphs;
 - transformers' loop: sampling with transformers' own loop instead of the package's;
 - vLLM: float32 weights, or adapters on a base in bfloat16, sampled with vLLM in the same process. Needs
   `trl-multiagent[vllm]`.
@@ -27,10 +27,12 @@ it.
 """
 
 import argparse
+import gc
 import importlib.util
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -39,7 +41,7 @@ import time
 from pathlib import Path
 
 import torch
-from team_run import MIB, REPOSITORY, launch, machine, now, run_here
+from team_run import MIB, REPOSITORY, machine, now, run_here
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -110,6 +112,7 @@ def main() -> None:
     results |= {"machine": machine(), "torch": torch.__version__, "settings": common}
     results["rates"] = rates("cuda" if on_gpu else "cpu", 64 if options.smoke else 8192)
     print("Products: {flops:.3g} operations/s in bfloat16; copies: {bytes:.3g} bytes/s".format(**results["rates"]))
+    signal.signal(signal.SIGALRM, end_run)
     for part in parts if options.smoke else options.parts:
         print(f"\n{part}", flush=True)
         if part == "tests":
@@ -120,10 +123,14 @@ def main() -> None:
             runs = ways(form, options.turns, options.kinds)
             runs = dict(list(runs.items())[-1:]) if options.smoke else runs
             results["parts"].setdefault(part, {}).update(
-                run_part(size, runs, settings, results["rates"], on_gpu, options.smoke, options.seconds)
+                run_part(size, runs, settings, results["rates"], on_gpu, options.seconds)
             )
         options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
+
+
+def end_run(*signal_and_frame: object) -> None:
+    raise TimeoutError("the time of the part is over")
 
 
 def rates(device: str, size: int) -> dict[str, float]:
@@ -160,7 +167,7 @@ def run_tests(files: list[str]) -> dict:
 
 
 def run_part(
-    size: str, runs: dict, common: dict, speed: dict[str, float], on_gpu: bool, smoke: bool, seconds: int
+    size: str, runs: dict, common: dict, speed: dict[str, float], on_gpu: bool, seconds: int
 ) -> dict[str, dict]:
     """Makes the runs of a size, until the time of a part is over."""
     end, records = time.monotonic() + seconds, {}
@@ -169,16 +176,22 @@ def run_part(
         save_model(Path(folder), size, "cuda" if on_gpu else "cpu")
         for name, settings in runs.items():
             settings = {**common, "model": folder, **settings}
-            left = end - time.monotonic()
+            left = int(end - time.monotonic())
             try:
-                if left < 30:
+                if left < 15:
                     raise TimeoutError(f"the {seconds} s of a part are over")
-                (record,) = run_here(settings) if smoke else launch("one process", settings, on_gpu, 8, left)
+                signal.alarm(left)
+                (record,) = run_here(settings)
+                signal.alarm(0)
                 records[name] = {**record, "roofline": roofline(size, record["work"], settings, speed)}
                 print_record(name, records[name])
-            except (RuntimeError, TimeoutError, subprocess.TimeoutExpired) as error:
+            except (RuntimeError, TimeoutError) as error:
+                signal.alarm(0)
                 records[name] = {"failed": str(error)}
                 print(f"{name:26}  failed: {str(error).strip().splitlines()[-1][:120]}", flush=True)
+            gc.collect()
+            if on_gpu:
+                torch.cuda.empty_cache()
     done = [record for record in records.values() if record.get("reads")]
     for place, number in list(done[0]["reads"].items())[:10] if done else ():
         print(f"  {number:5} reads in {place.split('site-packages/')[-1]}")
@@ -202,9 +215,12 @@ def ways(form: str, turns: list[int], chosen: list[str] | None) -> dict[str, dic
         "arguments": {"generation_kwargs": SLOW},
     }
     return {
-        f"{form}, {kind}, T = {number}": {**way, "arguments": {**way["arguments"], "num_turns": number}}
+        f"{form}, {kind}, T = {number}": {
+            **way,
+            "arguments": {"generation_kwargs": None, **way["arguments"], "num_turns": number},
+        }
         for number, (kind, way) in itertools.product(turns, kinds.items())
-        if chosen is None or kind in chosen
+        if chosen is None or not {kind, f"{form}, {kind}"}.isdisjoint(chosen)
     }
 
 

@@ -29,7 +29,7 @@ from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.runs.training import parse_recipe
-from trl_multiagent.tasks.needed.task import TASK
+from trl_multiagent.tasks.needed import TASK
 
 
 CONFIGS = Path(__file__).resolve().parent.parent / "recipes" / "workflows" / "configs"

@@ -45,7 +45,7 @@ from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.runs.preference_run import PREFERENCES_FOLDER
+from trl_multiagent.runs.rounds import PREFERENCES_FOLDER
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.runs.training import parse_recipe
 

@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest.mock
 import warnings
 import zlib
 from collections import Counter
@@ -57,6 +58,7 @@ from trl_multiagent import (
     MAREINFORCEConfig,
     MAREINFORCETrainer,
 )
+from trl_multiagent.models import sampling_loop
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -256,6 +258,7 @@ def run(
     arguments: dict | None = None,
     prompt_tokens: int = 0,
     count_reads: bool = False,
+    graphs: bool = True,
 ) -> dict:
     """
     Takes training steps and measures this process.
@@ -276,6 +279,7 @@ def run(
         arguments (`dict`, *optional*): More arguments of its configuration.
         prompt_tokens (`int`, *optional*): Characters that precede every prompt.
         count_reads (`bool`, *optional*): Whether to count reads in the last step, which is not timed then.
+        graphs (`bool`, *optional*): Whether tokens are sampled with CUDA graphs, on a GPU.
     """
     text = ("x = x + 1  # a line of a program\n" * (prompt_tokens // 33 + 1))[:prompt_tokens]
     prompts = {role: f"{text}Task {{x}} of {role}:" for role in roles}
@@ -308,7 +312,11 @@ def run(
     measure = Measure(trainer, count_reads)
     trainer.add_callback(measure)
     trained_parameters = get_model_param_count(team, trainable_only=True)  # also those of critics
-    with warnings.catch_warnings(record=count_reads) as caught:
+    replays = sampling_loop.replays if graphs else lambda device: False
+    with (
+        warnings.catch_warnings(record=count_reads) as caught,
+        unittest.mock.patch.object(sampling_loop, "replays", replays),
+    ):
         if count_reads:
             warnings.simplefilter("always")
         trainer.train()

@@ -10,7 +10,7 @@ from pathlib import Path
 from trl import GRPOConfig
 
 from trl_multiagent import MAGRPOConfig
-from trl_multiagent.limits import refused_by
+from trl_multiagent.limits import unsupported_by
 from trl_multiagent.settings.schema import TRL_NAMES
 
 
@@ -35,15 +35,15 @@ def table() -> str:
     """The table and the list of the arguments that work without a difference, as Markdown."""
     theirs = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     ours = {field.name: field.default for field in dataclasses.fields(MAGRPOConfig)}
-    refused = refused_by(MAGRPOConfig)
+    unsupported = unsupported_by(MAGRPOConfig)
     renamed = {old.removeprefix("{algorithm}."): new for old, new in TRL_NAMES.items()}
-    rows: dict[str, list[str]] = {"refused": [], "no effect": [], "differs": []}
-    plain = []
+    rows: dict[str, list[str]] = {"no effect": [], "differs": []}
+    plain, refused = [], []
     for name, default in theirs.items():
         if name in renamed:
             rows["differs"].append(f"| `{name}` | differs | in a recipe the same as `{renamed[name]}` |")
-        elif name in refused:
-            rows["refused"].append(f"| `{name}` | refused | {refused[name]} |")
+        elif name in unsupported:
+            refused.append(f"`{name}`")
         elif name in NO_EFFECT:
             rows["no effect"].append(f"| `{name}` | no effect | {NO_EFFECT[name]} |")
         elif name in DIFFERS or ours[name] != default:
@@ -52,7 +52,10 @@ def table() -> str:
         else:
             plain.append(f"`{name}`")
     lines = ["| argument | here | |", "| --- | --- | --- |", *(row for group in rows.values() for row in group)]
-    return "\n".join(lines) + f"\n\nThese work as they do in TRL: {', '.join(plain)}.\n"
+    return (
+        "\n".join(lines)
+        + f"\n\nThese are refused: {', '.join(refused)}.\n\nThese work as they do in TRL: {', '.join(plain)}.\n"
+    )
 
 
 def updated(page: str) -> str:

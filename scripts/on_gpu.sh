@@ -15,9 +15,10 @@ if [ "${1:-}" = wheels ]; then
 	for glibc in 2_28 2_27 2_17; do platforms+=(--platform "manylinux_${glibc}_x86_64"); done
 	python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version "$PYTHON_VERSION" \
 		--implementation cp "${platforms[@]}" --platform manylinux2014_x86_64 -c constraints.txt -d .whl $MISSING
+	python3 -m pip wheel --quiet --no-deps -w .whl .  # for its metadata: the code is that of this folder
 	exit
 fi
 site=/tmp/trl_multiagent_wheels
-python3 -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target "$site" .whl/*.whl
+[ -d "$site" ] || python3 -m pip install --quiet --no-index --no-deps --target "$site" .whl/*.whl
 export PYTHONPATH="$PWD:$site" HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 exec "$@"

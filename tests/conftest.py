@@ -81,12 +81,10 @@ def own_modules(tmp_path_factory):
 @pytest.fixture(scope="module")
 def reports():
     """Trainings write their reports and pictures, as they do for users."""
-    from trl_multiagent.trainers import joint_reward_report, joint_reward_trainer
     from trl_multiagent.trainers.base.run_report import RunReport
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunReport, "refresh", RunReport.drawn)
-        patch.setattr(joint_reward_trainer, "draw_report", joint_reward_report.draw_report)
         yield
 
 

@@ -27,6 +27,17 @@ def test_normalized_modes_are_one(mode):
     assert torch.allclose(sibling_advantages(RETURNS, mode, normalize=True), expected)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("mode", ["mean", "rloo", "max", "raw"])
+def test_a_sibling_without_a_reward_counts_in_no_baseline(mode, normalize):
+    nan = float("nan")
+    returns = torch.tensor([[1.0, nan, 2.0, 6.0], [nan, 3.0, nan, nan], [nan] * 4])
+    expected = torch.full((3, 4), nan)
+    expected[0, [0, 2, 3]] = sibling_advantages(RETURNS[0], mode, normalize, 4)
+    expected[1, 1] = 3.0 if mode == "raw" and not normalize else 0.0
+    assert torch.equal(sibling_advantages(returns, mode, normalize).nan_to_num(99.0), expected.nan_to_num(99.0))
+
+
 def test_an_incomplete_set_of_siblings():
     """`mean` is (G - 1) / G times `rloo` for a set of any size, so that all turns of episodes have one scale."""
     for size in (1, 2, 3, 4):

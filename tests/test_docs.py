@@ -278,7 +278,7 @@ def test_reward_model_example(run_example, tmp_path):
     pairs(("poet", "critic")).save_to_disk("outputs/preferences")
     names = run_example(example)
     (outcome,) = names["environment"].score([{"topic": "rain"}], [{"poet": "grey", "critic": "wet"}], [()])
-    assert set(outcome.metrics) == {"rewards/judge"} and (tmp_path / "judge" / "reliability.png").is_file()
+    assert set(outcome.metrics) == {"rewards/judge"} and (tmp_path / "judge" / "held_out.json").is_file()
     assert use.splitlines()[0] == "from trl_multiagent.environments.reward_models import JointRewardModel"
 
 

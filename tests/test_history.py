@@ -3,13 +3,14 @@
 import itertools
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.rollout.history import tokenize_nodes, whole_prompt
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.sampler import tokenize_prompts, warn_of_markers
 from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import byte_tokenizer
@@ -359,3 +360,31 @@ def test_agents_see_their_own_tool_calls_as_tokens():
     quoted = letters(tokenizer, "<tool_call><", end=False) + letters(tokenizer, "eos>", end=False)
     (_, second), _ = play(tokenizer, [quoted, [EOS]], prompts=["P", "Q"])
     assert "<tool_call>< eos>" in tokenizer.decode(second.prompt_ids)
+
+
+# What a tokenizer adds by itself
+
+
+def adding(template):
+    """A tokenizer that adds tokens to every text."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    special = [(token, tokenizer.convert_tokens_to_ids(token)) for token in ("<bos>", "<eos>")]
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+    return tokenizer
+
+
+def test_a_prompt_begins_once_and_does_not_end():
+    tokenizer = adding("<bos> $A")
+    begin, a = tokenizer.convert_tokens_to_ids(["<bos>", "a"])
+    assert tokenize_prompts(tokenizer, ["a", "<bos>a"]) == [[begin, a]] * 2
+    with pytest.raises(ValueError, match="ends every prompt with <eos>"):
+        tokenize_prompts(adding("$A <eos>"), ["a"])
+    assert tokenize_prompts(byte_tokenizer(), ["a<eos>"]) == [[a, EOS]]
+
+
+def test_a_template_that_is_applied_twice_is_named(caplog):
+    warn_of_markers("main", byte_tokenizer(TEMPLATE), [{"role": "user", "content": "Write <b>this</b>."}])
+    assert caplog.text == ""
+    warn_of_markers("main", byte_tokenizer(TEMPLATE), "<user>Write.<eos><assistant>")
+    assert "A prompt of 'main' contains <eos>, and its chat template is applied to it, too" in caplog.text

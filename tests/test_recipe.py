@@ -28,7 +28,7 @@ from trl_multiagent.settings.read import merge, parse_value
 from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, keys_of
 from trl_multiagent.tasks.code_generation.task import TASK
 from trl_multiagent.team.load import LoadError
-from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
+from trl_multiagent.trainers.base.checkpoints import FORMAT_VERSION, STATE_FILE
 
 
 @pytest.fixture
@@ -522,7 +522,7 @@ def test_quantization_as_trl_describes_it(parse, monkeypatch):
     parse({**sections, "magrpo": {"trust_remote_code": True}}).load_team(["aux", "main"])
     config = loaded["quantization_config"]
     assert config.load_in_4bit and config.bnb_4bit_use_double_quant and config.bnb_4bit_quant_type == "nf4"
-    assert loaded["revision"] == "2" and loaded["trust_remote_code"] is True and loaded["peft_config"].r == 16
+    assert loaded["revision"] == "2" and loaded["trust_remote_code"] is True and loaded["peft_config"]["aux"].r == 16
 
 
 def test_references_to_other_settings(parse, error_of, monkeypatch):

@@ -1,5 +1,7 @@
 """The tree itself, with agents and rewards that are written down here."""
 
+import math
+
 import pytest
 
 from trl_multiagent.environments import Outcome
@@ -71,6 +73,18 @@ def test_returns_of_a_tree_by_hand():
     assert root.returns == [1.0 + 0.5 * 4.0, 2.0 + 0.5 * -0.5]
     assert root.children[0].returns == [3.0, 5.0]
     assert root.agent_returns("aux") == root.agent_returns("main") == root.returns
+
+
+def test_returns_without_a_reward():
+    """They count in no mean: over the children, over the teammates, of early termination, and for the handoff."""
+    nan = float("nan")
+    root = grow(Letters({"a0+m0 a0+m0": nan, "a0+m0 a1+m1": 5.0, "a1+m1": nan}), num_turns=2)[0][0]
+    assert root.returns[0] == 5.0 and math.isnan(root.returns[1]) and len(root.children) == 2
+    root = grow(Letters({"a0+m0": nan, "a0+m1": 2.0, "a1+m0": 5.0, "a1+m1": 10.0}), joint_mode="cross")[0][0]
+    assert root.agent_returns("aux") == [2.0, 7.5] and root.agent_returns("main") == [5.0, 6.0]
+    rewards = {"a0+m0": nan, "a1+m1": 2.0}
+    assert grow(Letters(rewards), num_turns=2, early_termination_threshold=1.9)[0][0].ended_early
+    assert [*grow(Letters(rewards), num_turns=2, handoff="best")[0][0].children] == [1]
 
 
 def test_cross_returns_are_means_over_the_teammates():

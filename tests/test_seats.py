@@ -15,7 +15,7 @@ from trl_multiagent import (
     TeamSeat,
 )
 from trl_multiagent.environments.base import Turn, ask, judge
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import Branch
@@ -160,6 +160,28 @@ def test_roles_that_do_not_fit(seats):
         SeatedEnvironment(Dialogue(), seats)
 
 
+def test_every_episode_has_an_opening_of_its_own_whose_reward_counts():
+    """The opening pays 10. It is added to the first turn of the trained agent."""
+    numbers = iter(range(100))
+
+    class Opened(Dialogue):
+        def score(self, items, joint_actions, histories):
+            return [10.0 if "user" in action else 1.0 for action in joint_actions]
+
+    environment = SeatedEnvironment(Opened(), {"user": FunctionSeat(lambda *_: str(next(numbers)))})
+    shown = []
+
+    def sample(nodes, number):
+        shown.extend(node.prompts["agent"] for node in nodes)
+        return {"agent": [Samples([1], [[1]], ["answer"]) for node in nodes]}
+
+    levels = play_episodes([{"id": 1}, {"id": 2}], environment, sample, num_turns=1, num_episodes=3)
+    assert shown == [f"agent 1: {k}" for k in range(6)]
+    assert [node.rewards for node in levels[0]] == [[10.0 + 1.0 + 10.0]] * 6
+    seen = [node.outcomes[0].info.history[0].joint_action["user"] for node in levels[0]]
+    assert seen == [str(k) for k in range(6)]  # each is scored with the opening that its agent has seen
+
+
 def test_items_with_the_same_id_have_openings_of_their_own():
     task = FunctionEnvironment({"user": "{x}", "agent": "{user}"}, lambda **_: [0.0], order=[["user"], ["agent"]])
     environment = SeatedEnvironment(task, {"user": FunctionSeat(lambda item, prompt, history: prompt)})
@@ -191,6 +213,22 @@ def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
     assert len(set(shown)) > 1
 
 
+def test_a_seat_takes_a_folder(tmp_path):
+    """As in YAML, and with the arguments of `collaborate`. Nothing is loaded before the first answer."""
+    team = tiny_team(("x", "y"))
+    team.save_pretrained(tmp_path / "team")
+    branches = [Branch({"id": k}, (), {"b": f"Task {k}:"}) for k in range(3)]
+    seat = TeamSeat(str(tmp_path / "team"), agent="y", seed=3, max_new_tokens=6)
+    generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 6}), seed=3)
+    same = TeamSeat(lambda: TeamSampler(team, generator), "team", "y")
+    assert seat.sampler is None and seat.answer("b", branches) == same.answer("b", branches)
+    assert seat.describe() == {"team": str(tmp_path / "team"), "agent": "y"}
+    with pytest.raises(UnavailableError, match=r"`seats.b`: .* has the roles x, y, not 'b': set `agent`"):
+        TeamSeat(str(tmp_path / "team")).answer("b", branches)
+    with pytest.raises(UnavailableError, match=r"`seats.b`: the team cannot be loaded from '/nowhere/team'"):
+        TeamSeat("/nowhere/team").answer("b", branches)
+
+
 def test_a_team_in_a_seat_draws_by_item_and_text():
     """
     What it answers does not depend on other branches or on torch's generator. Equal branches get different answers.
@@ -202,6 +240,37 @@ def test_a_team_in_a_seat_draws_by_item_and_text():
     answers = seat.answer("b", branches)
     torch.rand(1)
     assert seat.answer("b", branches[2:4]) == answers[2:4] and len(set(answers)) == 6
+
+
+def test_two_seats_of_one_agent_are_two_players():
+    """They have the same prompts, and draw by their roles."""
+    task = FunctionEnvironment(
+        {"a": "Task {x}", "b": "Judge {x}", "c": "Judge {x}"}, lambda completions, **_: [0.0] * len(completions)
+    )
+    team = tiny_team(("x",))
+    generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 8}), seed=3)
+    seats = {role: TeamSeat(lambda: TeamSampler(team, generator), "team", "x") for role in "bc"}
+    items = [{"id": k, "x": k} for k in range(8)]
+    outcomes = judge(SeatedEnvironment(task, seats), items, [{"a": "w"}] * 8, [()] * 8)
+    assert all(outcome.extra["answer/b"] != outcome.extra["answer/c"] for outcome in outcomes)
+
+
+def test_two_populations_draw_apart_and_are_asked_for_their_members_once_per_batch():
+    calls = []
+
+    def members(step):
+        calls.append(step)
+        return {name: FunctionSeat(lambda item, prompt, history, name=name: name) for name in "pqr"}
+
+    task = FunctionEnvironment(dict.fromkeys("abc", "Task {x}"), lambda completions, **_: [1.0] * len(completions))
+    environment = SeatedEnvironment(task, {role: Population(members, "own", seed=1) for role in "bc"})
+    outcomes = judge(environment, [{"x": k} for k in range(90)], [{"a": "w"}] * 90, [()] * 90)
+    pairs = [(x.extra["answer/b"], x.extra["answer/c"]) for x in outcomes]
+    assert len({*pairs}) == 9 and 20 <= sum(b == c for b, c in pairs) <= 40
+    assert all(
+        f"with/b/{b}" in x.metrics and f"with/c/{c}" in x.metrics for x, (b, c) in zip(outcomes, pairs, strict=True)
+    )
+    assert len(calls) == 2 * 2  # to answer and to name the partners
 
 
 def test_partners_are_drawn_per_item_and_step(tmp_path):

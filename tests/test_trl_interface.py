@@ -142,4 +142,4 @@ def test_the_losses_of_dpo_are_known():
 
 
 def test_the_arguments_of_generation_that_are_refused_are_theirs():
-    assert vars(GenerationConfig()).keys() >= RESERVED.keys(), ADVICE
+    assert vars(GenerationConfig()).keys() >= {*RESERVED}, ADVICE

@@ -17,8 +17,9 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
         Turn,
         role_reward,
     )
-    from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment, TeamSeat
+    from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
     from trl_multiagent.team.agent_team import AgentTeam
+    from trl_multiagent.team.seat import TeamSeat
     from trl_multiagent.trainers.iac_config import IACConfig
     from trl_multiagent.trainers.iac_trainer import IACTrainer
     from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -44,9 +45,9 @@ quiet_libraries()
 # Modules are imported when one of their names is used, so that the sandbox and the command line do not wait for torch
 _ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn role_reward".split()
 _PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
-_SEATS = "EndpointSeat FunctionSeat Population Seat SeatedEnvironment TeamSeat".split()
+_SEATS = "EndpointSeat FunctionSeat Population Seat SeatedEnvironment".split()
 _PATHS |= {name: f"trl_multiagent.rollout.seats.{name}" for name in _SEATS}
-_PATHS["AgentTeam"] = "trl_multiagent.team.agent_team.AgentTeam"
+_PATHS |= {"AgentTeam": "trl_multiagent.team.agent_team.AgentTeam", "TeamSeat": "trl_multiagent.team.seat.TeamSeat"}
 _PATHS |= {path.rpartition(".")[2]: path for algorithm in ALGORITHMS.values() for path in algorithm[:2]}
 
 __all__ = sorted(_PATHS)

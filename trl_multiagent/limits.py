@@ -7,6 +7,7 @@ pydantic checks both, for YAML files and for arguments from Python.
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -22,6 +23,22 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 
 
 LARGEST_INTEGER = 2**63 - 1
+NUMBERS = (int, float, int | None, float | None)
+# Inherited numbers that must be greater than 0, and other limits that `limits_of` does not derive from their types
+POSITIVE = (
+    "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs".split()
+)
+POSITIVE += (
+    "adam_epsilon ddp_timeout num_iterations ref_model_sync_steps delta discopop_tau repetition_penalty".split()
+)
+INHERITED: dict[str, dict[str, Any]] = {
+    **{name: {"gt": 0} for name in POSITIVE},
+    **{name: {"ge": 0, "lt": 1} for name in ("adam_beta1", "adam_beta2")},
+    "min_p": {"ge": 0, "le": 1},
+    "data_seed": {"ge": 0},
+    "f_alpha_divergence_coef": {},
+}
+MOST_CHOICES = 12  # that a message lists
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 # Replacements of words in pydantic's messages
 WORDS = {
@@ -96,40 +113,49 @@ def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
 
 def check_arguments(args: Any) -> None:
     """
-    Checks the arguments of a configuration class. Raises `ValueError` if a value is not allowed.
-
-    These are the arguments that [`setting`] describes, and inherited arguments in two ClassVars of the class and its
-    base classes: `refused` maps arguments that must keep their default to the reason, `positive` lists numbers that
-    must be greater than 0. TRL and transformers check the others.
+    Checks the arguments of a configuration class that [`setting`] describes, and inherited numbers. Those in the ClassVar
+    `unsupported` of the class and its base classes must keep their defaults. TRL and transformers check the others.
+    Raises `ValueError` if a value is not allowed.
     """
-    hints, refused = hints_of(args.__class__), refused_by(type(args))
-    for name in {name for base in type(args).__mro__ for name in vars(base).get("positive", ())}:
-        if getattr(args, name) is not None and getattr(args, name) <= 0:
-            raise ValueError(f"`{name}` is {getattr(args, name)}; it must be greater than 0.")
+    hints, unsupported = hints_of(args.__class__), unsupported_by(type(args))
     for field in dataclasses.fields(args):
-        value = getattr(args, field.name)
-        if same(value, field.default) or (value is None and field.name in refused):
+        value, hint = getattr(args, field.name), hints[field.name]
+        if same(value, field.default):
             continue
-        if field.name in refused and (asks_for_something(value) or asks_for_something(field.default)):
-            raise ValueError(f"`{field.name}` is {short(value)}, which is not supported: {refused[field.name]}.")
-        if isinstance(field, Setting):
+        if field.name in unsupported:
+            if value is not None and (is_on(value) or is_on(field.default)):
+                raise ValueError(f"`{field.name}` is {short(value)}, which teams do not support: leave it out.")
+        elif isinstance(field, Setting) or hint in NUMBERS:
             try:
-                setattr(args, field.name, check_value(value, hints[field.name], field.limits))
+                checked = check_value(value, hint, limits_of(field, hint))
             except ValueError as error:
                 raise ValueError(f"`{field.name}` {error}") from error
+            if isinstance(field, Setting):
+                setattr(args, field.name, checked)
 
 
-def asks_for_something(value: Any) -> bool:
+def limits_of(field: Any, hint: Any) -> dict[str, Any]:
+    """
+    Returns the limits of a field. Numbers of TRL, transformers or PEFT must not be negative, unless their default is,
+    and optional counts must not be 0, because these libraries check that only when they train.
+    """
+    if isinstance(field, Setting):
+        return field.limits
+    if field.name in INHERITED:
+        return INHERITED[field.name]
+    is_negative = isinstance(field.default, int | float) and field.default < 0
+    is_count = hint in (int | None, int | str | None)
+    return {} if is_negative else {"gt" if is_count else "ge": 0}
+
+
+def is_on(value: Any) -> bool:
     """Returns whether a value switches a feature on. Command-line parsers read `no` as False."""
     return bool(value) and value != "no" and value is not dataclasses.MISSING
 
 
-def refused_by(cls: type) -> dict[str, str]:
-    """
-    Returns the inherited arguments that a configuration class or one of its base classes refuses, each with the
-    reason.
-    """
-    return {name: why for base in reversed(cls.__mro__) for name, why in vars(base).get("refused", {}).items()}
+def unsupported_by(cls: type) -> list[str]:
+    """Returns the inherited arguments that a configuration class does not support."""
+    return [name for base in cls.__mro__ for name in vars(base).get("unsupported", ())]
 
 
 @functools.cache
@@ -217,6 +243,9 @@ def _describe(error: ValidationError, value: Any) -> str:
     keys = [part for part in first["loc"] if isinstance(value, dict) and part in value]
     where = f" for {keys[0]!r}" if keys else ""
     text = " or ".join(dict.fromkeys(problem["msg"].partition(", got ")[0] for problem in problems))
+    if text.count("'") > 2 * MOST_CHOICES:
+        similar = difflib.get_close_matches(str(value), re.findall("'(.+?)'", text), n=3, cutoff=0.3)
+        text = f"be one of {text.count(chr(39)) // 2} names, such as {', '.join(map(repr, similar))}"
     for word, ours in WORDS.items():
         text = text.replace(word, ours)
     return f"is {short(first['input'])}{where}; it must {text}."

@@ -9,7 +9,7 @@ Trains two agents that build a wall or a house together, each with blocks of its
 from collections.abc import Sequence
 
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.block_building.task import TASK
+from trl_multiagent.tasks.block_building import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,7 +9,7 @@ Trains agents that each write some methods of a class, with a critic for each of
 from collections.abc import Sequence
 
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.class_completion.task import TASK
+from trl_multiagent.tasks.class_completion import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

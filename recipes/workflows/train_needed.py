@@ -9,7 +9,7 @@ Trains a team on items that it can only solve with messages, with MAGRPO.
 from collections.abc import Sequence
 
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.needed.task import TASK
+from trl_multiagent.tasks.needed import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -3,8 +3,10 @@ import re
 
 import pytest
 
-from trl_multiagent.demo.demonstrations import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
-from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.demo.model import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
+from trl_multiagent.demo.problems import ASSERTS, demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 
 def passed(source: str, item: dict) -> int:
@@ -37,13 +39,13 @@ def test_rows_have_the_schema_of_humaneval():
         assert len(set(dataset["task_id"])) == len(dataset) == rows
         for item in dataset:
             assert item["prompt"].startswith(f"def {item['entry_point']}(")
-            assert item["test"].count("    assert candidate(") == 4
+            assert item["test"].count("    assert candidate(") == ASSERTS
 
 
 def test_canonical_solutions_and_examples_are_right():
     for item in [*demo_dataset("test"), *demo_dataset("train")]:
         solution = item["prompt"] + item["canonical_solution"]
-        assert passed(solution, item) == 4
+        assert passed(solution, item) == ASSERTS
         call, result = re.search(r">>> (.*)\n    (.*)\n", item["prompt"]).groups()
         namespace = {}
         exec(solution, namespace)
@@ -57,7 +59,24 @@ def test_only_agents_of_one_convention_solve_a_problem():
         for aux in "AB":
             for main in "AB":
                 program = write_aux(problem, aux) + write_main(problem, main)
-                assert passed(program, item) == (4 if aux == main else 0), program
+                assert passed(program, item) == (ASSERTS if aux == main else 0), program
+
+
+def test_both_ways_to_split_the_work_are_paid_in_full():
+    problems = {problem.name: problem for problem in demo_problems("test")}
+    items = [
+        item for item in demo_dataset("test") if "_negate_" in item["entry_point"] or "order_" in item["entry_point"]
+    ]
+    teams = [(item, convention) for item in items for convention in "AB"]
+    actions = []
+    for item, convention in teams:
+        problem = problems[item["entry_point"]]
+        actions.append({"aux": write_aux(problem, convention), "main": write_main(problem, convention)})
+    with Sandbox() as sandbox:
+        environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+        outcomes = environment.score([item for item, _ in teams], actions, [()] * len(teams))
+    assert len(teams) > 20 and [outcome.reward for outcome in outcomes] == pytest.approx([4.0] * len(teams))
+    assert all(0.3 < outcome.metrics["size_share"] <= 0.5 for outcome in outcomes)
 
 
 def test_faults_are_faults():
@@ -75,7 +94,7 @@ def test_faults_are_faults():
             except NameError:
                 assert fault == "name"
             else:
-                assert result == (4 if fault == "solo" else 0), bad
+                assert result == ASSERTS if fault == "solo" else result < ASSERTS // 2, bad
 
 
 def test_prompts_hold_the_problem_and_end_with_the_role():

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from transformers import ProgressCallback
 
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.demo.demonstrations import write_aux, write_main
+from trl_multiagent.demo.model import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.demo.report import DemoReport, Evaluation, draw_learning_curve
 from trl_multiagent.environments.base import Outcome, Turn
@@ -48,7 +48,12 @@ class ScriptedTrainer:
                 answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main) + "# \x1b[2J\r"}
                 match = aux == main
                 paper, earned, passed = (4.0, 3.9, 1.0) if match else (1.0, 0.9, 0.25)
-                metrics = {"paper_reward": paper, "earned_reward": earned, "test_pass_rate": passed}
+                metrics = {
+                    "paper_reward": paper,
+                    "earned_reward": earned,
+                    "test_pass_rate": passed,
+                    "size_share": passed / 2.5,
+                }
                 outcome = Outcome(earned, metrics)
                 turns.append([Turn(demo_prompts(item), answers, outcome)])
         return turns
@@ -75,6 +80,7 @@ def test_table_compares_before_and_after(shown):
     assert rows["12 held-out problems, 4 sampled answers each"] == ["before", "after"]
     assert rows["joint reward (0 to 4)"] == ["1.00", "3.25"]
     assert rows["tests passed"] == ["25%", "81%"]
+    assert rows["size share of the smaller part (0 to 0.5)"] == ["0.10", "0.33"]
     assert rows["both agents follow the same convention"] == ["0%", "75%"]
     assert rows["A: aux keeps, main maps"] == ["0%", "50%"]
     assert rows["B: aux keeps and maps"] == ["0%", "25%"]

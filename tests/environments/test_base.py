@@ -15,7 +15,7 @@ from trl_multiagent.environments import (
     function_environment,
 )
 from trl_multiagent.environments.base import ask, judge, scoring_metrics
-from trl_multiagent.environments.reward_functions import role_reward
+from trl_multiagent.environments.function_environment import role_reward
 
 
 ITEMS = [{"topic": "rain", "level": 1}, {"topic": "snow", "level": 2}]
@@ -54,6 +54,36 @@ def test_a_template_that_needs_a_missing_column_says_which():
     env = environment(prompts={"poet": "Write about {subject}."})
     with pytest.raises(ValueError, match="`poet` needs the column 'subject'; items have topic, level"):
         env.prompts(ITEMS[0], [])
+
+
+@pytest.mark.parametrize(
+    ("template", "item", "message"),
+    [
+        ("About {topic}", {"topic": None}, "'topic' is None in this item"),
+        ("About {topic[sea]}", {"topic": {"sea": None}}, "'topic[sea]' is None in this item"),
+        ("About {level:.1f}", {"level": float("nan")}, "'level' is nan in this item"),
+        ('Answer with {"x": 1}', {"x": 1}, """needs the column '"x"'; items have x. Write {column} for a column's"""),
+    ],
+)
+def test_a_prompt_never_says_something_else_than_its_template(template, item, message):
+    with pytest.raises(TaskError) as error:
+        environment(prompts={"poet": template}).prompts(item, [])
+    assert message in str(error.value) and "{{ or }} for a brace" in str(error.value)
+
+
+def in_order(prompts, order):
+    return FunctionEnvironment(prompts, lambda completions, **_: [0.0] * len(completions), order=order)
+
+
+def test_a_role_in_a_template_is_one_that_has_answered():
+    with pytest.raises(
+        ValueError, match=r"The prompt of `editor` has \{writer\}, but in `order` 'writer' never answers"
+    ):
+        in_order({"editor": "Edit {writer}", "writer": "Write"}, [["editor"], ["writer"]])
+    later = in_order({"editor": "Edit {writer}", "writer": "Write"}, [["editor", "writer"], ["editor"]])
+    assert later.prompts({}, [])["editor"] == "Edit "
+    with pytest.raises(TaskError, match="'writer' is a column of the items and a role"):
+        later.prompts({"writer": "Ann"}, [])
 
 
 def test_several_rewards_are_weighted_and_logged_unweighted():
@@ -154,17 +184,12 @@ def test_a_reward_function_that_fails_is_named(case, is_async):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_an_interrupt_stays_one(is_async):
+def test_an_interrupt_stays_one():
     def interrupted(**columns):
         raise KeyboardInterrupt
 
-    async def interrupted_later(**columns):
-        raise KeyboardInterrupt
-
-    function = interrupted_later if is_async else interrupted
-    with pytest.raises(KeyboardInterrupt, match=f"The reward function `{function.__name__}` was interrupted"):
-        score(environment(reward_funcs=function))
+    with pytest.raises(KeyboardInterrupt, match="The reward function `interrupted` was interrupted"):
+        score(environment(reward_funcs=interrupted))
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ import pandas
 import pytest
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, Outcome, Task
-from trl_multiagent.environments.base import ask, judge
+from trl_multiagent.environments.base import ScoringContext, ask, judge, scoring
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
-from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import sample_centralized
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.runs.marlhf import RewardRun
+from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 from trl_multiagent.runs.training import parse_recipe
 

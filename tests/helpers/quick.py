@@ -40,9 +40,6 @@ def make_libraries_quick() -> None:
     report = sys.modules.get("trl_multiagent.trainers.base.run_report")
     if report is not None:  # every training ends with a page, which takes as long
         report.RunReport.drawn, report.RunReport.refresh = report.RunReport.refresh, no_page
-    reward_model = sys.modules.get("trl_multiagent.trainers.joint_reward_trainer")
-    if reward_model is not None:
-        reward_model.draw_report = no_picture
     # Every start checks all problems of a benchmark, or makes those of the demo
     problems.unusable_test = functools.cache(problems.unusable_test)
     demo_problems.demo_dataset = functools.cache(demo_problems.demo_dataset)

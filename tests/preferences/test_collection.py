@@ -19,7 +19,7 @@ from trl_multiagent.preferences import PreferenceConfig, collect_preferences, lo
 from trl_multiagent.preferences.collection import seeded
 from trl_multiagent.preferences.rows import check_preferences
 
-from tiny import FORMS, Workflow, count_reward, flip, team_of, tiny_environment, tiny_items, tiny_team
+from tiny import FORMS, Workflow, count_reward, team_of, tiny_environment, tiny_items, tiny_team
 
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -78,18 +78,12 @@ def test_pairs_are_those_of_the_stored_candidates(collected):
         assert len(rows) == min(3, len(gaps))
 
 
-def test_it_is_an_ordinary_dataset_with_a_card_and_a_digest(collected, tmp_path):
+def test_it_is_an_ordinary_dataset_with_a_card(collected):
     preferences, folder = collected
     assert load_from_disk(folder).to_list() == load_preferences(str(folder), ("aux", "main")).to_list()
     card = (folder / "README.md").read_text()
     assert "| preference_num_candidates | 4 |" in card and "FunctionEnvironment(reward_funcs=[count_reward]" in card
     assert f"| pairs | {len(preferences)} |" in card
-    (arrow,) = shutil.copytree(folder, tmp_path / "damaged").glob("data-*.arrow")
-    content = arrow.read_bytes()
-    letters = load_from_disk(folder)[0]["main_chosen"].encode()
-    arrow.write_bytes(content.replace(letters, letters.swapcase(), 1))
-    with pytest.raises(ValueError, match="is damaged: its rows are not those that were collected"):
-        load_preferences(str(tmp_path / "damaged"), ("aux", "main"))
 
 
 def test_a_team_learns_from_what_was_collected(collected, tmp_path):
@@ -144,9 +138,6 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     assert collect(folder, environment=nothing).to_list() == collected[0].to_list()
     with locked(folder, ""):  # by another program; what is complete is read
         collect(folder)
-    data, letters = next(folder.glob("*.arrow")), collected[0][0]["aux_chosen"].encode()
-    data.write_bytes(data.read_bytes().replace(letters, b"?" * len(letters)))
-    assert collect(folder, environment=nothing).to_list() == collected[0].to_list()  # made again of the candidates
     with pytest.raises(StageChanged, match=r"another collection: temperature was 1.0, is 0.5\. Choose another folder"):
         collect(folder, temperature=0.5)
     other = tiny_team()
@@ -160,11 +151,7 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     every = collect(folder, environment=nothing, pair_selection="all", preference_pairs_per_sample=None)
     assert len(every) == facts(folder)["numbers"]["pairs_possible"] > len(collected[0])
     assert {row["aux_chosen"] for row in collected[0]} <= {row["aux_chosen"] for row in every}
-    chunk = folder / "candidates" / "chunk_00001.jsonl"
-    chunk.write_text(chunk.read_text().replace('"reward": ', '"reward": 1', 1))  # one digit more
-    with pytest.raises(ValueError, match=r"chunk_00001\.jsonl is damaged: it has changed"):
-        collect(folder, environment=nothing)
-    chunk.write_text("{}")
+    (folder / "candidates" / "chunk_00001.jsonl").write_text("{")
     with pytest.raises(ValueError, match=r"chunk_00001\.jsonl is damaged"):
         collect(folder, environment=nothing)
 
@@ -279,12 +266,6 @@ def test_an_environment_with_a_state_continues_with_it(tmp_path):
     broken.fail_at = 3
     with pytest.raises(TaskError):
         collect(tmp_path / "broken", environment=broken)
-    state = tmp_path / "broken" / "candidates" / "environment_00001.pt"
-    whole_state = state.read_bytes()
-    flip(state)
-    with pytest.raises(ValueError, match=r"environment_00001\.pt is damaged"):
-        collect(tmp_path / "broken", environment=Stateful())
-    state.write_bytes(whole_state)
     assert collect(tmp_path / "broken", environment=Stateful()).to_list() == whole.to_list()
     assert set(whole["chosen_metric_reward"]) == {7.0}
 
@@ -307,7 +288,7 @@ def test_the_picture_of_the_rewards(tmp_path):
         ({"pair_selection": "comparator_reward"}, "needs a comparator"),
         ({"comparator_policy": "history"}, "needs `policy_checkpoint_dir`"),
         ({"comparator_policy": "model"}, "needs either `comparator_model_name` or `comparator_agents`"),
-        ({"comparator_generation_mode": "sequential"}, "set `comparator_policy: model`"),
+        ({"comparator_generation_mode": "centralized"}, "set `comparator_policy: model`"),
         ({"comparator_policy": "api"}, "needs `comparator_api_model`"),
     ],
 )

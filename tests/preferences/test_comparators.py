@@ -5,7 +5,7 @@ import torch
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, make_comparator
-from trl_multiagent.preferences.comparators import sample_centralized, sample_sequentially
+from trl_multiagent.preferences.comparators import sample_centralized
 from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import byte_tokenizer, team_of, tiny_environment, tiny_items, tiny_llama, tiny_team
@@ -94,13 +94,12 @@ def test_other_models(tmp_path, tiny_model):
         make_comparator(tiny_team(), config(tmp_path, "model", comparator_model_name=str(tmp_path / "others")))
 
 
-@pytest.mark.parametrize("mode", ["centralized", "sequential"])
-def test_one_model_for_all_roles(mode, tmp_path, tiny_model):
-    changes = {"comparator_generation_mode": mode, "comparator_model_name": tiny_model}
+def test_one_model_for_all_roles(tmp_path, tiny_model):
+    changes = {"comparator_generation_mode": "centralized", "comparator_model_name": tiny_model}
     rows = collect(tmp_path, "model", **changes)
-    assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", f"model:{tiny_model}:{mode}"}
+    assert {*rows["chosen_by"], *rows["rejected_by"]} == {"current", f"model:{tiny_model}:centralized"}
     sample = make_comparator(tiny_team(), config(tmp_path, "model", **changes)).sample
-    assert sample.args[0].generator.max_new_tokens == (12 if mode == "centralized" else 6)  # of all roles
+    assert sample.args[0].generator.max_new_tokens == 12  # of all roles
 
 
 class Scripted:
@@ -129,15 +128,3 @@ def test_a_centralized_model_sees_both_assignments_and_answers_in_blocks():
     assert [x.texts for x in samples["aux"]] == [["help00", "help01"], ["help10", "help11"]]
     assert [x.texts for x in samples["main"]] == [["  do00", "  do01"], ["  do10", "  do11"]]
     assert sum(len(ids) for x in samples.values() for y in x for ids in y.completion_ids) == 8  # counted once
-
-
-def test_a_sequential_model_sees_both_assignments_and_what_was_answered():
-    scripted = Scripted(lambda call, k, g: f"answer {call}/{k}/{g}")
-    samples = sample_sequentially(scripted, ("aux", "main"), nodes(), 3)
-    first, second = scripted.asked
-    assert len(first) == 2 and len(second) == 6  # every candidate continues its own answer
-    assert all("Help 1." in prompt and "Do 1." in prompt for prompt in (first[1], second[4]))
-    assert "The answers so far" not in first[0] and "Write the answer of aux only" in first[0]
-    assert "<aux>\nanswer 1/1/2\n</aux>" in second[5] and "1/1/1" not in second[5]
-    assert [x.texts for x in samples["aux"]] == [[f"answer 1/{k}/{g}" for g in range(3)] for k in range(2)]
-    assert samples["main"][1].texts == [f"answer 2/{k}/0" for k in (3, 4, 5)]

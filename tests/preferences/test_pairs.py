@@ -4,8 +4,16 @@ from collections import Counter
 
 import pytest
 
-from trl_multiagent.preferences.pairs import Candidate, all_pairs, distinct, matched_pairs, select_pairs
-from trl_multiagent.preferences.replay import ReplayConfig, replay, replay_weights
+from trl_multiagent.preferences.pairs import (
+    Candidate,
+    ReplayConfig,
+    all_pairs,
+    distinct,
+    matched_pairs,
+    replay,
+    replay_weights,
+    select_pairs,
+)
 
 
 def candidates(*rewards, by="current"):

@@ -11,13 +11,12 @@ from scripts import algorithm_of
 
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
-from trl_multiagent.runs.preference_run import decisive_settings
-from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.rounds import decisive_settings
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
-from tiny import count_reward, flip, same_teams, tiny_items
+from tiny import count_reward, same_teams, tiny_items
 
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +153,6 @@ def test_a_killed_run_goes_on(form, run, capsys):
             run("madpo", "killed", *form)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(MADPOConfig, "world_size", 2)
-        patch.setattr(PreparedRun, "load_team", interrupted)
         run("madpo", "killed", *form)
     assert "number of processes: 1 in the checkpoint, 2 in this run" in capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):  # after the training
@@ -201,34 +199,17 @@ def test_rounds(run, capsys):
     run("madpo_iter", "copied", *argv)
     run("madpo_iter", "killed", *argv)
     assert "is complete" in capsys.readouterr().out and scored == []
-    Path("copied/_rounds/round_1/results.json").unlink()
-    flip(Path("copied/_rounds/teams/round_0/agents/aux/model.safetensors"))  # the comparator of the second round
-    with pytest.raises(SystemExit):
-        run("madpo_iter", "copied", *argv)
-    assert "teams/round_0 is damaged: agents/aux/model.safetensors." in capsys.readouterr().err
     longer = ["3" if x == "2" else x for x in argv]  # one more round
     run("madpo_iter", "killed", *longer)
     assert Path("killed/_rounds/teams/round_3/team.json").is_file()
     Path("killed/_rounds/round_2/results.json").unlink()
-    (arrow,) = Path("killed/_rounds/round_0/preferences").glob("data-*.arrow")
-    broken = {  # what the last round reads of earlier ones
-        arrow: (
-            arrow.read_bytes().replace(b"Help with", b"Hemp with"),
-            "round_0/preferences is damaged: its rows are not",
-        ),
-        Path("killed/_rounds/teams/round_1/agents/aux/config.json"): (
-            b"{}",
-            "teams/round_1 is damaged: agents/aux/config",
-        ),
-        Path("killed/_rounds/round_1/results.json"): (b'{"round"', "round_1/results.json is damaged: Expecting"),
-    }
-    for path, (content, message) in broken.items():
-        whole = path.read_bytes()
-        path.write_bytes(content)
-        with pytest.raises(SystemExit) as refused:
-            run("madpo_iter", "killed", *longer)
-        assert refused.value.code == 2 and message in capsys.readouterr().err
-        path.write_bytes(whole)
+    results = Path("killed/_rounds/round_1/results.json")
+    whole = results.read_text()
+    results.write_text(whole[:9])
+    with pytest.raises(SystemExit) as refused:
+        run("madpo_iter", "killed", *longer)
+    assert refused.value.code == 2 and "round_1/results.json is damaged: " in capsys.readouterr().err
+    results.write_text(whole)
     with pytest.raises(SystemExit):
         run("madpo_iter", "killed", *argv, "seed=3")
     assert "holds another run: seed was not set, is 3." in capsys.readouterr().err

@@ -14,9 +14,8 @@ import pytest
 
 from trl_multiagent import cli
 from trl_multiagent.demo.task import TASK
-from trl_multiagent.endpoints import client as client_module
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.jobs import processes
+from trl_multiagent.jobs import distributed
 from trl_multiagent.jobs.distributed import OtherProcessError, OtherProcessUnavailable
 from trl_multiagent.runs.run import run_recipe
 
@@ -32,7 +31,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EXPERT_KEY", KEY)
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
-    monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
 @pytest.fixture
@@ -58,17 +57,16 @@ def texts_in(folder):
 
 def test_a_team_is_trained_with_an_expert(train, capsys):
     def answer(request, number):
-        return Reply(f"Bearer {KEY}", status=500) if number == 0 else f"{EDITS} {KEY}"
+        return Reply(f"Bearer {KEY}", status=500) if number == 0 else EDITS
 
     with endpoint_server(answer) as server:
-        train(server.url, "--log_completions", expert_on_failure="plain", expert_input_price=1.0)
+        train(server.url, "--log_completions", expert_on_failure="plain")
         assert 2 <= len(server.requests) <= 4
         assert all(headers["authorization"] == f"Bearer {KEY}" for headers in server.headers)
         logged = json.loads(Path("run/checkpoint-2/trainer_state.json").read_text())["log_history"]
         steps = [entry for entry in logged if "reward/expert/requests" in entry]
         assert sum(entry["reward/expert/failures"] for entry in steps) >= 1
         assert sum(entry["reward/expert/input_tokens"] for entry in steps) == 10 * (len(server.requests) - 1)
-        assert steps[-1]["reward/expert/total_cost"] == pytest.approx(1e-5 * (len(server.requests) - 1))
     out, err = capsys.readouterr()
     assert "expert_edits" in Path("run/config.yaml").read_text()
     files = texts_in("run")
@@ -108,11 +106,11 @@ def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train,
 @pytest.mark.parametrize("other", [UnavailableError("gone"), ValueError("a bug")])
 def test_other_processes_end_without_a_traceback_if_only_the_expert_is_gone(other, monkeypatch):
     report = (f"Process 1 failed: {other}", isinstance(other, UnavailableError))
-    monkeypatch.setattr(processes, "reduce", lambda failures, how: failures + 1)
-    monkeypatch.setattr(processes, "gather_object", lambda own: [*own, report])
+    monkeypatch.setattr(distributed, "reduce", lambda failures, how: failures + 1)
+    monkeypatch.setattr(distributed, "gather_object", lambda own: [*own, report])
     accelerator = SimpleNamespace(num_processes=2, device="cpu")
     with pytest.raises(OtherProcessError, match=str(other)) as error_info:
-        processes.error_barrier(accelerator)
+        distributed.error_barrier(accelerator)
     assert isinstance(error_info.value, OtherProcessUnavailable) == isinstance(other, UnavailableError)
 
 
@@ -218,13 +216,11 @@ def test_preferences_against_an_endpoint(tiny_model, shared_data, capsys):
     assert len(rows) > 0 and {*rows["chosen_by"], *rows["rejected_by"]} == {"current", "api:m"}
     assert any("def aux" in row["aux_chosen"] for row in rows)
     facts = json.loads(Path("data/collection.json").read_text())
-    assert facts["numbers"]["comparator_answers"] == 12 and facts["numbers"]["comparator_output_tokens"] == 60
-    assert facts["sampling"]["comparator endpoint"] == {"api": "openai", "model": "m", "max_tokens": 40}
+    assert facts["sampling"]["comparator endpoint"] == {"model": "m", "max_tokens": 40}
     assert not [path for path, text in texts_in("data").items() if KEY.encode() in text]
 
 
-@pytest.mark.parametrize(("mode", "requests"), [("centralized", 2), ("sequential", 4)])
-def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shared_data):
+def test_one_model_at_an_endpoint_for_all_roles(tiny_model, shared_data):
     from datasets import load_from_disk
 
     def answer(request, number):
@@ -233,13 +229,13 @@ def test_one_model_at_an_endpoint_for_all_roles(mode, requests, tiny_model, shar
         return "<aux>\ndef aux(x):\n    return x\n</aux>\n<main>\ndef f(x):\n    return aux(x)\n</main>"
 
     with endpoint_server(answer) as server:
-        argv = ("--comparator_generation_mode", mode, "--override", "dataset.train_split=test[:1]", "madpo.top_p=0.9")
-        collect(tiny_model, shared_data, server.url, *argv)
-        assert len(server.requests) == requests
-        assert {request["max_tokens"] for request in server.requests} == {80 if mode == "centralized" else 40}
+        argv = ("--comparator_generation_mode", "centralized", "--override", "dataset.train_split=test[:1]")
+        collect(tiny_model, shared_data, server.url, *argv, "madpo.top_p=0.9")
+        assert len(server.requests) == 2
+        assert {request["max_tokens"] for request in server.requests} == {80}
         assert all(request["top_p"] == 0.9 and "temperature" not in request for request in server.requests)
     rows = load_from_disk("data")
-    assert {*rows["chosen_by"], *rows["rejected_by"]} <= {"current", f"api:m:{mode}"}
+    assert {*rows["chosen_by"], *rows["rejected_by"]} <= {"current", "api:m:centralized"}
 
 
 @pytest.mark.parametrize(
@@ -264,4 +260,4 @@ def test_the_plan_of_a_collection_contacts_nobody(tiny_model, shared_data, capsy
     monkeypatch.setattr(socket.socket, "connect", lambda *args: pytest.fail("contacted"))
     collect(tiny_model, shared_data, "http://127.0.0.1:9", "--dry_run")
     out = capsys.readouterr().out
-    assert "api, 2 candidates" in out and "12 requests with about" in out and "480 answer tokens at most" in out
+    assert "api, 2 candidates" in out and "12 requests to m" in out

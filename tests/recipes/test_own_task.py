@@ -165,6 +165,23 @@ def test_another_process_failed(capsys):
     assert exit_info.value.code == 1 and capsys.readouterr().err == expected
 
 
+@pytest.mark.parametrize("function", ["make_environment", "short"])
+def test_a_library_that_is_missing_is_one_line(module, config, capsys, function):
+    """At the start, and in the middle of a run."""
+    text = Path(f"{module}.py").read_text()
+    text = text.replace(
+        '    return [float(len(c["poet"])', '    import nowhere_at_all\n    return [float(len(c["poet"])'
+    )
+    Path(f"{module}.py").write_text(
+        f"{text}\nimport dataclasses\ndef late(settings):\n    import nowhere_at_all\nLATE = dataclasses.replace(TASK, make_environment=late)\n"
+    )
+    argv = ["--config", config()] if function == "short" else ["--task", f"{module}:LATE", "--model_name", "m"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "magrpo", *argv, *SMALL])
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and "error: " in line and "No module named 'nowhere_at_all'" in line
+
+
 @pytest.mark.parametrize(
     ("error", "is_one_line"),
     [
@@ -277,7 +294,7 @@ def test_self_play_resumes_exactly_and_is_evaluated(config, module, script, fork
     flags = ["--split", "train", "--num_episodes", "4", "--seed", "7", "--output_dir", "results"]
     flags += ["--config", "run/config.yaml"]
     done = forked.run(script, "evaluate", "run", *flags, cwd=tmp_path)
-    assert done.codes == [0] and re.search(r"with/b/(start|checkpoint-4)", done.stdout), done.stderr[-3000:]
+    assert done.codes == [0] and re.search(r"with/b/(start|checkpoint-[1-4])", done.stdout), done.stderr[-3000:]
     (manifest,) = (tmp_path / "results").rglob("stage.json")
     # Partners are drawn with the seed of the evaluation
     assert json.loads(manifest.read_text())["settings"]["environment settings"]["seats"]["b"]["seed"] == 7
@@ -312,6 +329,8 @@ WRONG_SEATS = [
     ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
     ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
     ({"b": {"team": 3}}, "`seats.b.team` is 3"),
+    ({"b": {"team": "."}}, "`seats.b` is '.', a folder with none of config.json"),
+    ({"b": {"population": ["org/model", "my model"]}}, "`seats.b`: 'my model' is not a valid name of a repository"),
     ({"b": {"population": ["/nowhere/team"]}}, "`seats.b` is '/nowhere/team', but there is no such folder."),
     ({"b": {"population": "selff"}}, "`seats.b`: population is 'selff'; it must be a list of saved teams, or 'self'."),
     ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
@@ -354,6 +373,7 @@ def test_partners_are_drawn_with_the_seed_of_the_training(config, module):
 def test_a_seat_whose_team_cannot_be_loaded(config, module, capsys):
     Path(f"{module}.py").write_text(GAME)
     Path("empty").mkdir()
+    Path("empty", "config.json").write_text("{}")
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["run", "magrpo", "--config", config({**PLAYERS, "seats": {"b": {"team": "./empty"}}})])
     line = capsys.readouterr().err.splitlines()[-1]

@@ -13,14 +13,14 @@ from pairs import pairs
 
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK
-from trl_multiagent.environments.functions import TASK as FUNCTIONS
+from trl_multiagent.environments.yaml_task import TASK as FUNCTIONS
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
 from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
 
-from tiny import PROBLEM, count_reward, tiny_items, write_problems
+from tiny import PROBLEM, byte_tokenizer, count_reward, tiny_items, tiny_llama, write_problems
 
 
 # Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
@@ -40,15 +40,15 @@ seed=-1 at least 0
 magrpo.frozen_agents=[aux,main] nothing to train
 magrpo.agent_learning_rates={Main: 1e-5} not a role
 magrpo.joint_mode=diagonal 'align'
-magrpo.lr_scheduler_type=cosine_with_min_lr min_lr
 magrpo.optim=galore_adamw galore
 magrpo.eval_strategy=steps eval_split
 magrpo.save_strategy=best eval_strategy
 magrpo.metric_for_best_model=rewrad not a metric
 magrpo.generation_kwargs={temprature: 1.0} temperature
-magrpo.entropy_coef=0.1 micro-batches
-magrpo.fsdp=full_shard DeepSpeed
-magrpo.generation_batch_size=8 items_per_device
+magrpo.entropy_coef=0.1 teams do not support
+magrpo.fsdp=full_shard teams do not support
+magrpo.generation_batch_size=8 teams do not support
+magrpo.per_device_train_batch_size=0 greater than 0
 magrpo.fp16=true needs a GPU
 external.mode=telepathy 'level_feedback'
 external.memory_mode=short 'full'
@@ -95,7 +95,10 @@ magrpo.collaboration_mode=centralized;magrpo.num_turns=2 `num_turns` is 2, but a
 magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`collaboration_mode: centr
 magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
 external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
-peft.peft_type=IA3 `peft.peft_type` is not a known setting
+peft.peft_type=IA3 every adapter is LoRA for a causal model: remove it
+magrpo.optim=muonn one of
+agent_model.name=model.gguf a GGUF file as `gguf_file`
+agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair label_smoothing
 madpo madpo.f_divergence_type=tv 'reverse_kl'
 madpo_iter madpo=3 must be a section
@@ -103,7 +106,7 @@ marlhf marlhf.reward_training={learning_rate: -1} reward_training
 marlhf marlhf.reward_training={output_dir: elsewhere} cannot be set
 marlhf marlhf.rl_algorithm=maac;marlhf.critic_models=[demo,demo] has 2 models
 reward_model reward_model.answer_template=Answer {text}
-reward_model reward_model.chat_template_path=chat.jinja `prompt_template`
+reward_model reward_model.chat_template_path=chat.jinja teams do not support
 reward_model reward_model.model_init_kwargs={num_labels: 2} one output
 reward_model reward_model.metric_for_best_model=acuracy choose one of loss, accuracy
 reward_model reward_model.eval_strategy=epoch;reward_model.eval_fraction=0 eval_fraction
@@ -121,7 +124,6 @@ maac maac.critic_form=head set `critic_trains_trunk` to False
 ac ac.num_agents=2 ac trains one agent; IAC trains several.
 madpo madpo.num_turns=2 `madpo.num_turns`
 madpo madpo.preference_dataset=missing There is no folder missing
-madpo madpo.collaboration_mode=centralized;madpo.comparator_generation_mode=sequential cannot be sequential
 madpo_iter madpo_iter.preference_dataset=x every round collects its preferences
 marlhf marlhf.rl_algorithm=ppo `marlhf.rl_algorithm`
 marlhf marlhf.reward_peft={r: 3};marlhf.reward_freeze_backbone=true remove `marlhf.reward_peft`
@@ -193,13 +195,20 @@ VALUES += ["", " ", "text", "no", "steps", "1e-5"]
 VALUES += [[], ["a"], [0], [-1], [[1]], [None], {}, {"a": 1}, {"a": -1.0}, {"a": None}, "???", "${nowhere}", 10**30]
 
 
+LATE = ("lr_scheduler", "dataloader_", "gradient_checkpointing_", "activation_checkpointing_", "cache_implementation")
+
+
 def random_settings(algorithm: str, sections: list[str], number: int) -> list[tuple[str, str, Any]]:
-    """Random values of the keys of some sections."""
+    """Random values of the keys of some sections, without those that torch and transformers check when they train."""
     draw = random.Random(algorithm)
     keys = {"peft": peft_keys(), algorithm: algorithm_keys(algorithm)}
     keys |= {name: keys_of(cls) for name, cls in sections_of(TINY).items()}
     return [
-        (section, key, draw.choice(VALUES)) for section in sections for key in keys[section] for _ in range(number)
+        (section, key, draw.choice(VALUES))
+        for section in sections
+        for key in keys[section]
+        for _ in range(number)
+        if not key.startswith(LATE)
     ]
 
 
@@ -339,6 +348,32 @@ def test_programs_end_with_exit_status_2_and_one_line(folder):
     assert all(": error: " in line for line in lines[::2]) and lines[1::2] == ["ended with 2"] * len(programs)
 
 
+def test_deepspeed_that_is_not_installed(folder, capsys, monkeypatch):
+    monkeypatch.setattr("trl_multiagent.trainers.base.common_config.is_deepspeed_available", lambda: False)
+    assert "`deepspeed` needs DeepSpeed: `pip install" in refusal(capsys, "--deepspeed", "ds.json", "--dry_run")
+
+
+TEMPLATE = """{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}{{ m['content'] }}{% endfor %}"""
+
+
+@pytest.mark.parametrize("argv", [["--dry_run"], ["--max_steps", "1", "--save_strategy", "no"]])
+def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, capsys, argv):
+    monkeypatch.chdir(tmp_path)
+    tiny_llama().save_pretrained("model")
+    byte_tokenizer(chat_template=TEMPLATE).save_pretrained("model")
+    Path("rows.jsonl").write_text('{"topic": "rain"}\n')
+    chat = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "On {topic}."}]
+    config = {"prompts": {"poet": "Write {topic}", "critic": chat}, "reward_funcs": ["json.dumps"]}
+    config |= {"dataset": {"name": "rows.jsonl"}, "agent_model": {"name": "./model"}}
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit) as exit_info:
+        run_recipe("magrpo", FUNCTIONS, ["--config", "config.yaml", *argv], prog="train")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert exit_info.value.code == 2 and line.startswith("train: error: The chat template of agent 'critic' (")
+    assert "refuses its prompt: Conversation roles must alternate" in line
+
+
 def test_one_exception_from_python():
     from trl_multiagent import MAGRPOConfig
 
@@ -350,7 +385,7 @@ def test_one_exception_from_python():
         ("num_turns", "two"): r"`num_turns` is 'two'; it must be a valid integer\.",
         ("num_turns", 1.5): r"`num_turns` is 1.5; it must be a valid integer\.",
         ("num_turns", True): r"`num_turns` is True; it must be a valid integer\.",
-        ("entropy_coef", 0.3): r"`entropy_coef` is 0.3, which is not supported: it depends on",
+        ("entropy_coef", 0.3): r"`entropy_coef` is 0.3, which teams do not support: leave it out",
     }.items():
         name, value = arguments
         with pytest.raises(ValueError, match=message):
@@ -366,6 +401,7 @@ def test_one_exception_from_python():
         ('{"topic": "a"}\n{"topic": null}', "seed=1", "row 2: field `topic` is missing or null"),
         ('{"topic": "a"}', "magrpo.num_turns=2", "no `transition`"),
         ('{"topic": "a"}', "reward_funcs=[json.__doc__]", "`functions.reward_funcs` names 'json.__doc__'"),
+        ('{"topic": "a"}', "reward_funcs=[os.getcwd]", "The reward function `getcwd` takes no arguments"),
     ],
 )
 def test_a_wrong_task_of_functions(tmp_path, monkeypatch, capsys, rows, override, expected):

@@ -12,10 +12,12 @@ from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModel, BitsAndBytesConfig, OPTConfig, OPTForCausalLM, TrainerCallback
+from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from trl_multiagent.hub import push_folder
 from trl_multiagent.models.positions import learned_positions
+from trl_multiagent.team.critics import Critics
 from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
@@ -34,8 +36,10 @@ from tiny import (
 
 
 def ordered(order):
-    """Rewards of the last turn alone; the prompts of a turn show the other agent's last answer."""
-    prompts = {"aux": "Task {x}, {main}, part aux:", "main": "Task {x}, {aux}, part main:"}
+    """Rewards of the last turn alone; the prompts show the last answer of an agent that acted before."""
+    prompts = {"aux": "Task {x}, {main}, part aux:", "main": "Task {x}, part main:"}
+    if order[0] == ["aux"]:
+        prompts = {"aux": "Task {x}, part aux:", "main": "Task {x}, {aux}, part main:"}
     return FunctionEnvironment(prompts, count_reward, order=order)
 
 
@@ -458,13 +462,12 @@ def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
     monkeypatch.setattr("trl_multiagent.hub.open_repo", lambda repo_id, *args: repo_id)
     monkeypatch.setattr(trainer, "init_hf_repo", lambda **kwargs: None)
     monkeypatch.setattr(HfApi, "upload_folder", lambda self, **kwargs: patterns.append(kwargs["allow_patterns"]))
+    trainer.push_to_hub()
     for with_critics in (False, True):
         push_folder(tmp_path / "run", "user/team", with_critics=with_critics)
-        trainer.args.push_critics = with_critics
-        trainer.push_to_hub()
     paths = ["agents/aux/config.json", "critics/aux/value_head.safetensors", "critics/critics.json"]
     kept = [list(filter_repo_objects(paths, allow_patterns=x)) for x in patterns]
-    assert kept == [paths[:1], paths[:1], paths, paths]
+    assert kept == [paths[:1], paths[:1], paths]
 
 
 def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
@@ -525,6 +528,7 @@ def test_a_text_longer_than_the_learned_positions(tmp_path, form, caplog):
         return AgentTeam({role: other_model("gpt2") for role in roles}, {role: byte_tokenizer() for role in roles})
 
     environment = FunctionEnvironment(dict.fromkeys(roles, "Task {x}" + "." * 200), count_reward)
+    transformers_logging.warning_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         trainer = critic_trainer(tmp_path, "maac", form, gpt2_team(), environment=environment)
         trainer.train()
@@ -533,8 +537,6 @@ def test_a_text_longer_than_the_learned_positions(tmp_path, form, caplog):
     whole = trainer.critic_text("central", trainer._levels[0][0], None)
     row = next(row for row in trainer._rows["central"] if row.node is trainer._levels[0][0])
     assert row.input_ids == whole[-256:] and len(whole) > 400
-    with pytest.raises(ValueError, match=r"`critic_max_length` is 257, but .* 256 learned positions"):
-        critic_trainer(tmp_path, "maac", form, gpt2_team(), critic_max_length=257)
     assert learned_positions(tiny_llama()) is learned_positions(other_model("gemma3")) is None
     opt = OPTForCausalLM(
         OPTConfig(vocab_size=258, hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2)
@@ -578,6 +580,26 @@ def test_a_frozen_agent_needs_no_critic(tmp_path):
     trainer = critic_trainer(tmp_path, frozen_agents=["aux"])
     trainer.train()
     assert trainer.team.critics.names == ("main",)
+
+
+@pytest.mark.parametrize(("size", "forwards"), [(64, [6]), (4, [3, 3])])
+def test_values_are_predicted_for_as_few_rows_as_possible(tmp_path, size, forwards, monkeypatch):
+    trainer = critic_trainer(tmp_path, "iac", items_per_device=6, num_turns=1, per_device_train_batch_size=size)
+    predict, values, read, numbers = trainer._predict, Critics.values, [], []
+
+    def reading(self, name, team, input_ids, attention_mask):
+        read.append(len(input_ids))
+        return values(self, name, team, input_ids, attention_mask)
+
+    def predicting(critic, rows):
+        read.clear()
+        predict(critic, rows)
+        numbers.append([*read])
+
+    monkeypatch.setattr(Critics, "values", reading)
+    monkeypatch.setattr(trainer, "_predict", predicting)
+    trainer.train()
+    assert numbers and all(number == forwards for number in numbers)
 
 
 def test_a_joint_action_steps_a_critic_once(tmp_path):

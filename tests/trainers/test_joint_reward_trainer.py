@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from matplotlib.image import imread
 from pairs import pair_config, pairs
 from peft import LoraConfig
 from transformers import AutoModelForSequenceClassification
@@ -17,10 +16,8 @@ from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTr
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.joint_text import JointText
 from trl_multiagent.preferences.rows import text_columns
-from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
-from trl_multiagent.trainers.base.failed_saves import WriteError
-from trl_multiagent.trainers.joint_reward_report import HeldOut
-from trl_multiagent.trainers.joint_reward_trainer import split_by_item
+from trl_multiagent.trainers.base.checkpoints import UNFINISHED_FOLDER, WriteError
+from trl_multiagent.trainers.joint_reward_trainer import held_out_metrics, split_by_item
 
 from pages import read_page
 from tiny import byte_tokenizer, flip, tiny_classifier
@@ -61,8 +58,6 @@ def test_text():
     assert (ids, is_cut) == (byte_tokenizer()(whole + "<eos>")["input_ids"], False)
     with pytest.raises(ValueError, match=r"must contain {text} once"):
         JointText(("a",), prompt_template="{role}")
-    with pytest.raises(ValueError, match="version 2"):
-        JointText.from_config({**text.to_config(), "version": 2})
 
 
 @pytest.mark.parametrize("length", [30, 60, 100, 109, 110, 139, 140, 141])
@@ -199,8 +194,8 @@ def test_report(tmp_path, reports):
             prompts = {role: row[f"{role}_prompt"] for role in text.roles}
             ids.append(score(model, text.encode(byte_tokenizer(), prompts, answers)[0]))
     margins = np.subtract(scores["chosen"], scores["rejected"])
-    assert trainer.held_out.margins == pytest.approx(margins, abs=1e-5)
-    assert trainer.held_out.gaps == pytest.approx(np.arange(7) + 0.5)
+    assert trainer.held_out[:, 0] - trainer.held_out[:, 1] == pytest.approx(margins, abs=1e-5)
+    assert trainer.held_out[:, 2] - trainer.held_out[:, 3] == pytest.approx(np.arange(7) + 0.5)
     assert facts["accuracy"] == np.mean(margins > 0) and facts["margin"] == pytest.approx(margins.mean(), abs=1e-5)
     assert facts["texts_cut"] == {"train": 24, "eval": 14}
     logged = trainer.evaluate()
@@ -209,27 +204,20 @@ def test_report(tmp_path, reports):
     assert extremes == pytest.approx((min(map(min, scores.values())), max(map(max, scores.values()))), abs=1e-5)
     assert logged["eval_accuracy"] == facts["accuracy"] and logged["eval_calibration_error"] <= 0.5
     assert json.loads((tmp_path / "held_out.json").read_text())["pairs"] == 7
-    assert imread(tmp_path / "reliability.png").shape[:2] == (600, 1500)
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
     assert f'pipeline(model="{tmp_path}"' in card  # the folder, until there is a repository
     assert "### Answer of main\n(answer of main)" in card and "| calibration_error |" in card
 
 
-def test_reliability_of_known_margins():
+def test_metrics_of_known_margins():
     margins = np.array([0.0, 10.0, 10.0, -10.0, np.log(3)])  # confidences 0.5, 1, 1, 1 and 0.75
-    held_out = HeldOut(margins, np.zeros(5), np.array([1.0, 1, 2, 2, 2]), np.zeros(5))
-    low, middle, high = held_out.confidence_bins().itertuples()
-    assert (low.count, low.accuracy, middle.count, middle.accuracy) == (1, 0.0, 1, 1.0)
-    assert (high.count, high.accuracy) == (3, pytest.approx(2 / 3)) and high.mean == pytest.approx(1, abs=1e-4)
-    assert held_out.calibration_error == pytest.approx((0.5 + 0.25 + 3 * (1 / 3)) / 5, abs=1e-4)
-    assert held_out.gap_bins()["count"].sum() == 5
-    slope, intercept = HeldOut(
-        np.array([1.0, 2]), np.array([0.0, 3]), np.array([5.0, 7]), np.array([3.0, 9])
-    ).reward_scale()
-    assert (slope, intercept) == pytest.approx((2, 3))
-    assert HeldOut(np.zeros(2), np.zeros(2), np.ones(2), np.zeros(2)).reward_scale() is None
-    assert HeldOut(margins, np.zeros(5)).gap_bins().empty
+    scores = np.stack([margins, np.zeros(5), np.array([1.0, 1, 2, 2, 2]), np.zeros(5)], axis=1)
+    metrics = held_out_metrics(scores)
+    assert metrics["calibration_error"] == pytest.approx((0.5 + 0.25 + 3 * (1 / 3)) / 5, abs=1e-4)
+    assert (metrics["accuracy"], metrics["accuracy_small_gaps"]) == (0.6, 0.5)
+    assert metrics["accuracy_large_gaps"] == pytest.approx(2 / 3)
+    assert list(held_out_metrics(scores[:, :2])) == ["accuracy", "margin", "calibration_error"]
 
 
 # Use
@@ -244,7 +232,6 @@ def test_the_saved_model_is_an_ordinary_one_and_a_reward_function(tmp_path, form
     trainer.save_model()
     loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    assert loaded.config.reward_scale == list(trainer.held_out.reward_scale())
     assert (tmp_path / "checkpoint-3" / "adapter_config.json").is_file() == (form == "lora")
 
     prompts = {"aux": "Help with {x}.", "main": "Do {x}."}
@@ -258,9 +245,6 @@ def test_the_saved_model_is_an_ordinary_one_and_a_reward_function(tmp_path, form
         assert score(trainer.model, ids) == pytest.approx(score(loaded, ids), abs=1e-5)
     with pytest.raises(ValueError, match=r"trained on answers of \['aux', 'main'\], but the roles are \['main'"):
         FunctionEnvironment({"main": "", "aux": ""}, loaded)
-    flip(tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=f"{tmp_path} is damaged: changed since it was saved: model.safetensors"):
-        FunctionEnvironment(prompts, str(tmp_path))
 
 
 def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
@@ -294,12 +278,14 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     assert not (tmp_path / UNFINISHED_FOLDER).exists()
     folder = tmp_path / "checkpoint-2"
     flip(folder / "model.safetensors")
-    with pytest.raises(ValueError, match=f"{folder} is damaged: changed since it was saved: model.safetensors"):
+    with pytest.raises(
+        ValueError, match=f"{folder} is damaged: missing, or changed since it was saved: model.safetensors"
+    ):
         reward_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
     flip(folder / "model.safetensors")
     (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
     trainer = reward_trainer(tmp_path, max_steps=4)
-    with pytest.raises(ValueError, match=r"checkpoint-3 is not complete.*optimizer.pt.*checkpoint before it: .*-2\."):
+    with pytest.raises(ValueError, match=r"checkpoint-3 is damaged.*optimizer.pt.*checkpoint before it: .*-2\."):
         trainer.train(resume_from_checkpoint=True)
     trainer.train(resume_from_checkpoint=str(folder))
     assert trainer.state.global_step == 4

@@ -164,14 +164,14 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_report(tmp_path):
         ({"loss_type": "aot"}, "`loss_type` 'aot' is not supported for a team: it sorts"),
         ({"loss_type": ["sigmoid", "aot_unpaired"]}, "'aot_unpaired' is not supported"),
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}, "`loss_weights` must have the same length"),
-        ({"ld_alpha": 0.5}, "`ld_alpha` is 0.5, which is not supported"),
+        ({"ld_alpha": 0.5}, "`ld_alpha` is 0.5, which teams do not support"),
         ({"beta": 0.0}, "`beta` is 0.0; it must be greater than 0"),
         ({"truncation_mode": "keep_end"}, "`truncation_mode` is 'keep_end'"),
         ({"reference_free": True, "precompute_ref_log_probs": True}, "needs a reference policy"),
         ({"reference_free": True, "f_divergence_type": "forward_kl"}, "needs a reference policy"),
         ({"precompute_ref_log_probs": True, "sync_ref_model": True}, "computes only once"),
         ({"use_weighting": True, "loss_type": "sft"}, "`use_weighting` applies to pairs"),
-        ({"remove_unused_columns": True}, "found by their names"),
+        ({"remove_unused_columns": True}, "teams do not support"),
     ],
 )
 def test_impossible_settings_are_refused(tmp_path, settings, problem):

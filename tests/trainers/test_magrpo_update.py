@@ -1,14 +1,17 @@
 """The update: every gradient against a computation in plain PyTorch, one sequence at a time, without padding."""
 
 import copy
+import math
 
 import pytest
+import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, RLOOConfig
 
 import trl_multiagent
 from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent.environments.task_errors import TaskError
 
 from by_hand import (
     FixedGRPO,
@@ -280,3 +283,50 @@ def test_one_agent_and_one_turn_equals_trl(tmp_path, ours, theirs):
         settings = {"loss_type": theirs, "scale_rewards": "none"}
         expected, _ = trl_update(tmp_path, FixedGRPO, GRPOConfig, trainer, before, dataset, **settings)
     assert distance({name.removeprefix("models.solo."): g for name, g in gradients.items()}, expected) < 1e-5
+
+
+def every_third_is_none(completions, **columns):
+    rewards = zip(completions, count_reward(completions), strict=True)
+    return [None if sum(map(ord, c["aux"])) % 3 == 0 else reward for c, reward in rewards]
+
+
+@pytest.mark.parametrize("branching", ["tree", "episodes"])
+def test_joint_actions_without_a_reward_are_left_out(tmp_path, branching):
+    """They are in no baseline and no mean of the loss, and they are counted."""
+    settings = {"branching": branching, "num_turns": 1, "reward_none": "drop", "advantage_mode": "rloo"}
+    environment = tiny_environment(reward=every_third_is_none)
+    found, trainer, start = one_update(tmp_path, environment=environment, num_generations=5, **settings)
+    (nodes,) = trainer._levels
+    groups = [[(node.rewards[j], node, j) for j in range(len(node.rewards))] for node in nodes]
+    if branching == "episodes":
+        groups = [[x for group in groups[k : k + 5] for x in group] for k in range(0, len(groups), 5)]
+    scored = [[x for x in group if not math.isnan(x[0])] for group in groups]
+    number = sum(map(len, scored))
+    assert 0 < number < 5 * len(groups) and min(map(len, scored)) > 1
+    for role in start.roles:
+        loss = 0.0
+        for group in scored:
+            for k, (reward, node, j) in enumerate(group):
+                others = [x[0] for x in group[:k] + group[k + 1 :]]
+                samples = node.samples[role]
+                with start.activate(role) as agent:
+                    logps = log_probability(agent, samples.prompt_ids, samples.completion_ids[j])
+                loss = loss - (reward - sum(others) / len(others)) * logps.sum()
+        (loss / number).backward()
+    expected = {name: x.grad for name, x in start.named_parameters() if x.grad is not None}
+    assert distance(found, expected) < 1e-5
+    log = trainer.state.log_history[0]
+    assert log["turn_1/reward_none"] == pytest.approx(1 - number / (5 * len(groups)))
+    assert log["reward"] == pytest.approx(sum(x[0] for group in scored for x in group) / number)
+
+
+def test_a_batch_without_any_reward_trains_nothing(tmp_path):
+    environment = tiny_environment(reward=lambda completions, **_: [None] * len(completions))
+    before = tiny_team().state_dict()
+    settings = {"reward_none": "drop", "advantage_normalization": "role", "trace_steps": 1}
+    trainer = tiny_trainer(tmp_path, environment=environment, **settings)
+    trainer.train()
+    assert all(torch.equal(x, before[name]) for name, x in trainer.team.state_dict().items())
+    assert trainer.state.log_history[0]["turn_1/reward_none"] == 1.0 and "reward" not in trainer.state.log_history[0]
+    with pytest.raises(TaskError, match="In a training, `reward_none: drop` leaves such joint actions out"):
+        tiny_trainer(tmp_path / "other", environment=environment).train()

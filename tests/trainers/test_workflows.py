@@ -286,7 +286,7 @@ def test_a_zero_sum_game_trains(tmp_path):
         ({"stop_strings": {"aux": "."}}, "`stop_strings` is '.' for 'aux'; it must be a valid list"),
         (
             {"generation_kwargs": {"stop_strings": ["."]}},
-            "`generation_kwargs` must not set 'stop_strings': use the argument",
+            "`generation_kwargs` must not set 'stop_strings', which other arguments decide",
         ),
     ],
 )

@@ -8,21 +8,21 @@ Every solution splits naturally into a helper that prepares a list and a main fu
 two ways to split it.
 """
 
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from datasets import Dataset
-
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 
 
 SEED = 20
 HELD_OUT = 96
 VARIANTS = 3  # of each training combination; they differ in inputs and wording
-ASSERTS = 4
+ASSERTS = 8
 
 
 class Part(NamedTuple):
@@ -163,6 +163,19 @@ class Problem:
             if self.reduced(once) not in (self.reduced(kept), self.reduced(self.mapped(once))):
                 return values
 
+    def asserted(self, rng: random.Random) -> list[list | str]:
+        """
+        Draws the arguments of the asserts. Both ways to split the work show in them: no result is that of more than
+        half of them, and in at least two, what the helper returns is not the result.
+        """
+        while True:
+            drawn = [self.inputs(rng, length=rng.randint(4, 7)) for _ in range(ASSERTS)]
+            kept, results = [self.kept(values) for values in drawn], [self.solve(values) for values in drawn]
+            helpers = kept, [self.mapped(values) for values in kept]
+            differing = min(sum(map(operator.ne, values, results)) for values in helpers)
+            if differing >= 2 and max(map(results.count, results)) <= ASSERTS // 2:
+                return drawn
+
     def item(self, variant: int) -> dict:
         """Returns the dataset row of one variant of the problem."""
         rng = random.Random(f"{SEED}/{self.name}/{variant}")
@@ -174,7 +187,7 @@ class Problem:
             argument=self.argument,
         )
         example = self.inputs(rng, length=4 if self.family is LISTS else 5)
-        asserts = [self.inputs(rng, length=rng.randint(4, 7)) for _ in range(ASSERTS)]
+        asserts = self.asserted(rng)
         return {
             "task_id": f"demo/{self.name}/{variant}",
             "prompt": f"def {self.name}({self.argument}):\n"
@@ -206,6 +219,17 @@ def demo_problems(split: str) -> list[Problem]:
     return problems[:HELD_OUT] if split == "test" else problems[HELD_OUT:]
 
 
+@cache
+def problems_by_name() -> dict[str, Problem]:
+    """Returns the problems of both splits by the name of their function."""
+    return {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
+
+
+def problem_of(item: dict) -> Problem:
+    """Returns the problem of a row of [`demo_dataset`]."""
+    return problems_by_name()[item["entry_point"]]
+
+
 def demo_dataset(split: str) -> Dataset:
     """
     Returns the demo's problems in the schema of HumanEval: task_id, prompt, entry_point, test, canonical_solution.
@@ -216,7 +240,8 @@ def demo_dataset(split: str) -> Dataset:
     """
     variants = 1 if split == "test" else VARIANTS
     problems = demo_problems(split)
-    return Dataset.from_list([problem.item(variant) for variant in range(variants) for problem in problems])
+    rows = [problem.item(variant) for variant in range(variants) for problem in problems]
+    return make_dataset(rows, "the demo")
 
 
 def demo_prompts(item: dict) -> dict[str, str]:

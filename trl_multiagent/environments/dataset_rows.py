@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -146,8 +147,14 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
     except ConnectionError:
         if name not in EMBEDDED:
             raise
-        logger.warning("The Hub cannot be reached, so %s is read from the copy in this package.", name)
+        note_copy(name)
         return read_embedded(name, split)
+
+
+@functools.cache
+def note_copy(name: str) -> None:
+    """Says once that a copy is used."""
+    logger.warning("The Hub cannot be reached, so %s is read from the copy in this package.", name)
 
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:

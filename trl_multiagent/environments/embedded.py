@@ -71,18 +71,6 @@ def read_split(split: str | None, sizes: dict[str, int], source: str, default: s
     return rows
 
 
-def imitation_model(name: str, demonstrate: Callable, steps: int, module: str, *data: str) -> str:
-    """
-    Returns the folder of the base model of a demo. The first call builds it, see
-    [`~trl_multiagent.models.imitation.ImitationModel.path`]. Its demonstrations depend on the folder of the file
-    `module`, and on files of the folder `data`.
-    """
-    from trl_multiagent.models.imitation import ImitationModel  # `--help` need not wait for transformers
-
-    sources = [*sorted(Path(module).parent.glob("*.py")), *(DATA / file for file in data)]
-    return ImitationModel(name, demonstrate, steps, sources).path()
-
-
 def read_data(file: str) -> str:
     """Reads a file of the folder `data`, compressed if its name ends in `.gz`."""
     content = (DATA / file).read_bytes()

@@ -1,4 +1,4 @@
-"""Reward models, loaded and called as TRL's GRPOTrainer does."""
+"""Reward models of one agent or of a team, loaded and called as TRL's GRPOTrainer does."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,6 @@ from trl.data_utils import apply_chat_template
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.folders import check_checksums
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.joint_text import CONFIG_KEY, JointText
 from trl_multiagent.models.positions import check_texts
@@ -24,7 +23,8 @@ BATCH_SIZE = 16  # texts in one forward
 
 class RewardModel:
     """
-    A sequence classifier with one output, as a reward function of one agent.
+    A sequence classifier with one output, as a reward function. A joint reward model, see [`JointRewardTrainer`], reads
+    the prompts and the answers of all roles, in the wording of its training. Any other model reads those of one agent.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
@@ -36,7 +36,8 @@ class RewardModel:
         TooLongError: When it is called, if a text is longer than the learned positions of the model.
     """
 
-    roles: tuple[str, ...] | None = None  # of a model that reads the answers of a whole team
+    joint_text: JointText | None = None  # of a joint reward model
+    roles: tuple[str, ...] | None = None  # the same
 
     def __init__(self, model: str | nn.Module, tokenizer: PreTrainedTokenizerBase | None = None):
         self._placed = not isinstance(model, str)
@@ -48,7 +49,6 @@ class RewardModel:
             )
         try:
             if isinstance(model, str):
-                check_checksums(model)
                 model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
             name = get_config_model_id(model.config)
             self.tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
@@ -60,6 +60,10 @@ class RewardModel:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         # The reward is read at the last token that is not padding
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
+        wording = self.model.config.to_dict().get(CONFIG_KEY)
+        if wording is not None:
+            self.joint_text = JointText.from_config(wording)
+            self.roles = self.joint_text.roles
 
     @torch.inference_mode()
     def __call__(self, prompts: list, completions: list, **kwargs: Any) -> list[float]:
@@ -86,6 +90,11 @@ class RewardModel:
 
     def _encode(self, prompt: Any, completion: Any) -> list[int]:
         """Tokenizes a prompt and its completion."""
+        if self.joint_text is not None:
+            if not isinstance(prompt, Mapping):  # from a trainer with a single model
+                (role,) = self.joint_text.roles
+                prompt, completion = {role: prompt}, {role: completion}
+            return self.joint_text.encode(self.tokenizer, prompt, completion)[0]
         if isinstance(prompt, str):
             text = prompt + completion
         else:
@@ -96,11 +105,9 @@ class RewardModel:
 
 class JointRewardModel(RewardModel):
     """
-    A joint reward model, see [`JointRewardTrainer`], as a reward function. It reads the problem and the answers of all
-    roles, in the wording of its training.
-
-    [`FunctionEnvironment`] makes one from the model or its id. It is also a reward function for TRL's own trainers, if
-    it was trained on the answers of a single role. Arguments and errors are those of [`RewardModel`].
+    A joint reward model as a reward function; any other model is an error. [`FunctionEnvironment`] makes one from the
+    model or its id. It is also a reward function for TRL's own trainers, if it was trained on the answers of a single
+    role. Arguments and errors are those of [`RewardModel`].
 
     Example:
 
@@ -112,40 +119,11 @@ class JointRewardModel(RewardModel):
 
     def __init__(self, model: str | nn.Module, tokenizer: PreTrainedTokenizerBase | None = None):
         super().__init__(model, tokenizer)
-        if not is_joint(self.model):
+        if self.joint_text is None:
             raise ValueError(
                 f"{show_model(model)} is not a joint reward model: its configuration has no {CONFIG_KEY!r}, which "
                 "`JointRewardTrainer` writes."
             )
-        self.joint_text = JointText.from_config(self.model.config.joint_text)
-        self.roles = self.joint_text.roles
-        self.num_cut = 0  # texts so far whose problem was truncated
-
-    def _encode(self, prompt: Any, completion: Any) -> list[int]:
-        if not isinstance(prompt, Mapping):  # from a trainer with a single model
-            (role,) = self.joint_text.roles
-            prompt, completion = {role: prompt}, {role: completion}
-        ids, is_cut = self.joint_text.encode(self.tokenizer, prompt, completion)
-        self.num_cut += is_cut
-        return ids
-
-
-def load_reward_model(model: str | nn.Module) -> RewardModel:
-    """
-    Makes a reward function from a model or its id: for the whole team if it is a joint reward model, else for one
-    agent.
-    """
-    reward = RewardModel(model)
-    if not is_joint(reward.model):
-        return reward
-    joint = JointRewardModel(reward.model, reward.tokenizer)
-    joint._placed = reward._placed
-    return joint
-
-
-def is_joint(model: nn.Module) -> bool:
-    """Returns whether a model was trained as a joint reward model."""
-    return CONFIG_KEY in model.config.to_dict()
 
 
 def show_model(model: str | nn.Module) -> str:

@@ -32,6 +32,10 @@ class DatasetSource:
     size: int | None = setting("Use the first n of the rows to train on.", ge=1)
     eval_size: int | None = setting("Use the first n of the rows to evaluate on.", ge=1)
 
+    def load_splits(self, load: Callable[[str | None], Dataset]) -> tuple[Dataset, Dataset | None]:
+        """Calls `load` with the split to train on and, if there is one, with the split to evaluate on."""
+        return load(self.train_split), None if self.eval_split is None else load(self.eval_split)
+
     @property
     def without_effect(self) -> list[str]:
         """

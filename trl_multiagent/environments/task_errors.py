@@ -58,6 +58,8 @@ def task_code(name: str) -> Iterator[None]:
         raise TaskInterrupt(f"{name} was interrupted") from error
     except SystemExit as error:
         raise TaskError(f"{name} called sys.exit({'' if error.code is None else repr(error.code)}).") from error
+    except ImportError as error:
+        raise UnavailableError(f"{name} needs a library that is missing: {describe(error)}") from error
     except BaseException as error:
         is_of_trl = "reward" in name and isinstance(error, KeyError) and error.args == (0,)  # reads `completion[0]`
         raise TaskError(f"{name} raised {describe(error)}{FOR_ONE_AGENT if is_of_trl else ''}") from error

@@ -130,7 +130,10 @@ def _generate(
         if group is not None:
             group.rows = numbers
         if can_continue_cache(model) and not config.cache_implementation:
-            cache = prompt_cache(model, input_ids, attention_mask, owners, length + config.max_new_tokens)
+            room = (
+                -(-(length + config.max_new_tokens) // 16) * 16
+            )  # masks of other widths are copied by attention kernels
+            cache = prompt_cache(model, input_ids, attention_mask, owners, room)
         rngs = [np.random.default_rng(seed) for prompt_seeds in seeds for seed in prompt_seeds]
         drawn = torch.from_numpy(np.stack([rng.random(config.max_new_tokens, dtype=np.float32) for rng in rngs]))
         if group is not None:

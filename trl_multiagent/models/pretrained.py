@@ -31,7 +31,16 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     """Loads a model. It stays on the CPU, because the trainer places the whole team on the accelerator."""
-    return create_model_from_path(name, cast(Any, AutoModelForCausalLM), **{"device_map": None, **kwargs})
+    model = create_model_from_path(name, cast(Any, AutoModelForCausalLM), **{"device_map": None, **kwargs})
+    if kwargs.get("gguf_file") is None:
+        return model
+    # transformers saves no model that it read from a GGUF file, although the weights are plain numbers
+    config = copy.deepcopy(model.config)
+    del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    return plain
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 A sampling loop that is faster than that of transformers: rows that have ended leave the batch, the cache is written in
 place, and a token is drawn with one random number instead of one per token of the vocabulary. A row's tokens depend
 only on its own random numbers.
+
+A token is computed in one of two forms. [`GrowingToken`] attends to the tokens so far. [`FixedToken`] attends to the
+whole room of the cache under a mask, so that a CUDA graph can replay it.
 """
 
 import copy
@@ -18,6 +21,7 @@ from transformers.generation import (
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     TemperatureLogitsWarper,
@@ -27,7 +31,7 @@ from transformers.generation import (
 from transformers.utils import logging
 
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.shared_prompts import RoomyLayer, takes_masks
+from trl_multiagent.models.shared_prompts import RoomyLayer, keep_rows, takes_masks
 
 
 logger = logging.get_logger(__name__)
@@ -35,8 +39,10 @@ logger = logging.get_logger(__name__)
 PENALTY = RepetitionPenaltyLogitsProcessor
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 COVERED = (PENALTY, MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor, *WARPERS)
-GPU_PERIOD = 8  # tokens between two checks for ended rows, because a check makes the CPU wait for the GPU
-MOST_LIVE = 0.75  # ended rows leave the batch when at most this share of its rows is left
+GPU_PERIOD = 20  # tokens between two checks for ended rows, because a check makes the CPU wait for the GPU
+# Ended rows leave the batch when at most this share of its rows is left. Then a graph has to be captured again
+MOST_LIVE, MOST_LIVE_IN_GRAPHS = 0.75, 0.5
+WARM_UP = 2  # tokens before a graph is captured: libraries allocate, and autocast casts the weights
 
 
 class StopStrings(StoppingCriteria):
@@ -87,7 +93,7 @@ class Rows:
 
     places: torch.Tensor  # indices of the rows at the start
     ids: torch.Tensor  # token ids: the prompt, the completion so far, and room for the rest of it
-    mask: torch.Tensor | None  # attention mask, see [`SamplingLoop.first_mask`]; `None` without padding
+    mask: torch.Tensor  # attention mask of the prompt and of all tokens to come
     positions: torch.Tensor  # position of the last prompt token, of shape `(num_rows, 1)`
     numbers: torch.Tensor  # random numbers, of shape `(num_rows, max_new_tokens)`
     end_tokens: torch.Tensor  # ids of the tokens that end a row, of shape `(num_rows, n)`
@@ -96,8 +102,7 @@ class Rows:
 
     def keep(self, rows: torch.Tensor) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            setattr(self, field.name, None if value is None else value[rows])
+            setattr(self, field.name, getattr(self, field.name)[rows])
 
 
 class SamplingLoop:
@@ -156,6 +161,10 @@ class SamplingLoop:
             stopping_criteria = StoppingCriteriaList([*ends, EndTokens(self.end_tokens)])
             choice = SeededChoice(self.numbers, input_ids.size(1))
             config = copy.copy(generation_config)
+            logits_processor = LogitsProcessorList(
+                WithoutPadding(x, self.attention_mask) if isinstance(x, NoRepeatNGramLogitsProcessor) else x
+                for x in logits_processor
+            )
             if config.do_sample:
                 logits_processor = LogitsProcessorList([*logits_processor, choice])
                 config.do_sample = False  # `choice` leaves one token, and taking it is faster than drawing it
@@ -171,38 +180,39 @@ class SamplingLoop:
         """Samples all rows. Returns prompts and completions. Tokens after the end of a completion have no meaning."""
         # transformers' penalty has the padding of all rows, but rows leave this batch
         processors = LogitsProcessorList(PENALTY(x.penalty) if isinstance(x, PENALTY) else x for x in processors)
-        rows, length = self.first_rows(model, input_ids, config.pad_token_id), input_ids.size(1)
-        result, last, seen = rows.ids.clone(), rows.ids.size(1), length
-        period = period_of(input_ids.device)
+        rows, length = self.first_rows(input_ids, config.pad_token_id), input_ids.size(1)
+        result, last = rows.ids.clone(), rows.ids.size(1)
+        fixed = replays(input_ids.device) and self.can_be_fixed(model, processors)
+        token = (FixedToken if fixed else GrowingToken)(self, model, rows, processors, config.do_sample)
+        period, most_live = period_of(input_ids.device), MOST_LIVE_IN_GRAPHS if fixed else MOST_LIVE
         while length < last:
-            scores = self.forward(model, rows, length)
-            if processors:
-                scores = processors(cast(Any, rows.ids[:, :length]), cast(Any, scores))
-            step = length - input_ids.size(1)
-            tokens = choose(scores, rows.numbers[:, step, None]) if config.do_sample else scores.argmax(dim=-1)
-            rows.ids[:, length] = tokens
-            rows.ended |= (tokens[:, None] == rows.end_tokens).any(dim=1)
-            length += 1
-            if (length - input_ids.size(1)) % period == 0 or length == last:
-                if bool(scores.isnan().any()):
-                    raise ValueError(
-                        "The logits of the model are not numbers: its weights, or the precision, are broken."
-                    )
-                if self.stops is not None:
-                    for end in range(seen + 1, length + 1):
-                        rows.ended |= self.stops.ended(rows.ids[:, :end], rows.places)
-                seen = length
-                if len(rows.ended) - int(rows.ended.sum()) <= MOST_LIVE * len(rows.ended):
-                    live = live_rows(rows.ended)
-                    result[rows.places] = rows.ids
-                    rows.keep(live)
-                    if len(live) == 0:
-                        break
-                    cast(Cache, self.cache).batch_select_indices(live)
+            seen, length = length, min(length + period, last)
+            for end in range(seen, length):
+                token.sample(end)
+            if self.stops is not None:
+                for end in range(seen + 1, length + 1):
+                    rows.ended |= self.stops.ended(rows.ids[:, :end], rows.places)
+            broken, ended = torch.stack([token.scores.isnan().sum(), rows.ended.sum()]).tolist()
+            if broken:
+                raise ValueError("The logits of the model are not numbers: its weights, or the precision, are broken.")
+            if len(rows.ended) - ended <= most_live * len(rows.ended):
+                live = live_rows(rows.ended)
+                result[rows.places] = rows.ids
+                rows.keep(live)
+                if len(live) == 0:
+                    break
+                keep_rows(cast(Cache, self.cache), live)
+                token.renew()
         result[rows.places] = rows.ids
         return result[:, :length]
 
-    def first_rows(self, model: PreTrainedModel, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
+    def can_be_fixed(self, model: PreTrainedModel, processors: LogitsProcessorList) -> bool:
+        """Returns whether a token needs neither a growing cache nor the tokens so far."""
+        layers = cast(Cache, self.cache).layers
+        roomy = takes_masks(model) and all(type(layer) is RoomyLayer for layer in layers)
+        return roomy and all(isinstance(x, WARPERS) for x in processors)
+
+    def first_rows(self, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
         """
         Returns the rows with their prompts. A row's first token replaces its padding, because a repetition penalty
         reads all tokens.
@@ -213,7 +223,7 @@ class SamplingLoop:
         return Rows(
             places=torch.arange(len(input_ids), device=device),
             ids=torch.cat([torch.where(mask == 1, input_ids, first), room], dim=1),
-            mask=None if bool(mask.all()) else self.first_mask(model, torch.cat([mask, torch.ones_like(room)], dim=1)),
+            mask=torch.cat([mask, torch.ones_like(room)], dim=1),
             positions=mask.sum(dim=1, keepdim=True) - 1,
             numbers=self.numbers.to(device),
             end_tokens=self.end_tokens.to(device),
@@ -221,31 +231,131 @@ class SamplingLoop:
             ended=torch.zeros(len(input_ids), dtype=torch.bool, device=device),
         )
 
-    def first_mask(self, model: PreTrainedModel, mask: torch.Tensor) -> torch.Tensor:
-        """
-        Returns the mask that attention adds, of shape `(num_rows, 1, 1, length)`, so that the model does not make it
-        again at every token.
-        """
-        if not takes_masks(model) or any(type(layer) is not RoomyLayer for layer in cast(Cache, self.cache).layers):
-            return mask
-        return torch.zeros_like(mask, dtype=model.dtype).masked_fill(mask == 0, -torch.inf)[:, None, None]
 
-    def forward(self, model: PreTrainedModel, rows: Rows, length: int) -> torch.Tensor:
-        """
-        Returns the logits of the next token of each row, if rows have `length` tokens. A CUDA graph could replay this
-        function.
-        """
-        if self.group is not None:
-            self.group.rows = rows.agents
-        outputs = model(
-            input_ids=rows.ids[:, length - 1 : length],
-            attention_mask=None if rows.mask is None else rows.mask[..., :length],
-            position_ids=rows.positions + (length - self.attention_mask.size(1)),
-            past_key_values=self.cache,
-            use_cache=True,
-            **self.inputs,
+class GrowingToken:
+    """
+    Samples the next token of each row, with keys and values that grow. The fastest form where a launch costs nothing.
+    `scores` has the processed logits of the last token.
+    """
+
+    scores: torch.Tensor
+
+    def __init__(
+        self,
+        loop: SamplingLoop,
+        model: PreTrainedModel,
+        rows: Rows,
+        processors: LogitsProcessorList,
+        do_sample: bool,
+    ):
+        self.loop, self.model, self.rows = loop, model, rows
+        self.processors, self.do_sample = processors, do_sample
+        self.prompt_length = loop.attention_mask.size(1)
+        self.mask: torch.Tensor | None = None
+        self.padded = not bool(rows.mask.all())
+        # Attention adds such a mask as it is, so that the model does not make it again at every token
+        self.adds_mask = takes_masks(model) and all(type(x) is RoomyLayer for x in cast(Cache, loop.cache).layers)
+        self.renew()
+
+    def renew(self) -> None:
+        """Follows a change of the rows."""
+        if self.padded:
+            self.mask = additive(self.rows.mask, self.model.dtype) if self.adds_mask else self.rows.mask
+
+    def sample(self, length: int) -> None:
+        """Samples a token of rows that have `length` tokens."""
+        rows = self.rows
+        positions = rows.positions + (length - self.prompt_length)
+        mask = None if self.mask is None else self.mask[..., :length]
+        numbers = rows.numbers[:, length - self.prompt_length, None]
+        rows.ids[:, length] = self.draw(
+            rows.ids[:, length - 1 : length], mask, positions, numbers, rows.ids[:, :length]
         )
-        return outputs.logits[:, -1].float()
+
+    def draw(
+        self,
+        last: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor,
+        numbers: torch.Tensor,
+        ids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Returns the tokens that follow the tokens `last`, and marks the rows that end with them."""
+        if self.loop.group is not None:
+            self.loop.group.rows = self.rows.agents
+        outputs = self.model(
+            input_ids=last,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.loop.cache,
+            use_cache=True,
+            **self.loop.inputs,
+        )
+        self.scores = self.processors(cast(Any, ids), outputs.logits[:, -1].float())
+        tokens = choose(self.scores, numbers) if self.do_sample else self.scores.argmax(dim=-1)
+        self.rows.ended |= (tokens[:, None] == self.rows.end_tokens).any(dim=1)
+        return tokens
+
+
+class FixedToken(GrowingToken):
+    """
+    Samples the next token of each row with tensors whose shapes and addresses do not change. After [`WARM_UP`] tokens,
+    a CUDA graph replays the rest: a launch for a token instead of hundreds. The graph lives until rows leave the batch.
+    """
+
+    def renew(self) -> None:
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.sampled = 0
+        self.mask = None
+
+    def sample(self, length: int) -> None:
+        if self.mask is None:
+            layers = cast(Any, self.loop.cache).layers
+            self.place = torch.tensor([length - 1], device=self.rows.ids.device)  # of the last token
+            self.mask = additive(self.rows.mask, self.model.dtype)
+            self.mask = torch.nn.functional.pad(
+                self.mask, (0, layers[0].max_length - self.mask.size(-1)), value=-torch.inf
+            )
+            self.mask[..., length - 1 :] = -torch.inf
+            for layer in layers:
+                layer.place = self.place
+        if self.sampled == WARM_UP and self.rows.ids.is_cuda:
+            self.capture()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.sample_here()
+        self.sampled += 1
+
+    def sample_here(self) -> None:
+        """Samples a token. Neither a shape nor a number of the host depends on how many tokens there are."""
+        rows, mask = self.rows, cast(torch.Tensor, self.mask)
+        mask.index_fill_(3, self.place, 0)
+        step = self.place - (self.prompt_length - 1)
+        last = rows.ids.index_select(1, self.place)
+        tokens = self.draw(last, mask, rows.positions + step, rows.numbers.index_select(1, step), None)
+        self.place += 1
+        rows.ids.index_copy_(1, self.place, tokens[:, None])
+
+    def capture(self) -> None:
+        """Captures a graph, which computes nothing yet. What cannot be captured goes on without one."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.device(self.rows.ids.device), torch.cuda.graph(graph):
+                self.sample_here()
+            self.graph = graph
+        except RuntimeError as error:  # a model that waits for the device, or too little memory
+            logger.warning_once(f"Tokens are sampled without a CUDA graph, which takes longer: {error}")
+
+
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a mask of shape `(num_rows, 1, 1, length)` that attention adds to its scores."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask == 0, -torch.inf)[:, None, None]
+
+
+def replays(device: torch.device) -> bool:
+    """Returns whether tokens are computed in fixed shapes, which costs more than it saves without graphs."""
+    return device.type == "cuda"
 
 
 def period_of(device: torch.device) -> int:
@@ -275,6 +385,19 @@ def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     # Rounding must not select a token beyond the last one with a probability
     u = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, u, right=True).squeeze(1).clamp(max=scores.size(1) - 1)  # for NaN
+
+
+class WithoutPadding(LogitsProcessor):
+    """Hides the padding of the prompts from a processor, so that its scores do not depend on the batch."""
+
+    def __init__(self, processor: LogitsProcessor, attention_mask: torch.Tensor):
+        self.processor, self.is_padding = processor, attention_mask == 0
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        # Processors ignore tokens beyond the vocabulary
+        prompts = input_ids[:, : self.is_padding.size(1)].masked_fill(self.is_padding, scores.size(1))
+        shown = torch.cat([prompts, input_ids[:, self.is_padding.size(1) :]], dim=1)
+        return self.processor(cast(torch.LongTensor, shown), scores)
 
 
 class SeededChoice(LogitsProcessor):

@@ -46,12 +46,17 @@ def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
 class RoomyLayer(DynamicLayer):
     """
     A cache layer with room for `max_length` tokens, which are written in place. A growing layer would be copied at
-    every token. Keys and values may differ in data type, as under autocast.
+    every token. Under autocast, keys and values are held in the data type that attention computes in.
+
+    With a `place`, of shape `(1,)`, the next token is written there, and attention sees the whole room: no shape
+    changes from token to token.
     """
 
     def __init__(self, max_length: int):
         super().__init__()
         self.max_length = max_length
+        self.place: torch.Tensor | None = None
+        self.rooms: list[torch.Tensor] = []
 
     @classmethod
     def of(cls, layer: DynamicLayer, rows: torch.Tensor, max_length: int) -> "RoomyLayer":
@@ -65,20 +70,37 @@ class RoomyLayer(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         start = self.get_seq_length()
-        if start == 0:
+        if not self.rooms:
             self.lazy_initialization(key_states, value_states)
-            self.rooms = [x.new_empty(*x.shape[:-2], self.max_length, x.size(-1)) for x in (key_states, value_states)]
+            shape, device = (*key_states.shape[:-2], self.max_length), key_states.device.type
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else key_states.dtype
+            # Zeros, because a masked number must be finite
+            self.rooms = [x.new_zeros(*shape, x.size(-1), dtype=dtype) for x in (key_states, value_states)]
+        if self.place is not None:
+            for room, states in zip(self.rooms, (key_states, value_states), strict=True):
+                room.index_copy_(-2, self.place, states.to(room.dtype))
+            return self.rooms[0], self.rooms[1]
         end = start + key_states.size(-2)
         for room, states in zip(self.rooms, (key_states, value_states), strict=True):
             room[..., start:end, :] = states
         self.keys, self.values = (room[..., :end, :] for room in self.rooms)
         return self.keys, self.values
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Selects rows. Rows that keep their place are not copied."""
-        moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero().squeeze(1)
-        self.rooms = [room[: len(indices)].index_copy_(0, moved, room[indices[moved]]) for room in self.rooms]
+    def keep(self, number: int, moved: torch.Tensor, sources: torch.Tensor) -> None:
+        """Keeps the first rows, after copying the rows `sources` to the places `moved`."""
+        self.rooms = [room[:number].index_copy_(0, moved, room[sources]) for room in self.rooms]
         self.keys, self.values = (room[..., : self.get_seq_length(), :] for room in self.rooms)
+
+
+def keep_rows(cache: Cache, rows: torch.Tensor) -> None:
+    """Keeps some rows of a cache. Rows that keep their place are not copied."""
+    moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+    sources = rows[moved]
+    for layer in cast(Any, cache.layers):
+        if type(layer) is RoomyLayer:
+            layer.keep(len(rows), moved, sources)
+        else:
+            layer.batch_select_indices(rows)
 
 
 def prompt_cache(

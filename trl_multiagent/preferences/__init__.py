@@ -1,8 +1,7 @@
-from trl_multiagent.preferences.collection import collect_preferences
+from trl_multiagent.preferences.collection import collect_preferences, load_preferences, push_preferences
 from trl_multiagent.preferences.comparators import Comparator, make_comparator
 from trl_multiagent.preferences.config import PreferenceConfig
-from trl_multiagent.preferences.replay import ReplayConfig, replay
-from trl_multiagent.preferences.sources import load_preferences, push_preferences
+from trl_multiagent.preferences.pairs import ReplayConfig, replay
 
 
 __all__ = [

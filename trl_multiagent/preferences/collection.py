@@ -1,6 +1,6 @@
 """
 Collects joint preferences: samples joint answers to every item, scores them, pairs them, and writes an ordinary
-dataset.
+dataset with a card. Loads and pushes such datasets.
 
 Items are collected in chunks. The candidates of an item depend only on the seed, the round and the item, and the
 random numbers of the environment only on the chunk. So neither an interruption nor the number of processes changes the
@@ -10,32 +10,43 @@ result.
 import contextlib
 import random
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import PartialState
 from datasets import Dataset, Features, Value, load_from_disk
+from huggingface_hub import CommitInfo, DatasetCardData
 from transformers import set_seed
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_FILE,
+    LOCAL_SUFFIXES,
+    item_ids,
+    load_from_hub,
+    make_dataset,
+    read_file,
+    select_rows,
+)
 from trl_multiagent.folders import (
     CARD_FILE,
     DATASET_STATE,
     PREFERENCES_FILE,
-    checksum_of_file,
+    is_collection,
     replacing,
     write_json,
     write_text,
 )
+from trl_multiagent.hub import open_repo, push_command_advice, upload_folder
 from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import (
-    checksum_of_entries,
     checksum_of_weights,
     describe_agent,
     describe_environment,
@@ -45,7 +56,6 @@ from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
-from trl_multiagent.preferences.report import PICTURE_FILE, draw_rewards, preference_card, summarize, warn_if_few_pairs
 from trl_multiagent.preferences.rows import (
     CHOSEN_BY,
     CHOSEN_REWARD,
@@ -58,6 +68,8 @@ from trl_multiagent.preferences.rows import (
     make_row,
     text_columns,
 )
+from trl_multiagent.report.pictures import COLORS, draw_histograms, picture
+from trl_multiagent.report.tables import markdown_table
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
@@ -68,6 +80,10 @@ logger = logging.get_logger(__name__)
 
 CHUNK_FILE = CANDIDATES_FOLDER + "/chunk_{:05d}.jsonl"
 STATE_FILE = CANDIDATES_FOLDER + "/environment_{:05d}.pt"  # the state of the environment after a chunk
+PICTURE_FILE = "rewards.png"
+HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
+FEW_ITEMS = 0.1  # a smaller share of items with pairs causes a warning
+BINS = 16
 
 
 def collect_preferences(
@@ -155,23 +171,18 @@ class _Collection:
         settings: dict[str, Any] = {"round": self.round, "roles": list(team.roles)}
         settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
         settings |= {"weights of the team": checksum_of_weights(team.parameters())}
-        settings |= {} if self.comparator is None else self.comparator.describe()
+        settings |= {} if self.comparator is None else self.comparator.facts
         settings |= {"rows of the dataset": digest_of_rows(self.dataset), **describe_environment(self.environment)}
         if self.environment.state_dict():  # each process has an environment of its own
             settings["number of processes"] = self.state.num_processes
         return settings | self.config.values(SAMPLING_FIELDS)
 
     def is_complete(self) -> bool:
-        """Returns whether the folder holds the result of these settings, unchanged."""
-        if not (self.stage.has(PREFERENCES_FILE) and self.stage.has(DATASET_STATE)):
+        """Returns whether the folder holds the result of these settings."""
+        if not is_collection(self.folder):
             return False
         facts = self.stage.result(PREFERENCES_FILE)
-        if facts["sampling"] != self.stage.settings or facts["pairing"] != self.config.values(PAIRING_FIELDS):
-            return False
-        is_unchanged = facts.get("rows") in (None, digest_of_rows(load_from_disk(self.folder)))
-        if not is_unchanged:
-            logger.warning(f"The preferences in {self.folder} have changed: they are made again of their candidates.")
-        return is_unchanged
+        return (facts["sampling"], facts["pairing"]) == (self.stage.settings, self.config.values(PAIRING_FIELDS))
 
     # Sampling
 
@@ -183,8 +194,6 @@ class _Collection:
         missing = [number for number in own if not self.stage.has(CHUNK_FILE.format(number))]
         if missing and self.stage.has(STATE_FILE.format(missing[0] - count)):
             path = self.folder / STATE_FILE.format(missing[0] - count)
-            if self.read_chunk(missing[0] - count)[0].get("state") not in (None, checksum_of_file(path)):
-                raise ValueError(f"{path} is damaged. Remove {path.parent}, and start again.")
             self.environment.load_state_dict(torch.load(path, weights_only=True))
         sampler = team_sampler(self.team, self.config, f"{self.config.seed}/{self.round}/team")
         sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
@@ -197,8 +206,6 @@ class _Collection:
                 if state:
                     with replacing(self.folder / STATE_FILE.format(number)) as path:
                         torch.save(state, path)
-                    lines[0]["state"] = checksum_of_file(self.folder / STATE_FILE.format(number))
-                lines = [{**line, "checksum": checksum_of_entries(line)} for line in lines]
                 self.stage.save(CHUNK_FILE.format(number), lines)
                 bar.update(len(lines))
 
@@ -279,20 +286,10 @@ class _Collection:
 
     # The dataset
 
-    def read_chunk(self, number: int) -> list[dict[str, Any]]:
-        """Reads the candidates of a chunk. Raises `ValueError` if the chunk is missing or damaged."""
-        path = CHUNK_FILE.format(number)
-        lines = self.stage.read(path)
-        if [line.get("index") for line in lines] != list(self.chunks[number]):
-            raise ValueError(f"{self.folder / path} is damaged: it lacks items. Remove it, and start again.")
-        if any(line.get("checksum") not in (None, checksum_of_entries(line)) for line in lines):
-            raise ValueError(f"{self.folder / path} is damaged: it has changed. Remove it, and start again.")
-        return lines
-
     def write_dataset(self) -> None:
         """Pairs the candidates, and writes the dataset, its card and the picture."""
         config, roles = self.config, self.team.roles
-        records = [record for number in range(len(self.chunks)) for record in self.read_chunk(number)]
+        records = [record for k in range(len(self.chunks)) for record in self.stage.read(CHUNK_FILE.format(k))]
         pairs = [pairs_of(record) for record in records]
         limit, selected = config.preference_pairs_per_sample, []
         rows = []
@@ -300,20 +297,18 @@ class _Collection:
             seed = derive_seed(config.seed, self.round, record["index"], "pairs")
             selected.append(select_pairs(item_pairs, config.pair_selection, limit, seed))
             rows += [self._row(record, pair) for pair in selected[-1]]
-        preferences = make_dataset(rows, roles, records[0]["prompts"])
+        preferences = dataset_of_rows(rows, roles, records[0]["prompts"])
         if rows:
             check_preferences(preferences, roles, "the collected preferences")
 
         for name in (PREFERENCES_FILE, DATASET_STATE):  # from here on, a crash leaves no dataset that looks complete
             (self.folder / name).unlink(missing_ok=True)
         save_dataset(preferences, self.folder)
-        numbers = summarize(records, pairs, selected, config)
         facts = {
             "environment": repr(self.environment),
             "sampling": self.stage.settings,
             "pairing": config.values(PAIRING_FIELDS),
-            "numbers": {**numbers, **({} if self.comparator is None else self.comparator.numbers())},
-            "rows": digest_of_rows(preferences),
+            "numbers": summarize(records, pairs, selected, config),
         }
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:
@@ -330,11 +325,6 @@ class _Collection:
                 column = f"{side}_{name}"
                 row[column if column not in row else f"{side}_metric_{name}"] = value
         return row
-
-
-def finished_chunks(folder: Path, number: int) -> int:
-    """Counts the first `number` chunks that a folder already holds."""
-    return sum((folder / CHUNK_FILE.format(k)).is_file() for k in range(number))
 
 
 def joint_answers(node: Node, by: str) -> list[dict[str, Any]]:
@@ -356,7 +346,7 @@ def pairs_of(record: dict[str, Any]) -> list[Pair]:
     return matched_pairs(candidates, [Candidate(**candidate) for candidate in record["comparator"]])
 
 
-def make_dataset(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
+def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
     """
     Makes a dataset of rows, possibly none, whose metrics may differ. A role's columns are texts if its prompt in
     `prompts` is one.
@@ -400,3 +390,216 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(arrays)
+
+
+# Reports: numbers, a warning, a picture, and the card of the dataset
+
+
+def summarize(
+    records: list[dict[str, Any]], pairs: list[list[Pair]], selected: list[list[Pair]], config: PreferenceConfig
+) -> dict[str, Any]:
+    """
+    Counts the candidates in `records`, all pairs of each item, and the selected pairs. `env_steps` is the count of
+    CoMLRL, which charges pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of
+    answers.
+    """
+    candidates, compared = candidates_of(records, "candidates"), candidates_of(records, "comparator")
+    kept = [pair for item_pairs in selected for pair in item_pairs]
+    texts = {
+        (k, *sorted(candidate["texts"].items()))
+        for k, record in enumerate(records)
+        for candidate in (*record["candidates"], *record.get("comparator", ()))
+    }
+    completions = sum(len(record["candidates"]) * len(record["prompts"]) for record in records)
+    numbers: dict[str, Any] = {
+        "items": len(records),
+        "items_with_pairs": sum(bool(item_pairs) for item_pairs in pairs),
+        "candidates_sampled": len(candidates) + len(compared),
+        "candidates_scored": len(candidates) + len(compared),
+        "candidates_distinct": len(texts),
+        "tokens_sampled": sum(record["tokens"] + record.get("comparator_tokens", 0) for record in records),
+        "completions_truncated": sum(record["truncated"] for record in records) / completions,
+        "pairs_possible": sum(map(len, pairs)),
+        "pairs": len(kept),
+        "env_steps": config.environment_steps(len(kept)),
+        "mean_reward": fmean(candidate["reward"] for candidate in candidates),
+    }
+    if compared:
+        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in compared)
+    if kept:
+        numbers["mean_chosen_reward"] = fmean(pair.chosen.reward for pair in kept)
+        numbers["mean_rejected_reward"] = fmean(pair.rejected.reward for pair in kept)
+        numbers["mean_gap"] = fmean(pair.gap for pair in kept)
+    return numbers
+
+
+def candidates_of(records: list[dict[str, Any]], side: str) -> list[dict[str, Any]]:
+    """Returns all candidates of the team (`"candidates"`) or of the comparator (`"comparator"`)."""
+    return [candidate for record in records for candidate in record.get(side, ())]
+
+
+def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
+    """Warns if almost no item has a pair, because training on such a dataset learns nothing about the other items."""
+    if numbers["items_with_pairs"] >= FEW_ITEMS * numbers["items"] and numbers["pairs"] > 0:
+        return
+    logger.warning(
+        "Only %d of %d items have answers with different rewards, so there are only %d pairs. The mean reward is "
+        "%.3g, and %d of %d "
+        "answers are different texts. Sample more candidates or at a higher temperature, or use items that are "
+        "neither too "
+        "easy nor too hard.",
+        *(numbers[name] for name in ("items_with_pairs", "items", "pairs", "mean_reward", "candidates_distinct")),
+        numbers["candidates_sampled"],
+    )
+
+
+def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path: Path) -> None:
+    """
+    Draws the distributions of the rewards of all candidates, of the rewards of the selected pairs, and of their gaps.
+    """
+    pairs = [pair for item_pairs in selected for pair in item_pairs]
+    rewards = {
+        "candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")],
+        "rejected": [pair.rejected.reward for pair in pairs],
+        "chosen": [pair.chosen.reward for pair in pairs],
+        "comparator": [candidate["reward"] for candidate in candidates_of(records, "comparator")],
+    }
+    gaps = [pair.gap for pair in pairs]
+    with picture(path, panels=2) as (left, right):
+        draw_histograms(left, rewards, BINS)
+        left.set(title="Joint rewards", xlabel="reward")
+        right.hist(gaps, BINS, color=COLORS[0])
+        mean = f", mean {fmean(gaps):.2f}" if gaps else ""
+        xlabel = "reward of the chosen minus that of the rejected answer"
+        right.set(title=f"Gaps of {len(gaps)} pairs{mean}", xlabel=xlabel, ylabel="pairs")
+        right.set_xlim(left=0)
+
+
+def preference_card(facts: dict[str, Any], roles: Sequence[str], columns: list[str], config: PreferenceConfig) -> str:
+    """Writes the card of the dataset. `facts`: the contents of [`~folders.PREFERENCES_FILE`]."""
+    data = DatasetCardData(
+        tags=["trl-multiagent", "preference"],
+        pretty_name="Joint preferences",
+        configs=[{"config_name": "default", "data_files": [{"split": "train", "path": HUB_FILE}]}],
+    )
+    metrics = [name for name in columns if name.startswith("chosen_") and name not in (CHOSEN_REWARD, CHOSEN_BY)]
+    components = ", ".join(f"`{name.removeprefix('chosen_')}`" for name in metrics)
+    by_role = "\n".join(
+        f"| {', '.join(f'`{name}`' for name in text_columns(role))} | prompt, chosen and rejected answer of `{role}` |"
+        for role in roles
+    )
+    settings = [("setting", "value"), *facts["pairing"].items(), *facts["sampling"].items()]
+    numbers = [("number", "value")]
+    numbers += [(name, f"{x:.4g}" if isinstance(x, float) else x) for name, x in facts["numbers"].items()]
+    shown = f"\n![Rewards and gaps](./{PICTURE_FILE})\n" if config.log_reward_distribution else ""
+    environment = "".join(f"    {line}\n" for line in facts["environment"].splitlines())
+    return f"""---
+{data.to_yaml()}
+---
+
+# Joint preferences
+
+Pairs of joint answers of the agents {", ".join(f"`{role}`" for role in roles)}. Each row compares two joint answers to one item; the chosen one has
+the greater joint reward. Made with trl_multiagent, which extends [TRL](https://github.com/huggingface/trl) to teams of models.
+
+| column | contents |
+| --- | --- |
+{by_role}
+| `item_id`, `round` | the item, and the round of the collection |
+| `chosen_reward`, `rejected_reward` | the joint rewards |
+| `chosen_by`, `rejected_by` | the policies that sampled the answers |
+| `chosen_<name>`, `rejected_<name>` | components of the rewards: {components or "none"} |
+
+```python
+from trl_multiagent.preferences import load_preferences
+
+preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
+```
+
+## Results
+{shown}
+{markdown_table(numbers)}
+`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. The actual cost is the number of candidates
+that were sampled and scored; all of them are in the folder `candidates` of a collection.
+
+## Settings
+
+The environment, whose joint reward ranked the answers:
+
+{environment}
+{markdown_table(settings)}"""
+
+
+# Loading and pushing
+
+
+def load_preferences(name: str, roles: Sequence[str], split: str | None = None) -> Dataset:
+    """
+    Loads joint preferences of a collection or from another source, and checks every row.
+
+    Args:
+        name (`str`): Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`,
+            `.json` or `.parquet` file, or the id of a dataset on the Hub.
+        roles (`Sequence[str]`): The roles of the team that is to be trained.
+        split (`str`, *optional*): The rows, such as `"train[:100]"`. By default, all rows, or those of the split
+            `train` of a dataset on the Hub.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder. OSError: the Hub cannot be reached. ValueError: the file is
+        of another kind, the collection is not complete, or a column or row is malformed; the
+            message names the row and the field.
+    """
+    path = Path(name)
+    if path.suffix in LOCAL_SUFFIXES:
+        preferences = select_rows(make_dataset(read_file(path), name), split, name)
+    elif path.is_dir():
+        if not (path / DATASET_STATE).is_file():
+            is_unfinished = (path / CANDIDATES_FOLDER).is_dir()
+            what = "an unfinished collection; start it again to finish it" if is_unfinished else "no dataset"
+            raise ValueError(f"{path} holds {what}.")
+        preferences = select_rows(load_from_disk(path), split, name)
+    elif path.is_file():
+        raise ValueError(f"{path} is not a {LOCAL_FILE}, from which preferences are read.")
+    elif path.is_absolute() or name.count("/") != 1:
+        advice = f"a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, or an id on the Hub"
+        raise FileNotFoundError(f"There is no folder {name}. Give {advice}.")
+    else:
+        preferences = load_from_hub(name, None, split or "train")
+    check_preferences(preferences, roles, name)
+    return preferences
+
+
+def push_preferences(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload preferences",
+    create_pr: bool = False,
+) -> CommitInfo:
+    """
+    Uploads collected preferences and their card to a dataset repository. The candidates stay on this machine.
+
+    Args:
+        folder (`str` or `Path`): Folder of a collection.
+        repo_id (`str`): Repository, created if it does not exist.
+        private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
+
+    Raises:
+        ValueError: the folder holds no complete collection.
+        RuntimeError: the Hub cannot be reached, it refuses the upload, or the upload is interrupted.
+    """
+    folder = Path(folder)
+    if not is_collection(folder):
+        raise ValueError(f"{folder} holds no complete collection of preferences.")
+    repo_id = open_repo(repo_id, private, token, revision, create_pr, repo_type="dataset")
+    with tempfile.TemporaryDirectory() as upload:
+        for path in (folder / CARD_FILE, folder / PICTURE_FILE):
+            if path.is_file():
+                shutil.copy(path, upload)
+        (Path(upload) / HUB_FILE).parent.mkdir()
+        load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
+        advice = push_command_advice(folder, repo_id, revision)
+        return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")

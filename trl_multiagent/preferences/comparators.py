@@ -11,10 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import describe_endpoint
-from trl_multiagent.environments.base import Prompt
-from trl_multiagent.environments.centralized import assignments, central_prompt, split_blocks
+from trl_multiagent.endpoints import EndpointClient
+from trl_multiagent.environments.centralized import central_prompt, split_blocks
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
@@ -38,31 +36,9 @@ class Comparator:
     """The policy that sampled one side of the pairs."""
 
     name: str  # in the columns `chosen_by` and `rejected_by`
-    team: AgentTeam | None  # the models that answer; `None` for an endpoint
     sample: Sampler
-    client: EndpointClient | None = None  # asks the endpoint
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the facts that must be the same when an interrupted collection is resumed."""
-        facts: dict[str, Any] = {"comparator": self.name}
-        if self.team is not None:
-            facts["comparator weights"] = checksum_of_weights(self.team.parameters())
-        if self.client is not None:
-            facts["comparator endpoint"] = describe_endpoint(self.client.endpoint)
-        return facts
-
-    def numbers(self) -> dict[str, float]:
-        """Returns the use of an endpoint by the whole collection, over all processes and restarts."""
-        if self.client is None:
-            return {}
-        endpoint, ledger = self.client.endpoint, self.client.ledger
-        ledger.update()
-        numbers: dict[str, float] = {"comparator_answers": ledger.requests}
-        numbers["comparator_input_tokens"] = ledger.input_tokens
-        numbers["comparator_output_tokens"] = ledger.output_tokens
-        if endpoint.has_price:
-            numbers["comparator_cost"] = endpoint.cost(ledger.input_tokens, ledger.output_tokens)
-        return numbers
+    facts: dict[str, Any]  # which must be the same when an interrupted collection is resumed
+    team: AgentTeam | None = None  # the models that answer; `None` for an endpoint
 
 
 def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -> Comparator | None:
@@ -71,54 +47,42 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     `history` depends on the number of the `round`. Raises `ValueError` if a model or team cannot be loaded or has
     other roles, or there is no saved team.
     """
-    policy, seed = config.comparator_policy, f"{config.seed}/{round}/comparator"
+    policy, roles = config.comparator_policy, team.roles
     if policy is None:
         return None
-    if policy in ("model", "api"):
-        return _other_model(team, config, round)
-    name, other = "current", team
-    if policy == "current_copy":
-        name, other = policy, team.frozen_copy()
-    elif policy == "history" and round > 0:
-        folder = history_folder(config, round)
-        name, other = f"history:{folder.name}", load(str(folder), team.roles, team)
-    return Comparator(name, other, team_sampler(other, config, seed))
-
-
-def _other_model(team: AgentTeam, config: PreferenceConfig, round: int) -> Comparator:
-    """Makes the comparator of `comparator_policy: model` or `api`: a model for each role, or one for all roles."""
-    roles, mode = team.roles, config.comparator_generation_mode
-    other: AgentTeam | None = None
-    client: EndpointClient | None = None
-    if config.comparator_policy == "api":
-        folder = Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
-        client = EndpointClient(config.comparator_endpoint(len(roles)), folder)
-        name = f"api:{client.endpoint.model}"
+    is_central = config.comparator_generation_mode == "centralized"  # one model answers for all roles, in one text
+    if policy == "api":
+        client = EndpointClient(
+            config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
+        )
+        name, other = f"api:{client.endpoint.model}", None
+        facts: dict[str, Any] = {"comparator endpoint": client.endpoint.parameters}
         sample: Sampler = partial(ask_model, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
-        names = config.comparator_agents or config.comparator_model_name
-        assert names is not None  # the configuration has checked it
-        name = f"model:{names if isinstance(names, str) else ','.join(names)}"
-        other = load(names, roles if mode == "decentralized" else [SOLO], team)
-        answers = len(roles) if mode == "centralized" else 1  # in one text
-        length = answers * config.max_completion_length
+        name, other = _other_team(team, config, round, [SOLO] if is_central else roles)
+        facts = {"comparator weights": checksum_of_weights(other.parameters())}
+        length = config.max_completion_length * (len(roles) if is_central else 1)
         sample = team_sampler(other, config, f"{config.seed}/{round}/comparator", length)
-    if mode == "decentralized":
-        return Comparator(name, other, sample, client)
-    one_for_all = sample_centralized if mode == "centralized" else sample_sequentially
-    return Comparator(f"{name}:{mode}", other, partial(one_for_all, sample, roles), client)
+    if is_central:
+        name, sample = f"{name}:centralized", partial(sample_centralized, sample, roles)
+    return Comparator(name, sample, {"comparator": name, **facts}, other)
 
 
-def history_folder(config: PreferenceConfig, round: int) -> Path:
-    """
-    Returns the folder of the team as it was `comparator_history_k` rounds ago, or at the start. Raises `ValueError`
-    without a team.
-    """
-    assert config.policy_checkpoint_dir is not None  # the configuration has checked it
-    folder = Path(config.policy_checkpoint_dir) / ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
-    if not (folder / TEAM_FILE).is_file():
-        raise ValueError(f"`comparator_policy: history` needs an earlier team, but {folder} holds no team.")
-    return folder
+def _other_team(team: AgentTeam, config: PreferenceConfig, round: int, roles: Sequence[str]) -> tuple[str, AgentTeam]:
+    """Returns the name and the models of a comparator."""
+    policy = config.comparator_policy
+    if policy == "current_copy":
+        return policy, team.frozen_copy()
+    if policy == "history" and round > 0:
+        folder = Path(str(config.policy_checkpoint_dir))
+        folder /= ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
+        if not (folder / TEAM_FILE).is_file():
+            raise ValueError(f"`comparator_policy: history` needs an earlier team, but {folder} holds no team.")
+        return f"history:{folder.name}", load(str(folder), roles, team)
+    if policy == "model":
+        names = config.comparator_agents or str(config.comparator_model_name)
+        return f"model:{names if isinstance(names, str) else ','.join(names)}", load(names, roles, team)
+    return "current", team
 
 
 def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> AgentTeam:
@@ -172,40 +136,3 @@ def sample_centralized(
             ids = samples.completion_ids if role == roles[0] else [[] for _ in answers]
             parts.append(Samples(samples.prompt_ids, ids, [answer[role] for answer in answers]))
     return result
-
-
-def sample_sequentially(
-    sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int
-) -> dict[str, list[Samples]]:
-    """
-    Samples joint answers of one model, whose role is `SOLO`, role by role. It sees all assignments and the answers so
-    far.
-    """
-    answers: list[dict[str, str]] = [{} for _ in range(len(nodes) * num_candidates)]  # of every candidate
-    result: dict[str, list[Samples]] = {}
-    for number, role in enumerate(roles):
-        branches = num_candidates if number else 1  # at first, all candidates of an item have the same prompt
-        asked = []
-        for k, node in enumerate(nodes):
-            for c in range(branches):
-                prompt = sequential_prompt(role, roles, node.prompts, answers[k * num_candidates + c])
-                asked.append(Node(node.item, (), {SOLO: prompt}, tree=node.tree, path=(number, c)))  # other draws
-        samples = sample(asked, num_candidates // branches)[SOLO]
-        result[role] = [joined(samples[k : k + branches]) for k in range(0, len(samples), branches)]
-        texts = [text for node_samples in result[role] for text in node_samples.texts]
-        for answer, text in zip(answers, texts, strict=True):
-            answer[role] = text
-    return result
-
-
-def joined(parts: list[Samples]) -> Samples:
-    """Joins samples of one item."""
-    ids, texts = [ids for part in parts for ids in part.completion_ids], [x for part in parts for x in part.texts]
-    return Samples(parts[0].prompt_ids, ids, texts)
-
-
-def sequential_prompt(role: str, roles: Sequence[str], prompts: dict[str, Prompt], answers: dict[str, str]) -> str:
-    """Writes the prompt of a role: the assignments of all roles, and the answers so far."""
-    before = "".join(f"<{other}>\n{answer}\n</{other}>\n\n" for other, answer in answers.items())
-    before = f"The answers so far:\n\n{before}" if before else ""
-    return f"{assignments(roles, prompts)}{before}Write the answer of {role} only:\n\n"

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from trl_multiagent.folders import replacing
 
@@ -65,19 +64,6 @@ def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: 
         axes.plot(steps, values, color=COLORS[0], marker="o", markersize=4, label=label)
 
 
-def draw_shares(axes: Any, bins: pd.DataFrame, color: str) -> None:
-    """Draws the `accuracy` at the `mean` of each bin with its 95 % interval, and its `count`."""
-    counts = bins["count"] + 4  # of Agresti and Coull (1998): two more of either kind
-    shares = (bins["accuracy"] * bins["count"] + 2) / counts
-    radius = 1.96 * (shares * (1 - shares) / counts) ** 0.5
-    errors = [(radius - shares + bins["accuracy"]).clip(0), (shares + radius - bins["accuracy"]).clip(0)]
-    axes.errorbar(bins["mean"], bins["accuracy"], errors, marker="o", color=color, capsize=3)
-    for place, accuracy, count in zip(bins["mean"], bins["accuracy"], bins["count"], strict=True):
-        axes.annotate(str(count), (place, accuracy), xytext=(5, -12), textcoords="offset points", fontsize="small")
-    axes.margins(x=0.1)
-    axes.set(ylim=(min(0.4, bins["accuracy"].min()) - 0.05, 1.05))
-
-
 def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int) -> None:
     """Draws the distributions of several lists of values, the first one filled. Empty lists are left out."""
     edges = np.histogram_bin_edges(np.concatenate([*series.values()]), bins)
@@ -87,33 +73,3 @@ def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int)
             label = f"{name} ({len(values)}, mean {fmean(values):.2f})"
             axes.hist(values, edges, weights=[1 / len(values)] * len(values), label=label, **style)
     axes.set(ylabel="share")
-
-
-def draw_intervals(axes: Any, rows: Sequence[Mapping[str, Sequence[float] | None]]) -> None:
-    """
-    Draws means with their intervals, a line of the picture per row. A row has mean, low and high, and what follows
-    them, by the name of a series. Intervals with NaN are left out.
-    """
-    names = [*rows[0]]
-    for k, name in enumerate(names):
-        color = COLORS[k % len(COLORS)]
-        offset = 0.0 if len(names) == 1 else 0.3 * (k / (len(names) - 1) - 0.5)
-        axes.plot([], [], "o", color=color, label=name if len(names) > 1 else None)
-        for y, row in enumerate(rows):
-            estimate = row[name]
-            if estimate is not None:
-                mean, low, high = estimate[:3]
-                axes.plot([low, high], [y + offset] * 2, color=color, linewidth=2)
-                axes.plot(mean, y + offset, "o", color=color)
-
-
-def draw_matrix(axes: Any, matrix: np.ndarray, names: Sequence[str], low: float, high: float) -> None:
-    """Draws a matrix of shape `(N, N)` with its numbers; its colors range from `low` to `high`."""
-    image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high)
-    for (i, j), value in np.ndenumerate(matrix):
-        color = "black" if (value - low) / (high - low) > 0.6 else "white"
-        axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color)
-    axes.grid(False)
-    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    axes.set_yticks(range(len(names)), names)
-    axes.figure.colorbar(image, ax=axes, shrink=0.8)

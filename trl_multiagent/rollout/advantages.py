@@ -19,7 +19,8 @@ def sibling_advantages(
     Args:
         returns (`torch.Tensor`):
             Returns R of shape `(..., G)`, siblings in the last dimension. Equal siblings have advantages of exactly
-            zero, except in mode `"raw"`.
+            zero, except in mode `"raw"`. Siblings that are NaN have no reward: they count in no baseline, and their
+            advantages are NaN.
         mode (`str`): One of the modes above.
         normalize (`bool`, *optional*, defaults to `False`):
             Whether to subtract the mean of the advantages and divide by their (population) standard deviation. A
@@ -31,6 +32,13 @@ def sibling_advantages(
     Returns:
         `torch.Tensor` of the shape of `returns`.
     """
+    if returns.isnan().any():
+        advantages = returns.clone()
+        for row in advantages.view(-1, returns.size(-1)):
+            is_known = ~row.isnan()
+            if is_known.any():
+                row[is_known] = sibling_advantages(row[is_known], mode, normalize, num_generations or len(row))
+        return advantages
     equal = (returns == returns[..., :1]).all(-1, keepdim=True)
     mean = torch.where(equal, returns, returns.mean(-1, keepdim=True))  # exact for equal siblings, without rounding
     size = returns.size(-1)

@@ -17,11 +17,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerationMode
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import logging
 
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, Prompt
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.positions import check_prompts, learned_positions
@@ -30,6 +33,8 @@ from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_cha
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
 
+
+logger = logging.get_logger(__name__)
 
 END_SETTINGS = {"min_new_tokens", "min_length", "exponential_decay_length_penalty", "forced_eos_token_id"}
 CHECKED_AT_ONCE = 256  # items
@@ -261,16 +266,23 @@ class TeamSampler:
     def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
         """Makes an agent's prompts at nodes at which it acts, with the visible part of its past turns."""
         tokenizer = self.team.tokenizers[role]
-        prompts = tokenize_nodes(
-            role,
-            nodes,
-            tokenizer,
-            end_tokens=self.team.end_tokens(role),
-            as_chat=role in self.chat_roles,
-            options=self.history_options,
-            tokenize=partial(tokenize_prompts, tokenizer, **self.chat_template_kwargs),
-            render=partial(render_chat, tokenizer, **self.chat_template_kwargs),
-        )
+        try:
+            prompts = tokenize_nodes(
+                role,
+                nodes,
+                tokenizer,
+                end_tokens=self.team.end_tokens(role),
+                as_chat=role in self.chat_roles,
+                options=self.history_options,
+                tokenize=partial(tokenize_prompts, tokenizer, **self.chat_template_kwargs),
+                render=partial(render_chat, tokenizer, **self.chat_template_kwargs),
+            )
+        except TemplateError as error:
+            raise UnavailableError(
+                f"The chat template of agent {role!r} ({tokenizer.name_or_path}) refuses its prompt: {error}. Many "
+                "templates take no system message, or only user and assistant in turn: write everything into one "
+                "message of the user, or set `use_chat_template: false`."
+            ) from error
         if not all(prompt.ids for prompt in prompts):
             raise ValueError(
                 f"A prompt of agent {role!r} has no tokens: the environment must return prompts that have some."
@@ -305,8 +317,22 @@ class TeamSampler:
                 prompts = self.prompts(role, acting(role, nodes))
                 if role in limited:
                     self.check_lengths(role, prompts)
+                first = acting(role, nodes[:1])
+                if start == 0 and first and role in self.chat_roles:
+                    warn_of_markers(role, self.team.tokenizers[role], first[0].prompts[role])
         if state:
             environment.load_state_dict(state)
+
+
+def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
+    """Warns if a prompt already has the tokens of a chat, to which the chat template would be applied again."""
+    texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    markers = [token for token in tokenizer.all_special_tokens if any(token in text for text in texts)]
+    if markers:
+        logger.warning(
+            f"A prompt of {role!r} contains {', '.join(markers)}, and its chat template is applied to it, too: write "
+            "prompts without such tokens, or set `use_chat_template: false`."
+        )
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:
@@ -317,7 +343,14 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str
 def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **kwargs: Any) -> list[list[int]]:
     """Returns the token ids of texts, or of lists of chat messages. `kwargs`: arguments of the chat template."""
     if isinstance(prompts[0], str):
-        return tokenizer(prompts)["input_ids"]
+        ids, begin, end = tokenizer(prompts)["input_ids"], tokenizer.bos_token_id, tokenizer.eos_token
+        if len(ids[0]) > 1 and ids[0][-1] == tokenizer.eos_token_id and not prompts[0].endswith(str(end)):
+            raise ValueError(
+                f"The tokenizer {tokenizer.name_or_path!r} ends every prompt with {end}, so that a completion would "
+                "begin after the end of the text: load it with `add_eos_token=False`."
+            )
+        # A prompt that begins with the token itself would get a second one
+        return [own[1:] if own[:2] == [begin, begin] else own for own in ids]
     tokens = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True, **kwargs)
     return tokens["input_ids"]
 

@@ -4,7 +4,7 @@ Seats: players of roles that are not trained, such as a function, a saved team, 
 [`SeatedEnvironment`] is the task as the trained agents see it. It has only their roles, so teams, trainers and
 evaluations need no code for seats. If a seat acts together with trained agents, it answers once for each of their
 joint actions. Turns in which only seats act are played at once, and their rewards are added to those of the turn
-before.
+before, or of the first turn if they open the episode.
 """
 
 import dataclasses
@@ -15,19 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import EndpointError, describe_endpoint
-from trl_multiagent.endpoints.files import Answer, Question
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.endpoints import Answer, EndpointClient, EndpointError, Question
+from trl_multiagent.environments.base import (
+    Environment,
+    EnvironmentWrapper,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    Turn,
+    ask,
+    judge,
+    scoring,
+    scoring_context,
+)
 from trl_multiagent.environments.base import resume_settings as settings_of
-from trl_multiagent.environments.scoring import scoring, scoring_context
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import whole_prompt
-from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.trace import item_id
-from trl_multiagent.rollout.tree import Node
 
 
 MAX_TURNS_ALONE = 100  # in a row, in which only seats act
@@ -42,7 +48,7 @@ class Branch:
     prompts: dict[str, Prompt]
     actions: JointAction = field(default_factory=dict)
     following: dict[str, Prompt] | None = None  # the prompts of the next turn, if the task has made them
-    num_played: int = 0  # number of the last turns that `SeatedEnvironment._play` played
+    num_played: int = 0  # number of the last turns whose rewards no outcome has yet
 
 
 class Seat(ABC):
@@ -59,8 +65,8 @@ class Seat(ABC):
     def describe(self) -> dict[str, Any]:
         """Returns the facts that must be the same when a run is resumed, as plain values."""
 
-    def partner(self, item: dict) -> str | None:
-        """Returns the name of the member that plays an item, if the seat has several members."""
+    def partners(self, role: str, items: Sequence[dict]) -> list[str] | None:
+        """Returns the name of the member that plays the role for each item, if the seat has several members."""
         return None
 
     def release(self) -> None:  # noqa: B027
@@ -98,55 +104,18 @@ class EndpointSeat(Seat):
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         prompts = [whole_prompt(role, branch.history, branch.prompts[role], as_chat=True) for branch in branches]
-        return ask_endpoint(self.client, prompts, f"{self.seed}/{training_step()}", f"The model that plays {role!r}")
+        seed = f"{self.seed}/{role}/{training_step()}"
+        return ask_endpoint(self.client, prompts, seed, f"The model that plays {role!r}")
 
     def describe(self) -> dict[str, Any]:
-        return {"endpoint": describe_endpoint(self.client.endpoint), "seed": self.seed}
-
-
-class TeamSeat(Seat):
-    """
-    Plays a role with an agent of a team that is not trained. `load` makes the sampler of the team when it is first
-    needed; `agent` is the role of the agent in the team, by default the role of the seat; a resumed run compares the
-    `name`.
-    """
-
-    def __init__(self, load: Callable[[], TeamSampler], name: str, agent: str | None = None):
-        self.load, self.name, self.agent = load, name, agent
-        self.sampler: TeamSampler | None = None
-
-    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        if self.sampler is None:
-            self.sampler = self.load()
-        agent = role if self.agent is None else self.agent
-
-        def own(texts: Mapping[str, Any]) -> dict[str, Any]:
-            return {agent: texts[role]} if role in texts else {}
-
-        nodes, asked = [], Counter[int]()
-        for x in branches:
-            history = tuple(Turn(own(t.prompts), own(t.joint_action), t.outcome) for t in x.history)
-            # An answer's draws depend on the item and the texts, not on other branches. Equal branches get different
-            # answers
-            past = json.dumps([turn.joint_action for turn in x.history])
-            place = derive_seed(item_id(x.item), past, x.prompts[role])
-            nodes.append(Node(x.item, history, own(x.prompts), tree=place, episode=asked[place]))
-            asked[place] += 1
-        self.sampler.stream = f"seat, step {training_step()}"
-        return [samples.texts[0] for samples in self.sampler.sample((agent,), nodes, 1)[agent]]
-
-    def describe(self) -> dict[str, Any]:
-        return {"team": self.name, "agent": self.agent}
-
-    def release(self) -> None:
-        self.sampler = None
+        return {"endpoint": self.client.endpoint.parameters, "seed": self.seed}
 
 
 class Population(Seat):
     """
-    Plays a role with one of several seats, drawn for each item and optimizer step. All episodes of an item have the
-    same partner. `members` returns the seats of an optimizer step by name; with `None`, in an evaluation, it returns
-    all seats.
+    Plays a role with one of several seats, drawn for each role, item and optimizer step. All episodes of an item have
+    the same partner. `members` returns the seats of an optimizer step by name; with `None`, in an evaluation, it
+    returns all seats.
     """
 
     def __init__(self, members: Callable[[int | None], Mapping[str, Seat]], description: Any, seed: int = 0):
@@ -154,7 +123,7 @@ class Population(Seat):
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         members = self.members(training_step())
-        drawn = [self._draw(members, branch.item) for branch in branches]
+        drawn = self._draw(members, role, [branch.item for branch in branches])
         answers: dict[int, str] = {}
         for name, member in members.items():
             if name not in drawn:
@@ -164,11 +133,12 @@ class Population(Seat):
             answers |= dict(zip(own, members[name].answer(role, [branches[k] for k in own]), strict=True))
         return [answers[k] for k in range(len(branches))]
 
-    def partner(self, item: dict) -> str:
-        return self._draw(self.members(training_step()), item)
+    def partners(self, role: str, items: Sequence[dict]) -> list[str]:
+        return self._draw(self.members(training_step()), role, items)
 
-    def _draw(self, members: Mapping[str, Seat], item: dict) -> str:
-        return [*members][derive_seed(self.seed, training_step(), item_id(item)) % len(members)]
+    def _draw(self, members: Mapping[str, Seat], role: str, items: Sequence[dict]) -> list[str]:
+        names, place = [*members], (self.seed, training_step(), role)
+        return [names[derive_seed(*place, item_id(item)) % len(names)] for item in items]
 
     def describe(self) -> dict[str, Any]:
         return {"population": self.description, "seed": self.seed}
@@ -221,8 +191,8 @@ class SeatedEnvironment(EnvironmentWrapper):
         if task.order is not None:
             turns = [tuple(role for role in turn if role in self.roles) for turn in task.order]
             self.order = tuple(turn for turn in turns if turn)
-        # By item of the batch: the turns before the first turn of a trained agent
-        self._openings: dict[str, Branch] = {}
+        # The episodes of the batch before the first turn of a trained agent, by item. Ids may occur twice
+        self._openings: dict[str, list[Branch]] = {}
 
     def check_turns(self, num_turns: int) -> None:
         if self.order is None:
@@ -231,29 +201,42 @@ class SeatedEnvironment(EnvironmentWrapper):
             Environment.check_turns(self, num_turns)
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
-        if not any(histories):  # a batch begins
+        if any(histories):
+            reached = [self._reached(*x) for x in zip(items, histories, strict=True)]
+        else:  # a batch begins
             self._openings = {}
-        branches = self._branches(items, histories, [{}] * len(items))
+            reached = self._open(items)
+        branches = self._branches(reached, [{}] * len(items))
         return [{role: prompt for role, prompt in x.prompts.items() if role in self.roles} for x in branches]
 
     def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
-        branches = self._branches(items, histories, joint_actions)
+        reached = [self._reached(*x) for x in zip(items, histories, strict=True)]
+        branches = self._branches(reached, joint_actions)
         self._play(branches, evaluation)
-        return [self._outcome(branch) for branch in branches]
+        outcomes = [self._outcome(branch) for branch in branches]
+        for role, seat in self.seats.items():
+            for outcome, name in zip(outcomes, seat.partners(role, items) or (), strict=False):
+                outcome.metrics[f"with/{role}/{name}"] = outcome.reward
+        return outcomes
 
     def resume_settings(self) -> dict[str, Any]:
         return {**settings_of(self.task), "seats": {role: seat.describe() for role, seat in self.seats.items()}}
 
-    def _branches(self, items: list[dict], histories: list[History], joint_actions: list[JointAction]) -> list[Branch]:
-        """Makes the branches of the whole task. It asks the task only for missing prompts."""
-        reached = [self._reached(*x) for x in zip(items, histories, strict=True)]
+    def _branches(self, reached: list[Branch], joint_actions: list[JointAction]) -> list[Branch]:
+        """Continues branches with joint actions. It asks the task only for missing prompts."""
         unknown = [x for x in reached if x.following is None]
         asked = iter(ask(self.task, [x.item for x in unknown], [x.history for x in unknown]))
         return [
-            Branch(item, x.history, next(asked) if x.following is None else x.following, actions)
-            for item, x, actions in zip(items, reached, joint_actions, strict=True)
+            Branch(
+                x.item,
+                x.history,
+                next(asked) if x.following is None else x.following,
+                actions,
+                num_played=x.num_played,
+            )
+            for x, actions in zip(reached, joint_actions, strict=True)
         ]
 
     def _reached(self, item: dict, history: History) -> Branch:
@@ -263,14 +246,17 @@ class SeatedEnvironment(EnvironmentWrapper):
         """
         if history:
             return history[-1].outcome.info
-        key = json.dumps(item, sort_keys=True, default=repr)  # ids may occur twice
-        if key not in self._openings:
-            (prompts,) = ask(self.task, [item], [()])
-            opening = Branch(item, (), prompts, following=prompts)
-            if prompts.keys() <= self.seats.keys():
-                self._play([opening], evaluation=False)
-            self._openings[key] = opening
-        return self._openings[key]
+        same = self._openings.get(content_of(item)) or self._open([item])
+        return next((x for x in same if x.item is item), same[0])
+
+    def _open(self, items: list[dict]) -> list[Branch]:
+        """Begins an episode for each entry of `items`: asks the task, and plays the turns before a trained agent's."""
+        asked = ask(self.task, items, [()] * len(items))
+        openings = [Branch(item, (), prompts, following=prompts) for item, prompts in zip(items, asked, strict=True)]
+        self._play([x for x in openings if x.prompts.keys() <= self.seats.keys()], evaluation=False)
+        for opening in openings:
+            self._openings.setdefault(content_of(opening.item), []).append(opening)
+        return openings
 
     def _can_play(self, num_turns: int) -> bool:
         """Returns whether an episode of the task may have so many turns."""
@@ -317,7 +303,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         """
         turns = branch.history[-branch.num_played :]
         outcomes = [turn.outcome for turn in turns]
-        joined = Outcome(sum(outcome.reward for outcome in outcomes), info=branch)
+        joined, branch.num_played = Outcome(sum(outcome.reward for outcome in outcomes), info=branch), 0
         for turn in turns:
             joined.metrics |= turn.outcome.metrics
             joined.extra |= turn.outcome.extra
@@ -326,11 +312,12 @@ class SeatedEnvironment(EnvironmentWrapper):
             joined.set_role_rewards(
                 {role: sum(x.role_rewards.get(role, x.reward) for x in outcomes) for role in self.roles}
             )
-        for role, seat in self.seats.items():
-            partner = seat.partner(branch.item)
-            if partner is not None:
-                joined.metrics[f"with/{role}/{partner}"] = joined.reward
         return joined
+
+
+def content_of(item: dict) -> str:
+    """Returns the columns of an item as one text."""
+    return json.dumps(item, sort_keys=True, default=repr)
 
 
 def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, name: str) -> list[str]:

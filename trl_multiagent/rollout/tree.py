@@ -6,13 +6,23 @@ and one for its outcomes. A group of episodes is several trees of the same item 
 """
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
-from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.environments.base import (
+    Environment,
+    JointAction,
+    Outcome,
+    Prompt,
+    ScoringContext,
+    Turn,
+    ask,
+    judge,
+    scoring,
+)
 
 
 @dataclass
@@ -117,7 +127,18 @@ class Node:
         by_completion: list[list[float]] = [[] for _ in range(1 + max(completions))]
         for completion, value in zip(completions, returns, strict=True):
             by_completion[completion].append(value)
-        return [sum(values) / len(values) for values in by_completion]
+        return [mean_of_known(values) for values in by_completion]
+
+
+def known(values: Sequence[float]) -> list[float]:
+    """Returns the rewards or returns that are not NaN, which is that of a joint action that nothing scores."""
+    return [value for value in values if not math.isnan(value)]
+
+
+def mean_of_known(values: Sequence[float]) -> float:
+    """Returns the mean of the rewards or returns that are not NaN; NaN if there are none."""
+    numbers = known(values)
+    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 def acting(role: str, nodes: Sequence[Node]) -> list[Node]:
@@ -234,6 +255,7 @@ def judge_nodes(
     chat_roles: frozenset[str] = frozenset(),
     trainer_state: Any = None,
     metrics: dict[str, list[float]] | None = None,
+    reward_none: str = "error",
 ) -> list[list[Outcome]]:
     """
     Scores all joint actions of the nodes in one call of the environment, and returns the outcomes of each node.
@@ -242,7 +264,7 @@ def judge_nodes(
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
-        chat_roles, trainer_state, metrics: Values for reward functions, see [`~environments.scoring.ScoringContext`].
+        chat_roles, trainer_state, metrics, reward_none: See [`~environments.base.ScoringContext`].
 
     Raises:
         TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
@@ -255,7 +277,8 @@ def judge_nodes(
     chosen = [node.chosen(index) for node in nodes for index in node.indices]
     ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
     prompts = [node.prompts for node in owners]
-    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, {} if metrics is None else metrics)):
+    numbers = {} if metrics is None else metrics
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 
@@ -307,13 +330,14 @@ def _grow_children(
 
 def _continued_actions(node: Node, handoff: str | None, threshold: float | None, seed: int | str) -> Sequence[int]:
     """Returns the indices of the joint actions that are continued in the next turn."""
-    if threshold is not None and sum(node.rewards) / len(node.rewards) > threshold:
+    if threshold is not None and mean_of_known(node.rewards) > threshold:
         node.ended_early = True
         return []
     if handoff is None:
         return range(len(node.indices))
     if handoff == "best":
-        return [max(range(len(node.rewards)), key=node.rewards.__getitem__)]  # the first one if several are equal
+        ranks = [-math.inf if math.isnan(reward) else reward for reward in node.rewards]
+        return [ranks.index(max(ranks))]  # the first one if several are equal
     # The draw depends on the item and the turn, so it is the same for any number of processes
     return [random.Random(f"{seed}/{node.tree}/{len(node.history)}").randrange(len(node.indices))]
 
@@ -335,6 +359,5 @@ def _returns(node: Node, role: str | None, discount: float) -> list[float]:
     """
     returns = list(node.rewards_of(role))
     for joint_action, child in node.children.items():
-        later = child.returns_of(role)
-        returns[joint_action] += discount * sum(later) / len(later)
+        returns[joint_action] += discount * mean_of_known(child.returns_of(role))
     return returns

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN
-from trl_multiagent.endpoints.endpoint import describe_requests
-from trl_multiagent.environments.base import Environment, ask
+from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
@@ -82,9 +80,6 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
 
     given, section = settings.arguments, settings.algorithm
     if settings.is_centralized:
-        if given.get("comparator_generation_mode") == "sequential":
-            reason = "there is one answer for all roles with `collaboration_mode: centralized`"
-            raise ConfigError(f"`{section}.comparator_generation_mode` cannot be sequential: {reason}.")
         changes["comparator_generation_mode"] = "decentralized"  # the only agent gets the assignments of all roles
     for setting in ("comparator_model_name", "comparator_agents"):
         check_names(given.get(setting) or [], f"{section}.{setting}")
@@ -103,8 +98,6 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
     """
     Returns the cost of a collection, as lines of a plan. It is unknown if `load_items` raises a `ConnectionError`.
     """
-    from trl_multiagent.jobs.stage import chunks_of
-    from trl_multiagent.preferences.collection import finished_chunks
     from trl_multiagent.runs.plan import count
 
     roles, policy, limit = environment.roles, config.comparator_policy, config.preference_pairs_per_sample
@@ -114,31 +107,17 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
     lines["candidates"] = f"{config.candidates_per_item} per item, each of {count(len(roles), 'completion')}"
     lines["pairs"] = f"{'all pairs' if limit is None else f'{limit} at most'} per item, {config.pair_selection}"
     try:
-        items = load_items()
+        items = len(load_items())
     except ConnectionError as error:
         lines["items"] = f"unknown, because the dataset could not be reached. {error}"
     else:
-        chunks = chunks_of(len(items), config.items_per_chunk)
-        rows = [items[k] for k in range(len(items))]
-        prompts = ask(environment, rows, [()] * len(rows))
-        candidates = len(items) * config.candidates_per_item
-        lines["items"] = f"{len(items)}, in {count(len(chunks), 'chunk')}"
-        lines["to score"] = f"{candidates} joint answers, in {len(chunks) * (1 + bool(policy))} calls"
+        candidates = items * config.candidates_per_item
+        lines["items"] = f"{items}, in chunks of {config.items_per_chunk}"
+        lines["to score"] = f"{candidates} joint answers"
         lines["tokens"] = f"{candidates * len(roles) * config.max_completion_length} sampled at most"
         if policy == "api":
-            lines["endpoint"] = endpoint_cost(config, prompts, roles)
-        done = finished_chunks(Path(config.output_dir), len(chunks))
-        if done:
-            lines["done already"] = f"{done} of {count(len(chunks), 'chunk')}, if the settings have not changed"
+            texts = 1 if config.comparator_generation_mode == "centralized" else len(roles)
+            requests = items * config.num_comparator_candidates * texts
+            lines["endpoint"] = f"{count(requests, 'request')} to {config.comparator_api_model}"
     lines["folder"] = config.output_dir
     return lines
-
-
-def endpoint_cost(config: PreferenceConfig, prompts: list[dict[str, Any]], roles: Sequence[str]) -> str:
-    """Describes the largest number of requests to the endpoint of a comparator, and their cost."""
-    endpoint, mode = config.comparator_endpoint(len(roles)), config.comparator_generation_mode
-    length = sum(len(str(prompt)) for by_role in prompts for prompt in by_role.values()) // CHARACTERS_PER_TOKEN
-    number = config.num_comparator_candidates
-    requests = len(prompts) * number * (1 if mode == "centralized" else len(roles))
-    input_tokens = length * number * (len(roles) if mode == "sequential" else 1)  # every request has all assignments
-    return describe_requests(endpoint, requests, input_tokens, requests * endpoint.max_tokens)

@@ -9,12 +9,13 @@ from accelerate.utils import broadcast_object_list
 from huggingface_hub.utils import validate_repo_id
 from transformers.trainer_utils import get_last_checkpoint
 
+from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, run_id
 from trl_multiagent.settings.read import ConfigError, config_errors
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
 
 
-NO_FOLDER = "`resume_from_checkpoint: true` continues the run that RUN_ID or `output_dir` names: set one of them."
+AUTO = "auto"  # value of `resume_from_checkpoint`: the last checkpoint in the folder of the run, if there is one
+NO_FOLDER = "`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one of them."
 
 
 def check_folder(setting: str, folder: Path) -> None:
@@ -41,19 +42,17 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     names = [re.sub(r"[^\w.-]", "_", name) if name else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
     broadcast_object_list(names)
     folder = output_dir or str(Path(settings.output.base_dir) / f"{prefix}_{names[0]}")
-    if not resume:
-        return folder, None
-    checkpoint: str | None = None
-    if isinstance(resume, str):
-        checkpoint, folder = resume, output_dir or str(Path(resume).parent)
+    if isinstance(resume, str) and resume != AUTO:
         if not Path(resume).is_dir():
             raise ConfigError(f"`resume_from_checkpoint` is {resume!r}, but there is no such folder.")
-    elif output_dir is None and name is None:
+        return output_dir or str(Path(resume).parent), resume
+    if resume and output_dir is None and name is None:
         raise ConfigError(NO_FOLDER)
-    elif Path(folder).is_dir():
-        checkpoint = get_last_checkpoint(folder)
-    if checkpoint is None:
+    last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    if resume is True and last is None:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
-    with config_errors("`resume_from_checkpoint`: "):
-        read_checkpoint(checkpoint)
-    return folder, checkpoint
+    if last is not None and not resume and ALGORITHMS[settings.algorithm].run == ROLLOUTS:
+        settings.notes.append(
+            f"{last} is not used: this run starts at step 0. `--resume_from_checkpoint auto` continues from it."
+        )
+    return folder, last if resume else None

@@ -17,17 +17,22 @@ from trl_multiagent.team.adapters import check_adapter_config
 from trl_multiagent.team.load import TeamLoader
 
 
-def check_models(setting: str, names: Sequence[str], task: Task) -> None:
+def check_models(setting: str, names: Sequence[str], task: Task, gguf_file: str | None = None) -> None:
     """
-    Raises `ConfigError` if a name is neither a model of the task, nor a folder with a model, nor a possible Hub id.
+    Raises `ConfigError` if a name is neither a model of the task, nor a folder with a model (or `gguf_file`), nor a
+    possible Hub id.
     """
     for name in names:
         if name in task.models:
             continue
         check_names(name, setting)
+        if Path(name).is_file() or name.endswith(".gguf"):
+            raise ConfigError(f"`{setting}` is '{name}', a file: give its folder, and a GGUF file as `gguf_file`.")
         if not Path(name).is_dir():
             check_repo_id(setting, name)
-        elif not holds_model(Path(name)):
+        elif gguf_file is not None and not (Path(name) / gguf_file).is_file():
+            raise ConfigError(f"`agent_model.gguf_file` is '{gguf_file}', but there is no such file in {name}.")
+        elif gguf_file is None and not holds_model(Path(name)):
             raise ConfigError(f"`{setting}` is '{name}', a folder with none of {', '.join(MODEL_FILES)}.")
 
 
@@ -54,7 +59,7 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
 
 def loading_arguments(model: AgentModel) -> dict[str, Any]:
     """Returns the arguments of `AutoModelForCausalLM.from_pretrained` that the user gave."""
-    given: dict[str, Any] = {"revision": model.revision, "attn_implementation": model.attn_implementation}
+    given = {name: getattr(model, name) for name in ("revision", "gguf_file", "attn_implementation")}
     given["trust_remote_code"] = model.trust_remote_code or None
     return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
 

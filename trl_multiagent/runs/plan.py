@@ -8,7 +8,8 @@ from accelerate import PartialState
 from datasets import Dataset
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.runs.prepared import PreparedRun
+from trl_multiagent.runs.prepared import PreparedRun, check_templates
+from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -29,10 +30,11 @@ def rollout_lines(
     roles: Sequence[str],
     environment: Environment | None = None,
     datasets: tuple[Dataset, Dataset | None] | None = None,
+    team: AgentTeam | None = None,
 ) -> dict[str, Any]:
     """
     Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without
-    `datasets`, the function loads those of the recipe.
+    `datasets`, the function loads those of the recipe. `team`: the team without weights, if it is known.
     """
     args, dataset = run.training_args, run.dataset
     num_train = num_eval = None
@@ -43,6 +45,8 @@ def rollout_lines(
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
         print(f"The dataset could not be reached, so its size is unknown. {error}")
+    if team is not None and environment is not None and len(items) > 0:
+        check_templates(run, team, environment, items)
 
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step

@@ -21,15 +21,17 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
-from trl_multiagent.folders import CARD_FILE, locked
-from trl_multiagent.jobs.distributed import check_agreement
+from trl_multiagent.folders import locked
+from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.quiet import hide_progress_bars
+from trl_multiagent.rollout.sampler import TeamSampler
+from trl_multiagent.rollout.tree import acting, root_nodes
 from trl_multiagent.runs.folders import check_folder, check_repo_id, choose_folder
 from trl_multiagent.runs.models import check_models, make_loader, make_peft_config
-from trl_multiagent.runs.run import end_on_wrong_input
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.tasks import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, task_settings
@@ -39,10 +41,9 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.checkpoint_files import STATE_FILE, refusing_together, verify_checkpoint
+from trl_multiagent.trainers.base.checkpoints import check_changes, describe_run, read_checkpoint
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
-from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
 
 
 # Arguments whose keys or entries are roles
@@ -196,15 +197,10 @@ class PreparedRun(Settings):
 
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Raises `ValueError` if the checkpoint to resume is damaged, belongs to another run, or has already taken all
-        steps.
+        Raises `ValueError` if the checkpoint to resume belongs to another run. The trainer compares its checksums.
         """
-        args = self.training_args
-        saved = verify_checkpoint(folder)
-        if not self.results_are_missing(folder):
-            check_steps(folder, saved["global_step"], len(train_dataset), args)
         here = self.describe(environment, train_dataset, self.outline(environment.roles))
-        check_changes(folder, differences(saved["settings"], here), args)
+        check_changes(folder, differences(read_checkpoint(folder)["settings"], here), self.training_args)
 
     def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
         """Returns the settings that a checkpoint and all processes of the run must share."""
@@ -213,13 +209,6 @@ class PreparedRun(Settings):
         run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
         return {**run, **describe_environment(environment)}
 
-    def results_are_missing(self, checkpoint: str) -> bool:
-        """Returns whether the run ended between its checkpoint and the team's card, which is saved last."""
-        if not self.saves_team:
-            return False
-        card = self.team_folder / CARD_FILE
-        return not card.is_file() or card.stat().st_mtime < (Path(checkpoint) / STATE_FILE).stat().st_mtime
-
 
 def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
     """
@@ -227,7 +216,7 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
     work on it.
     """
     algorithm, output = settings.algorithm, settings.output
-    check_models(settings.names_models, settings.model_list, settings.task)
+    check_models(settings.names_models, settings.model_list, settings.task, settings.agent_model.gguf_file)
     prefix = "mt_job" if training_args.num_turns > 1 else "job"
     training_args.output_dir, checkpoint = choose_folder(settings, prefix)
     if output.save_path and output.save_final_model:
@@ -287,19 +276,19 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
 
 
-def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
+def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     """
     Builds the team on the meta device, if that needs no download, so that wrong settings about models show before
-    weights load.
+    weights load. Returns `None` if it is not built.
     """
     args, loader, names = run.training_args, run.loader, run.model_list
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
     if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
-        return  # no setting can be wrong
+        return None  # no setting can be wrong
     is_local = all(name in loader.builders or Path(name).is_dir() for name in names)
-    if is_deepspeed_zero3_enabled() or not is_local:
-        return
+    if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file is not None:
+        return None
     try:
         with quiet_loading():
             team = loader.outline(roles, run.dtype)
@@ -310,11 +299,23 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
                 check_adapter_names(loader.peft_config, cast(PeftModel, team.policies[role]))
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
-            return
+            return None
         settings = [f"`{run.names_models}: {loader.models}`"]
         settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
         raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
+    return team
+
+
+def check_templates(run: PreparedRun, team: AgentTeam, environment: Environment, items: Sequence[dict]) -> None:
+    """Raises `UnavailableError` if a chat template refuses the first prompt of an agent."""
+    args = run.training_args
+    sampler = TeamSampler(
+        team, cast(Any, None), args.use_chat_template, args.history_options, args.chat_template_kwargs
+    )
+    nodes = root_nodes([items[0]], environment)
+    for role in team.roles:
+        sampler.prompts(role, acting(role, nodes))
 
 
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:
@@ -324,7 +325,7 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
     processes.
     """
     state, checkpoint = PartialState(), run.resume_from_checkpoint
-    with end_on_wrong_input(run.prog), refusing_together():
+    with end_with_one_line(run.prog), end_on_wrong_input(run.prog), fail_together(state):
         if state.num_processes > 1:
             check_agreement(state, run.describe(environment, train_dataset, team=None))
         # The trainer of a run on preferences compares the checkpoint itself

@@ -57,6 +57,8 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
         fail(prog, error)
     except TaskError:
         raise
+    except ImportError as error:
+        fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))
     except (ValueError, OSError) as error:
         fail(prog, error)
 
@@ -69,12 +71,14 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     """
     from trl_multiagent.jobs.distributed import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
-    from trl_multiagent.trainers.base.failed_saves import WriteError
+    from trl_multiagent.trainers.base.checkpoints import CheckpointError, WriteError
 
     try:
         yield
-    except (UnavailableError, TooLongError, WriteError) as error:
+    except (UnavailableError, TooLongError, CheckpointError, WriteError) as error:
         fail(prog, error)
+    except ImportError as error:
+        fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))
     except OSError as error:
         if not is_disk_full(error):
             raise

@@ -7,21 +7,19 @@ from typing import Any
 
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import EndpointSettings, make_endpoint
+from trl_multiagent.endpoints import EndpointClient, EndpointSettings, make_endpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.limits import check_value, same
-from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
-from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment, TeamSeat
-from trl_multiagent.runs.models import make_loader
-from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
+from trl_multiagent.runs.models import check_models, make_loader
+from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SeatSettings, keys_of
-from trl_multiagent.team.load import LoadError
-from trl_multiagent.trainers.base.checkpoint_files import step_of
+from trl_multiagent.team.seat import TeamSeat
+from trl_multiagent.trainers.base.checkpoints import step_of
 
 
 START = "start"  # the name of the models from which the run starts, in the population of its own checkpoints
@@ -67,13 +65,21 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
         raise ValueError(f"`{path}`: under ZeRO-3, a team cannot play a role. Use ZeRO-2, or an endpoint.")
 
     def seat(name: str) -> TeamSeat:
-        return TeamSeat(lambda: load_sampler(settings, own, role, name), name, own.agent)
+        return TeamSeat(
+            name,
+            agent=own.agent,
+            loader=make_loader(settings),
+            token_budget=settings.arguments.get("generation_token_budget"),
+            seed=seed,
+            max_new_tokens=own.max_completion_length,
+            temperature=own.temperature,
+        )
 
+    names = [own.team] if own.team is not None else own.population if isinstance(own.population, list) else []
+    check_models(path, names, settings.task)
     if own.team is not None:
-        check_names(own.team, path)
         return seat(own.team)
     if isinstance(own.population, list):
-        check_names(own.population, path)
         members = {name: seat(name) for name in own.population}
         return Population(lambda step: members, list(members), seed)
     return self_play(path, own.agent or role, run, trained, seat, seed)
@@ -122,22 +128,3 @@ def read_section(path: str, section: Any, cls: type) -> Any:
         return cls(**section)
     except ValueError as error:
         raise ValueError(f"`{path}`: {error}") from error
-
-
-def load_sampler(settings: Settings, own: SeatSettings, role: str, name: str) -> TeamSampler:
-    """
-    Loads a team that plays a role, and makes its sampler. Raises `UnavailableError` if it cannot be loaded, or has no
-    such agent.
-    """
-    agent = role if own.agent is None else own.agent
-    try:
-        team = make_loader(settings).load_player(name, [agent])
-    except LoadError as error:
-        raise UnavailableError(f"`seats.{role}`: {error}") from error
-    if agent not in team.roles:
-        roles = ", ".join(team.roles)
-        raise UnavailableError(f"`seats.{role}`: {name} has the roles {roles}, not {agent!r}: set `agent`.")
-    team.requires_grad_(False).eval()
-    arguments = sampling_arguments({"max_new_tokens": own.max_completion_length, "temperature": own.temperature})
-    budget, seed = settings.arguments.get("generation_token_budget"), settings.arguments.get("seed", 0)
-    return TeamSampler(team, TransformersGenerator(team, arguments, budget, seed=seed))

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 
 ROLLOUTS = "trl_multiagent.runs.training.train_on_rollouts"
-PREFERENCES = "trl_multiagent.runs.preference_run.run_preferences"
-MARLHF = "trl_multiagent.runs.marlhf.run_marlhf"
+PREFERENCES = "trl_multiagent.runs.rounds.run_preferences"
 REWARD_MODEL = "trl_multiagent.runs.reward_model.run_reward_model"
 
 
@@ -43,7 +42,7 @@ def _algorithm(module: str, name: str, *more: Any) -> Algorithm:
 
 SCHEMA = "trl_multiagent.settings.schema"
 COLLECTION = "trl_multiagent.preferences.config.PreferenceConfig"
-REPLAY = "trl_multiagent.preferences.replay.ReplayConfig"
+REPLAY = "trl_multiagent.preferences.pairs.ReplayConfig"
 # Defaults of CoMLRL's algorithms in rounds
 ROUNDS = {
     "num_iterations": 6,
@@ -70,8 +69,8 @@ ALGORITHMS = {
     "maac": _algorithm("maac", "MAAC"),
     "madpo": _algorithm("madpo", "MADPO", PREFERENCES, PAIRS),
     "madpo_iter": _algorithm("madpo", "MADPO", PREFERENCES, PAIR_ROUNDS, MappingProxyType(ROUNDS)),
-    "marlhf": _algorithm("magrpo", "MAGRPO", MARLHF, REWARD),
-    "marlhf_iter": _algorithm("magrpo", "MAGRPO", MARLHF, MODEL_ROUNDS, MappingProxyType(REWARD_ROUNDS)),
+    "marlhf": _algorithm("magrpo", "MAGRPO", PREFERENCES, REWARD),
+    "marlhf_iter": _algorithm("magrpo", "MAGRPO", PREFERENCES, MODEL_ROUNDS, MappingProxyType(REWARD_ROUNDS)),
     "reward_model": _algorithm("joint_reward", "JointReward", REWARD_MODEL, (f"{SCHEMA}.PreferenceSource",)),
 }
 PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings
-from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.limits import short
 from trl_multiagent.settings.algorithms import (
     ACTOR_CRITICS,
@@ -38,7 +38,7 @@ from trl_multiagent.settings.schema import (
 Part = TypeVar("Part")
 DEFAULT_KL_COEF = 0.1
 # The `critic_form` in which an argument has an effect
-ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter", "critic_lora_alpha": "adapter", "critic_trains_trunk": "head"}
+ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter", "critic_trains_trunk": "head"}
 # Arguments of `from_pretrained` that other settings decide
 SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_config", "revision", "torch_dtype"]
 
@@ -392,6 +392,8 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
         more = batch_arguments(settings, args)
         return config_class(**arguments | more) if more else args
+    except UnavailableError:
+        raise  # the processes cannot be connected, whatever the arguments are
     except Exception as error:  # transformers raises errors of many kinds
         problem = str(error) if isinstance(error, ValueError | ImportError) else describe(error)
         given = settings.values[algorithm]

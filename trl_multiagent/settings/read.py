@@ -24,6 +24,7 @@ from trl_multiagent.limits import check_value, same, short
 from trl_multiagent.settings import comlrl
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.schema import (
+    NOT_IN_PEFT,
     TRL_FLAGS,
     TRL_NAMES,
     AgentModel,
@@ -279,6 +280,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             without_effect += [path] if value not in (None, {}, []) else []
         elif path in not_used:
             without_effect.append(f"{path} (`{other_names[path]}` is used)")
+        elif section == "peft" and name in NOT_IN_PEFT:
+            raise ConfigError(f"`{path}` cannot be set, because every adapter is LoRA for a causal model: remove it.")
         elif path not in known:
             similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
             raise ConfigError(f"`{path}` is not a known setting{similar}")

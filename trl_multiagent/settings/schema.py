@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.limits import Setting, hints_of, setting
+from trl_multiagent.limits import hints_of, limits_of, setting
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALGORITHMS, import_class
 
 
@@ -30,6 +30,7 @@ class AgentModel:
     )
     revision: str | None = setting("Branch, tag or commit of the model's repository.")
     trust_remote_code: bool = setting("Whether code in the model's repository may run.", False)
+    gguf_file: str | None = setting("File in that folder or repository, of a model in the format GGUF.")
     attn_implementation: str | None = setting("Implementation of attention, such as 'sdpa' or 'flash_attention_2'.")
     model_init_kwargs: dict[str, Any] | None = setting("More arguments for `AutoModelForCausalLM.from_pretrained`.")
     tokenizer_kwargs: dict[str, Any] | None = setting(
@@ -146,7 +147,8 @@ class AlgorithmExtras:
         "One agent per role, or one agent that answers for all roles, in tagged blocks, in one turn.", "decentralized"
     )
     resume_from_checkpoint: str | bool | None = setting(
-        "Checkpoint folder to resume from; true: the last one in the folder that RUN_ID or `output_dir` names."
+        "Checkpoint folder to resume from; true: the last one in the folder that RUN_ID or `output_dir` names; auto: "
+        "the same, or step 0 if there is none."
     )
 
 
@@ -298,23 +300,12 @@ class Key:
 
 
 def keys_of(cls: type) -> dict[str, Key]:
-    """
-    Returns the fields of a dataclass as keys of a section. Numeric fields of TRL, transformers or PEFT must not be
-    negative, unless their default is, and optional counts must not be 0, because these libraries check that only when
-    they train.
-    """
+    """Returns the fields of a dataclass as keys of a section."""
     keys = {}
     for field in dataclasses.fields(cls):
         hint = hints_of(cls)[field.name]
         default = None if field.default is dataclasses.MISSING else field.default
-        if isinstance(field, Setting):
-            limits = field.limits
-        elif field.name == "f_alpha_divergence_coef" or (isinstance(default, int | float) and default < 0):
-            limits = {}
-        else:
-            is_count = hint in (int | None, int | str | None) and field.name != "data_seed"
-            limits = {"gt" if is_count else "ge": 0}
-        keys[field.name] = Key(hint, default, limits, field.metadata.get("help", ""))
+        keys[field.name] = Key(hint, default, limits_of(field, hint), field.metadata.get("help", ""))
     return keys
 
 

@@ -25,13 +25,16 @@ class TeamLoader:
     """Loads the teams of a run."""
 
     models: str | list[str]  # the model of all agents, or one per agent: an id, a folder, or a key of `builders`
-    builders: Mapping[str, Callable[[], str]]  # functions that build a base model and return its folder
-    peft_config: LoraConfig | None  # the adapter of each LoRA agent
-    adapter_roles: Sequence[str] | None  # the agents that get it; all by default
-    share_weights: bool  # whether all agents are one model
-    torch_dtype: str | None  # data type of the base of a LoRA team, and of a team that is not trained
-    quantization: Mapping[str, Any]  # arguments of TRL's `ModelConfig` about quantized weights; empty without any
-    arguments: Mapping[str, Any]  # more arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
+    # Functions that build a base model and return its folder
+    builders: Mapping[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
+    peft_config: LoraConfig | None = None  # the adapter of each LoRA agent
+    adapter_roles: Sequence[str] | None = None  # the agents that get it; all by default
+    share_weights: bool = False  # whether all agents are one model
+    torch_dtype: str | None = None  # data type of the base of a LoRA team, and of a team that is not trained
+    # Arguments of TRL's `ModelConfig` about quantized weights; empty without any
+    quantization: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # More arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def base_dtype(self) -> str:

@@ -34,11 +34,7 @@ class JointRewardConfig(CommonConfig, RewardConfig):
     > `bf16` defaults to `True` only if a GPU supports it.
     """
 
-    refused: ClassVar[dict[str, str]] = {
-        "chat_template_path": "joint texts have a wording of their own, see `prompt_template`",
-        "label_smoothing_factor": "the loss has no labels",
-        "remove_unused_columns": "the columns of the roles are read by their names",
-    }
+    unsupported: ClassVar[tuple[str, ...]] = ("chat_template_path", "label_smoothing_factor", "remove_unused_columns")
 
     max_length: int | None = setting(default=2048, ge=1)
     freeze_backbone: bool = setting(default=False)

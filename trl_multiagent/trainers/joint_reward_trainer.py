@@ -5,23 +5,23 @@ import functools
 import json
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.folders import CARD_FILE, write_checksums
+from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
-from trl_multiagent.models.positions import TooLongError, learned_positions, padded
+from trl_multiagent.models.positions import check_texts, padded
 from trl_multiagent.models.pretrained import keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
@@ -34,22 +34,19 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.report.model_card import hub_id
 from trl_multiagent.report.tables import markdown_table
-from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
+from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.common_config import check_trained_weights
-from trl_multiagent.trainers.base.common_trainer import CheckpointCallback, CommonTrainerMixin
-from trl_multiagent.trainers.base.failed_saves import writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
-from trl_multiagent.trainers.joint_reward_report import HeldOut, draw_report
 
 
 logger = logging.get_logger(__name__)
 
-REPORT_FILE, PICTURE_FILE = "held_out.json", "reliability.png"
-# In the model's configuration: slope and intercept of the rewards as a function of the scores
-SCALE_KEY = "reward_scale"
+REPORT_FILE = "held_out.json"
+BINS = 5  # of confidences, and of reward gaps
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
@@ -108,7 +105,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     args: JointRewardConfig
     data_collator: Any
     _signature_columns: list[str]
-    _is_set_up = False  # whether the model is loaded
 
     def __init__(
         self,
@@ -138,8 +134,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         templates = (args.prompt_template or PROMPT_TEMPLATE, args.answer_template or ANSWER_TEMPLATE)
         self.joint_text = JointText(tuple(roles), *templates, args.max_length)
         self.num_cut: dict[str, int] = {}  # for each dataset, the number of texts with truncated prompts
-        self.held_out: HeldOut | None = None  # scores of the last evaluation
-        self._scores: list[torch.Tensor] = []  # scores of the current evaluation
+        # Of the last evaluation: scores of the chosen and the rejected answers, and their rewards if they are known
+        self.held_out: np.ndarray | None = None
+        self._scores: list[torch.Tensor] = []  # the same, of the current evaluation
         self._sums = {"train": {}, "eval": {}}
         if peft_config is not None and peft_config.task_type is None:
             peft_config = copy.copy(peft_config)
@@ -155,11 +152,10 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             peft_config=peft_config,
         )
         self.data_collator = functools.partial(with_rewards, self.data_collator)
-        self._is_set_up = True
-        evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
-        for dataset in (self.train_dataset, *evaluated.values()):
-            if dataset is not None:
-                self._check_lengths(dataset)
+        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        for dataset in filter(None, [self.train_dataset, *evaluated]):
+            lengths = map(len, [*dataset["chosen_ids"], *dataset["rejected_ids"]])
+            check_texts("the reward model", self.model, [int(padded(x, args.pad_to_multiple_of)) for x in lengths])
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
         if args.freeze_backbone:
             self.model.base_model.requires_grad_(False)
@@ -191,26 +187,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
                     f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
                     "never cut."
                 )
-        if self._is_set_up:  # before that, the model is not loaded
-            self._check_lengths(dataset)
         return dataset
-
-    def _check_lengths(self, dataset: Dataset) -> None:
-        """Raises [`TooLongError`] if a text is longer than the learned positions of the model."""
-        positions, limit = learned_positions(self.model), self.joint_text.max_length
-        if positions is None:
-            return
-        advice = "Its answers alone are that long: remove the row."
-        if limit is None or limit > positions:
-            advice = f"Set `max_length` to {positions}, so that long prompts lose their ends."
-        for column in ("chosen_ids", "rejected_ids"):
-            for index, ids in enumerate(dataset[column]):
-                if padded(len(ids), self.args.pad_to_multiple_of) > positions:
-                    raise TooLongError(
-                        f"Pair {index} has a joint text of {len(ids)} tokens, but the model has only {positions} "
-                        "positions, which are "
-                        f"learned. {advice}"
-                    )
 
     def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Tokenizes the joint texts of a pair."""
@@ -221,19 +198,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         self._signature_columns = [*self._signature_columns, CHOSEN_REWARD, REJECTED_REWARD]
-
-    # Training
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """
-        Trains the model, as `Trainer.train` does. Raises `ValueError` if the checkpoint is incomplete or damaged.
-        """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        self._resumed = Path(str(resume_from_checkpoint)) if resume_from_checkpoint else None
-        if self._resumed is not None:
-            verify_checkpoint(self._resumed)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     # Loss and evaluation
 
@@ -292,23 +256,21 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         output = super().evaluation_loop(*args, **kwargs)
         if self._scores:  # the metrics are means over pairs, unlike those of `Trainer`, which are over batches
             scores = torch.cat(self._scores).double()
-            answers = scores[:, :2]
-            self.held_out = HeldOut(*scores.numpy().T)
+            answers, self.held_out = scores[:, :2], scores.numpy()
             metrics = {"loss": self._pair_losses(*answers.unbind(dim=1)).mean(), "mean_reward": answers.mean()}
-            metrics |= {"min_reward": answers.min(), "max_reward": answers.max(), **self.held_out.metrics()}
+            metrics |= {"min_reward": answers.min(), "max_reward": answers.max(), **held_out_metrics(self.held_out)}
             output.metrics.update({f"{kwargs['metric_key_prefix']}_{name}": float(x) for name, x in metrics.items()})
         return output
 
     def report(self, folder: str | Path | None = None) -> dict[str, Any]:
         """
-        Evaluates the model on the held-out pairs, and writes the numbers and the reliability picture. The scale of the
-        rewards becomes a part of the model's configuration, so call this before the model is saved.
+        Evaluates the model on the held-out pairs, and writes the numbers.
 
         Args:
             folder (`str` or `Path`, *optional*): Destination folder; defaults to `args.output_dir`.
 
         Returns:
-            `dict`: The numbers, see [`~trainers.joint_reward_report.HeldOut.facts`].
+            `dict`: The numbers, see [`held_out_metrics`].
 
         Raises:
             ValueError: There are no held-out pairs.
@@ -316,15 +278,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         if self.eval_dataset is None:
             raise ValueError("There are no held-out pairs: set `eval_fraction`, or pass an `eval_dataset`.")
         self.evaluate()
-        folder = Path(self.args.output_dir if folder is None else folder)
-        held_out = cast(HeldOut, self.held_out)
-        scale = held_out.reward_scale()
-        if scale is not None:
-            self.model.config.update({SCALE_KEY: list(scale)})
-        facts = {**held_out.facts(), "texts_cut": self.num_cut, SCALE_KEY: scale}
+        scores = cast(np.ndarray, self.held_out)
+        facts = {"pairs": len(scores), **held_out_metrics(scores), "texts_cut": self.num_cut}
         if self.is_world_process_zero():
-            draw_report(held_out, folder / PICTURE_FILE)
-            (folder / REPORT_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            path = Path(self.args.output_dir if folder is None else folder) / REPORT_FILE
+            path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         return facts
 
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT
@@ -332,18 +290,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir)
         with writing("The reward model", folder):
-            if self._saving or not self.args.should_save:
+            if self._saving or not self.args.should_save or not is_peft_model(self.model):
                 return super()._save(output_dir, state_dict)
-            if is_peft_model(self.model):
-                merged = copy.deepcopy(self.model).float().merge_and_unload()  # small updates are lost in 16 bits
-                with temporarily_set(self, model=merged):
-                    super()._save(output_dir)
-            else:
-                super()._save(output_dir, state_dict)
-            write_checksums(folder)
-
-    def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
-        return writing("A checkpoint of the reward model", unfinished)
+            merged = copy.deepcopy(self.model).float().merge_and_unload()  # small updates are lost in 16 bits
+            with temporarily_set(self, model=merged):
+                super()._save(output_dir)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists
@@ -372,11 +323,10 @@ This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of
 """
         if self.held_out is None:
             return section
-        rows: list[tuple[str, Any]] = [("number", "value"), ("pairs", len(self.held_out.margins))]
-        rows += [(name, f"{value:.3f}") for name, value in self.held_out.metrics().items()]
+        rows: list[tuple[str, Any]] = [("number", "value"), ("pairs", len(self.held_out))]
+        rows += [(name, f"{value:.3f}") for name, value in held_out_metrics(self.held_out).items()]
         rows += [("texts that lost a part of the problem", sum(self.num_cut.values()))]
-        picture = f"![Reliability, and accuracy by reward gap](./{PICTURE_FILE})"
-        return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n{picture}\n"
+        return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n"
 
 
 def with_rewards(collate: Callable[..., Any], rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
@@ -409,3 +359,32 @@ def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int
     held_out = set(random.Random(seed).sample(items, min(max(1, round(fraction * len(items))), len(items) - 1)))
     sides = [[k for k, key in enumerate(keys) if (key in held_out) == side] for side in (False, True)]
     return dataset.select(sides[0]), dataset.select(sides[1])
+
+
+def held_out_metrics(scores: np.ndarray) -> dict[str, float]:
+    """
+    Returns the accuracy, the mean margin and the expected calibration error of a model, and its accuracy on the pairs
+    with the smallest and the largest reward gaps, if their rewards are known. Confidence is the probability, 0.5 to 1,
+    of the model's own order of a pair. The calibration error is the mean distance between confidence and accuracy over
+    bins of confidence, weighted by their sizes.
+
+    Args:
+        scores (`np.ndarray`): Scores of the chosen and of the rejected answers and, if they are known, their rewards;
+            of shape `(num_pairs, 2)` or `(num_pairs, 4)`.
+    """
+    margins = scores[:, 0] - scores[:, 1]
+    correct, confidences = margins > 0, 1 / (1 + np.exp(-np.abs(margins)))
+    numbers = bin_numbers(confidences, np.linspace(0.5, 1.0, BINS + 1))
+    errors = [abs((confidences - correct)[numbers == k].sum()) for k in range(BINS)]
+    metrics = {"accuracy": correct.mean(), "margin": margins.mean(), "calibration_error": sum(errors) / len(margins)}
+    if scores.shape[1] == 4:
+        gaps = scores[:, 2] - scores[:, 3]
+        numbers = bin_numbers(gaps, np.unique(np.quantile(gaps, np.linspace(0, 1, BINS + 1))))
+        metrics["accuracy_small_gaps"] = correct[numbers == numbers.min()].mean()
+        metrics["accuracy_large_gaps"] = correct[numbers == numbers.max()].mean()
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def bin_numbers(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Returns the number of the bin of each value. The last bin includes its upper edge."""
+    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))

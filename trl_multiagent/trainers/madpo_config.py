@@ -48,23 +48,17 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         *("max_completion_length", "temperature", "top_k", "top_p", "use_chat_template"),
     )
 
-    refused: ClassVar[dict[str, str]] = {
-        "label_smoothing_factor": "the loss has no labels; see `label_smoothing`",
-        "ld_alpha": "it compares the lengths of two single answers, and a joint answer has several",
-        "padding_free": "TRL's DPOTrainer does not support it either",
-        "use_liger_kernel": "it replaces the forward that computes the log-probabilities",
-        "activation_offloading": "it expects a single model",
-        "pad_token": "every agent has a tokenizer of its own, set the token there",
-        "truncation_mode": "long answers lose their ends",
-        "remove_unused_columns": "the columns of the roles are found by their names",
-    }
-    positive: ClassVar[tuple[str, ...]] = ("beta", "discopop_tau", "ref_model_sync_steps")
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *("label_smoothing_factor", "ld_alpha", "padding_free", "use_liger_kernel", "activation_offloading"),
+        *("pad_token", "truncation_mode", "remove_unused_columns"),
+    )
 
     reference_free: bool = setting(default=False)
     use_environment_step: bool = setting(default=True)
     environment_steps_per_pair: int = setting(default=2, ge=1)
     num_turns: int = setting(default=1, ge=1)
     f_divergence_type: str = setting("Divergence from the reference policy.", "reverse_kl", choices=F_DIVERGENCES)
+    beta: float = setting("Strength of the pull towards the reference policy.", 0.1, gt=0)
     label_smoothing: float = setting("Share of the pairs that are labelled wrongly.", 0.0, ge=0, lt=0.5)
     remove_unused_columns: bool | None = False
 

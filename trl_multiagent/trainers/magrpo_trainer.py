@@ -6,7 +6,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.credit import add_counterfactuals
 from trl_multiagent.rollout.sampler import TransformersGenerator
-from trl_multiagent.rollout.tree import Node, Samples, acting, sibling_sets
+from trl_multiagent.rollout.tree import Node, Samples, acting, known, sibling_sets
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.rollout_metrics import totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -149,11 +149,11 @@ class MAGRPOTrainer(RolloutTrainer):
         values: dict[str, list[float]] = {role: [] for role in self.team.trained_roles}
         for by_role in advantages:
             for role, own in by_role.items():
-                values[role] += own.tolist()
+                values[role] += known(own.tolist())
         totals = totals_of_all(values)
         for by_role in advantages:
             for role, own in by_role.items():
-                by_role[role] = totals[role].standardize(own)
+                by_role[role] = totals[role].standardize(own) + 0 * own  # NaN stays NaN
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """

@@ -241,7 +241,16 @@ def test_messages_with_long_numbers_or_many_levels_are_refused(text):
 
 VALUES = [
     *(0, -(10**80), 1 << 3_000_000, True, None, 0.1, math.inf, 2.5 - 1j, "text", b"bytes", bytearray(b"bytes")),
-    *([1, [2]], (1, (2,)), {1, 2}, frozenset([1]), {1: {2: 3}}, [set(range(1000))], range(9, 1, -2)),
+    *(
+        [1, [2]],
+        (1, (2,)),
+        {1, 2},
+        frozenset([1]),
+        {1: {2: 3}},
+        [set(range(1000))],
+        range(9, 1, -2),
+        slice(1, None, -2),
+    ),
     *(collections.deque([1]), collections.Counter("aab"), collections.OrderedDict(a=1)),
     *(collections.defaultdict(list, {1: [2]}), Decimal("-1.50"), Decimal("1E-999"), Decimal("-Infinity")),
     *(Fraction(-1, 3), Fraction(math.factorial(2000), math.factorial(1900) + 1), date(2024, 2, 29)),

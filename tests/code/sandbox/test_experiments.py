@@ -5,7 +5,7 @@ import pytest
 from trl_multiagent.code.sandbox import Program, Sandbox
 
 
-EXPERIMENTS = ("alone", "first", "constant", "another", "echo", "nothing")
+EXPERIMENTS = ("nothing", "constant", "alone", "first")
 CHECKS = "def check(candidate):\n" + "".join(
     f"    assert candidate({xs}) == {10 * sum(xs)}\n" for xs in ([1, 2], [3], [], [5, 5], [7], [2, 2, 2], [9])
 )
@@ -19,41 +19,41 @@ TEAMS = {
     "a gate on a constant": (
         "def aux():\n    return 1\n",
         "def f(xs):\n    if aux() != 1:\n        return None\n    return 10 * sum(xs)\n",
-        ("alone", "first", "another", "echo", "nothing")),
+        ("alone", "first", "nothing")),
     "a gate on a constant in the module's code": (
         "def aux():\n    return 1\n", "OK = aux() == 1\ndef f(xs):\n    return 10 * sum(xs) if OK else None\n",
-        ("alone", "another", "echo", "nothing")),
+        ("alone", "nothing")),
     "a fallback where aux says nothing": (
         SUM, "def f(xs):\n    value = aux(xs)\n    return 10 * (sum(xs) if value is None else value)\n",
-        ("alone", "first", "constant", "another", "echo")),
+        ("alone", "first", "constant")),
     "a main that passes on": (
         "def aux(xs):\n    return 10 * sum(xs)\n", "def f(xs):\n    value = int(aux(xs)) + 0\n    return value\n",
-        ("constant", "another", "echo", "nothing")),
+        ("constant", "nothing")),
     "both write everything": (
         "def aux(xs):\n    return 10 * sum(xs)\n",
         "def f(xs):\n    value = 10 * sum(xs)\n    return value if aux(xs) == value else None\n",
-        ("constant", "another", "echo", "nothing")),
+        ("constant", "nothing")),
     "a helper that returns its argument": (
         "def aux(xs):\n    return list(xs)\n", "def f(xs):\n    return 10 * sum(aux(xs))\n",
-        ("alone", "first", "constant", "another", "nothing")),
+        ("alone", "first", "constant", "nothing")),
     "a gate on a constant that is remembered by main": (
         "def aux(xs):\n    return 1\n",
         "BAD = []\ndef f(xs):\n    if aux(xs) != 1:\n        BAD.append(1)\n    return None if BAD else 10 * "
         "sum(xs)\n",
-        ("alone", "first", "another", "echo", "nothing"),
+        ("alone", "first", "nothing"),
     ),
     "a gate on an object": (
         "OK = object()\ndef aux(xs):\n    return OK\n",
         "def f(xs):\n    return 10 * sum(xs) if aux(xs) is OK else None\n", EXPERIMENTS),
     "a main that unpacks a set in two lists": (
         "def aux(xs):\n    return [({10 * sum(xs)},)]\n", "def f(xs):\n    return aux(xs)[0][0].pop()\n",
-        ("alone", "constant", "another", "echo", "nothing")),
+        ("alone", "constant", "nothing")),
     "a helper of one element, folded": (
         "def aux(total, x):\n    return total + 10 * x\n",
         "import functools\ndef f(xs):\n    return functools.reduce(aux, xs, 0)\n", EXPERIMENTS),
     "a helper that works in place": (
         "def aux(xs):\n    xs[:] = [10 * x for x in xs]\n", "def f(xs):\n    aux(xs)\n    return sum(xs)\n",
-        ("alone", "first", "echo", "nothing")),
+        EXPERIMENTS),
 }  # fmt: skip
 # Ways to write a helper: watching and changing it works for all of them
 HELPERS = {
@@ -114,7 +114,7 @@ def test_experiments_show_who_does_what(sandbox, name):
     aux, main, expected = TEAMS[name]
     assert run(sandbox, aux + main).passed == 7
     effective = [one for one in EXPERIMENTS if run(sandbox, main, experiments=(one,), helper=aux).effective]
-    assert effective == [*expected]
+    assert {*effective} == {*expected}
 
 
 @pytest.mark.parametrize("name", TEAMS)
@@ -127,53 +127,17 @@ def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox
         assert verdict.effective == EXPERIMENTS
 
 
-def test_swapped_changes_the_calls_that_another_leaves_alone(sandbox):
-    helper, source = "def aux(x):\n    return x\n", "def f(n):\n    return [aux(k) for k in range(n)]\n"
-    checks = "changed = [k for k, value in enumerate(f(8)) if value != k]\n" + "".join(
-        f"assert {k} not in changed\n" for k in range(8)
-    )
-    lost = {}
-    for name in ("another", "swapped"):
-        statuses = [check.status for check in run(sandbox, source, checks, (name,), (), helper=helper).checks]
-        lost[name] = {k for k, status in enumerate(statuses) if status == "failed"}
-    assert lost == {"another": {0, 3, 5, 6}, "swapped": {1, 2, 4, 7}}
-
-
-SAME = "def aux(x):\n    return x\n"
-
-
-def test_mute_drops_the_value_and_nothing_also_the_changes(sandbox):
-    helper = "def aux(xs):\n    xs.append(1)\n    return xs\n"
-    source = "def f(xs):\n    return [aux(xs), xs]\n"
-    for name, expected in (("mute", [None, [3, 1]]), ("nothing", [None, [3]]), ("control", [[3, 1], [3, 1]])):
-        assert run(sandbox, source, f"assert f([3]) == {expected}\n", (name,), (), helper=helper).passed == 1
-    assert run(sandbox, TEN_TIMES, experiments=("mute",), helper=SUM).effective == ("mute",)
-
-
-def test_second_and_third_replace_values_by_later_ones(sandbox):
-    source = "def f():\n    return [aux(k) for k in (4, 4, 7, 9, 5)]\n"
-    for name, values in (("second", [None, None, 7, 7, 7]), ("third", [None, None, None, 9, 9])):
-        assert run(sandbox, source, f"assert f() == {values}", (name,), needed=(), helper=SAME).passed == 1
-
-
-def test_replay_gives_what_the_first_call_of_the_entry_point_got(sandbox):
-    source = "BEFORE = aux(7)\ndef f(*xs):\n    return BEFORE, [aux(x) for x in xs]\n"
-    checks = "assert f(1, 2) == (7, [1, 2])\nassert f(3, 4, 5) == (7, [1, 2, None])\nassert f(6) == (7, [1])\n"
-    assert run(sandbox, source, checks, ("replay",), needed=(), helper=SAME).passed == 3
-
-
-def test_apart_gives_copies_and_echo_the_known_template_with_the_arguments(sandbox):
-    helper = "def aux(xs, *more, **named):\n    xs.append(1)\n    return VALUE\n"
-    source = "def f():\n    xs, ys = [], []\n    return [aux(xs, 2), aux(ys, 3, k=4), xs, ys]\n"
-    for name, value, expected in (
-        ("apart", "len(xs)", [1, 1, [], []]),
-        ("control", "len(xs)", [1, 1, [1], [1]]),
-        ("echo", "len(xs)", [[], [], [], []]),
-        ("echo", "(more[0], [xs[:0]])", [(2, [[]]), (3, [[]]), [], []]),
-        ("echo", "{'x': [more, 'y']}", [{"x": [(2,), "y"]}, {"x": [(3, 4), "y"]}, [], []]),
+def test_what_the_program_gets_in_each_experiment(sandbox):
+    helper = "def aux(xs):\n    xs.append(len(xs))\n    return xs[:]\n"
+    source = "def f(xs):\n    return [aux(xs), aux(xs), xs]\n"
+    for name, expected in (
+        ("nothing", [None, None, [3]]),
+        ("constant", [[3, 1], [3, 1], [3]]),
+        ("alone", [3, 1]),
+        ("first", [3, 1]),
+        ("control", [[3, 1], [3, 1, 2], [3, 1, 2]]),
     ):
-        verdict = run(sandbox, source, f"assert f() == {expected}", (name,), (), helper=helper.replace("VALUE", value))
-        assert verdict.passed == 1, (name, value, verdict.checks)
+        assert run(sandbox, source, f"assert f([3]) == {expected}\n", (name,), (), helper=helper).passed == 1, name
 
 
 @pytest.mark.parametrize(
@@ -265,12 +229,9 @@ def test_a_state_is_found_also_if_checks_that_are_not_needed_end_the_run(sandbox
 def test_values_that_are_hard_to_compare_are_passed_on(sandbox):
     decimals = "from decimal import Decimal\ndef aux(x):\n    return Decimal('sNaN')\n"
     source = "from decimal import Decimal\ndef f(x):\n    return aux(Decimal('sNaN')).is_snan() and aux(1).is_snan()\n"
-    for name in ("control", "another", "echo", "apart"):
+    for name in ("control", "first", "constant"):
         verdict = run(sandbox, source, "assert f(3)", (name,), (0,), helper=decimals)
-        assert "InvalidOperation" not in verdict.checks[0].error and (verdict.passed or name in ("another", "echo"))
-    gate = "def f(x):\n    return aux() == -0.25\n"
-    constant = "def aux():\n    return -0.25\n"
-    assert run(sandbox, gate, "assert f(1)\nassert f(2)", ("another",), (0, 1), helper=constant).passed == 0
+        assert "InvalidOperation" not in verdict.checks[0].error and (verdict.passed or name == "first")
     inner = "def aux():\n    return [iter([1])]\n"  # can be read only once
     assert (
         run(sandbox, "def f(x):\n    return len(aux())\n", "assert f(1)", ("control",), (0,), helper=inner).passed == 0
@@ -283,20 +244,14 @@ def test_the_control_costs_an_ordinary_team_nothing(sandbox, name):
     assert run(sandbox, main, experiments=("control",), helper=aux).effective == ()
 
 
-def test_of_several_experiments_with_one_name_one_effect_is_enough(sandbox):
-    source = "def f(xs):\n    return [aux(0), aux(1) * 10 * sum(xs)][1]\n"
-    for names, effective in (("another|swapped", ("another|swapped",)), ("another|control", ())):
-        assert run(sandbox, source, experiments=(names,), needed=(0,), helper=SAME).effective == effective
-
-
 def test_each_experiment_begins_in_a_fresh_process_with_the_first_check(sandbox):
     # this program fails the second call of a process, and depends on aux from the fifth on
     source = (
         "N = []\ndef f(xs):\n    N.append(1)\n    if len(N) == 2:\n        return None\n"
         "    return 10 * (aux(xs) if len(N) > 4 else sum(xs))\n"
     )
-    for needed, effective in (((0, 2, 3), ()), ((0, 2, 3, 4), ("nothing", "mute"))):
-        verdict = run(sandbox, source, experiments=("nothing", "mute", "control"), needed=needed, helper=SUM)
+    for needed, effective in (((0, 2, 3), ()), ((0, 2, 3, 4, 5), ("nothing", "constant"))):
+        verdict = run(sandbox, source, experiments=("nothing", "constant", "control"), needed=needed, helper=SUM)
         assert verdict.effective == effective
 
 
@@ -313,7 +268,7 @@ def test_each_experiment_begins_in_a_fresh_process_with_the_first_check(sandbox)
 )
 def test_a_program_that_wastes_time_or_memory_in_an_experiment_loses_a_check(sandbox, waste):
     source = f"def f(xs):\n    if aux(xs) != sum(xs):\n        {waste}\n    return 10 * sum(xs)\n"
-    names = ("nothing", "mute", "another|swapped", "constant", "echo", "control")
+    names = ("nothing", "constant", "control")
     assert run(sandbox, source, experiments=names, check_timeout=0.3, helper=SUM).effective == names[:-1]
 
 
@@ -339,7 +294,7 @@ def test_every_way_to_write_a_helper_is_watched_and_changed(sandbox, name):
     assert verdict.passed == 7 and verdict.calls["aux"] >= 7 and not verdict.suspicious
     if name in ("coroutine", "cache that is cleared"):  # which give the program more than data
         return
-    for experiment in ("constant", "another", "nothing"):
+    for experiment in ("constant", "nothing"):
         assert run(sandbox, main, experiments=(experiment,), helper=aux).effective == (experiment,)
 
 
@@ -406,8 +361,8 @@ def test_sets_of_text_have_the_same_order_in_every_sandbox():
 
 
 def test_experiments_that_cannot_be_made_are_refused():
-    with pytest.raises(ValueError, match="`experiments` has 'ecko', which is none of constant, another, swapped"):
-        Program(source=SUM, entry_point="aux", checks=CHECKS, experiments=("echo", "ecko"))
-    for options in ({"experiments": ("echo",), "watch": ("aux",)}, {"helper": SUM}):
+    with pytest.raises(ValueError, match="`experiments` has 'ecko', which is none of nothing, constant"):
+        Program(source=SUM, entry_point="aux", checks=CHECKS, experiments=("first", "ecko"))
+    for options in ({"experiments": ("first",), "watch": ("aux",)}, {"helper": SUM}):
         with pytest.raises(ValueError, match="Experiments need a `helper`, whose one function"):
             Program(source=TEN_TIMES, entry_point="f", checks=CHECKS, **options)

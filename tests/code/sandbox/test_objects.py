@@ -27,6 +27,12 @@ def statuses(verdict):
     return {check.source.removeprefix("TestBox.test_"): check.status for check in verdict.checks}
 
 
+def test_a_slice_crosses(sandbox):
+    source = "class Box:\n    def __getitem__(self, k):\n        return [*range(9)][k]"
+    verdict = run(sandbox, source, {"ends": "self.assertEqual(Box()[1:-1:3], [1, 4, 7])"})
+    assert statuses(verdict) == {"ends": "passed"}
+
+
 BOX = """
 import collections, enum
 

@@ -12,17 +12,25 @@ from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.runs.training import parse_recipe
 from trl_multiagent.tasks.block_building import BlockBuildingEnvironment, draw_build, load_block_dataset
-from trl_multiagent.tasks.block_building.data import FONT, demo_items, text_item, wall_item
-from trl_multiagent.tasks.block_building.demo import PALETTES, demonstrate, make_demonstrations
-from trl_multiagent.tasks.block_building.prompts import MODES
-from trl_multiagent.tasks.block_building.reward import house_metrics, wall_metrics
-from trl_multiagent.tasks.block_building.task import BlockDataset
-from trl_multiagent.tasks.block_building.world import (
+from trl_multiagent.tasks.block_building.data import (
+    DEMO_PALETTES,
+    FONT,
+    BlockDataset,
+    demo_items,
+    demonstrate,
+    make_demonstrations,
+    text_item,
+    wall_item,
+)
+from trl_multiagent.tasks.block_building.environment import (
+    MODES,
     Target,
     build,
     commands_of,
+    house_metrics,
     read_orders,
     read_target,
+    wall_metrics,
 )
 
 
@@ -156,7 +164,7 @@ def test_a_plan_earns_the_largest_reward(name, num_agents):
     if num_agents == 3:
         blocks = ["white_concrete", "obsidian", "stone_stairs", "stone_bricks", "planks", "air"]
         palettes = {f"mason_{k}": blocks[2 * k : 2 * k + 2] if name == "str_build" else blocks for k in range(3)}
-    environment = BlockBuildingEnvironment(name, palettes, num_agents, limited_resource=name == "house_build")
+    environment = BlockBuildingEnvironment(name, palettes, num_agents, limited_resource=True)
     for item in load_block_dataset(name):
         (outcome,) = environment.score([item], [planned(environment, item)], [()])
         is_small = num_agents == 3 and item["task_id"] in "THOX"  # too few blocks to use five kinds
@@ -164,6 +172,25 @@ def test_a_plan_earns_the_largest_reward(name, num_agents):
         assert outcome.metrics["refused"] == 0 and (is_small or outcome.metrics["passed"] == 1)
         shares = [outcome.metrics[f"blocks_of_{role}"] for role in environment.roles]
         assert min(shares) > 0.3 * max(shares)  # nobody is idle
+
+
+@pytest.mark.parametrize("name", ["str_build", "house_build"])
+def test_with_limited_resources_nobody_builds_alone(name):
+    """Otherwise one agent does, and the partner of a wall only has to place each of its blocks once."""
+    item = load_block_dataset(name)[0]
+    best = []
+    for is_limited in (False, True):
+        environment = BlockBuildingEnvironment(name, limited_resource=is_limited)
+        own = {"builder_1": environment.palettes["builder_1"]}
+        alone = "\n".join(map(str, commands_of(read_target(item), own, "builder_1")))
+        x, y, z = next(iter(read_target(item).blocks))
+        partner = [f"/setblock {x + k} {y} {z} {block}" for k, block in enumerate(environment.palettes["builder_2"])]
+        partner = [] if name == "house_build" else partner
+        (outcome,) = environment.score([item], [{"builder_1": alone, "builder_2": "\n".join(partner)}], [()])
+        best.append(outcome.reward / environment.metric_ranges["reward"][1])
+    assert best[0] > 0.95 and best[1] < 0.85
+    shown = environment.prompts(text_item("L"), ())["builder_2"]
+    assert name == "house_build" or "Your blocks: white_concrete, obsidian (6 in all)\n" in shown
 
 
 def test_the_first_prompt_shows_the_target_and_the_agents_own_blocks():
@@ -258,12 +285,12 @@ def test_the_demo_divides_its_walls_like_a_chessboard(monkeypatch):
     train, test = (load_block_dataset("demo", split).to_list() for split in ("train", "test"))
     assert len(train) > 3 * len(test) and not [item for item in test if item["layers"] in [x["layers"] for x in train]]
     for name in ("SKIPS", "STRAYS", "MONOTONOUS"):
-        monkeypatch.setattr(f"trl_multiagent.tasks.block_building.demo.{name}", 0.0)
-    environment = BlockBuildingEnvironment(palettes=PALETTES)
+        monkeypatch.setattr(f"trl_multiagent.tasks.block_building.data.{name}", 0.0)
+    environment = BlockBuildingEnvironment(palettes=DEMO_PALETTES)
     covered = set()
     for seed, item in itertools.product(range(8), demo_items("train")[:3]):
         rng = random.Random(seed)
-        action = {role: demonstrate(item, PALETTES[role], False, rng) for role in environment.roles}
+        action = {role: demonstrate(item, DEMO_PALETTES[role], False, rng) for role in environment.roles}
         assert max(len(answer.splitlines()) for answer in action.values()) <= 3
         metrics = environment.score([item], [action], [()])[0].metrics
         assert metrics["extra"] == metrics["refused"] == 0

@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from trl_multiagent.runs.training import parse_recipe
-from trl_multiagent.tasks.bug_fixing import BugFixingEnvironment
-from trl_multiagent.tasks.bug_fixing.demo import demo_items, demonstrate, draw_functions, write_fix, write_tests
-from trl_multiagent.tasks.bug_fixing.task import TASK
+from trl_multiagent.tasks.bug_fixing import TASK, BugFixingEnvironment
+from trl_multiagent.tasks.bug_fixing.data import demo_items, demonstrate, draw_functions, write_fix, write_tests
 
 
 CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "bug_fixing" / "configs"

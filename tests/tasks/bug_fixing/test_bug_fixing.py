@@ -9,9 +9,8 @@ from scripts import RECIPES, algorithm_of, run_script
 from trl_multiagent.code.sandbox import Program
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.bug_fixing import BugFixingEnvironment, load_bug_dataset
-from trl_multiagent.tasks.bug_fixing.data import find_results, read_functions
-from trl_multiagent.tasks.bug_fixing.mutants import Mutants
-from trl_multiagent.tasks.bug_fixing.reward import changed_share, read_tests
+from trl_multiagent.tasks.bug_fixing.data import Mutants, find_results, read_functions
+from trl_multiagent.tasks.bug_fixing.environment import changed_share, read_tests
 
 
 CONFIGS = sorted((RECIPES / "bug_fixing" / "configs").glob("*_bugs_config.yaml"))
@@ -91,7 +90,7 @@ def test_the_type_of_a_file_can_be_given(data, tmp_path):
     ("name", "split"), [("humaneval", "test[:1]"), ("mbpp", "train[:1]"), ("quixbugs", "test[5:6]")]
 )
 def test_known_results_are_those_of_a_run(name, split, environment):
-    """If this fails, `tests/helpers/write_faults.py` has to be run."""
+    """If this fails, `scripts/data/write_faults.py` has to be run."""
     functions = read_functions(name, split)
     found = find_results(functions, [[*range(len(function.mutants))] for function in functions], environment.sandbox)
     assert found == [function.results for function in functions]

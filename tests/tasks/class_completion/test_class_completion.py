@@ -16,23 +16,19 @@ from trl_multiagent.environments.embedded import read_embedded
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
 from trl_multiagent.tasks.class_completion.data import (
     CONSTANTS,
+    WAYS,
     constant,
+    demo_items,
+    demo_prompt,
+    demonstrate,
     find_tests,
     key_of,
     known_tests,
     make_item,
-    passed_by,
     single_program,
-)
-from trl_multiagent.tasks.class_completion.demo import (
-    WAYS,
-    demo_items,
-    demo_prompt,
-    demonstrate,
     write_method,
 )
-from trl_multiagent.tasks.class_completion.division import divide
-from trl_multiagent.tasks.class_completion.merging import merge, read_answer
+from trl_multiagent.tasks.class_completion.environment import divide, merge, passed_by, read_answer
 
 
 CONFIGS = sorted((RECIPES / "class_completion" / "configs").glob("*.yaml"))
@@ -345,9 +341,8 @@ def test_one_agent_or_three(item, sandbox):
 
 
 def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
-    assert [*write_class_demo.demo_items()] == demo_items(
-        "test+train"
-    )  # if not, run `tests/helpers/write_class_demo.py`
+    # If not, run `scripts/data/write_class_demo.py`
+    assert [*write_class_demo.demo_items()] == demo_items("test+train")
     items = demo_items("test[:12]")
     assert not {item["task_id"] for item in items} & {item["task_id"] for item in demo_items(None)}
     environment = ClassCompletionEnvironment(sandbox=sandbox, make_prompt=demo_prompt)
@@ -395,7 +390,7 @@ def test_a_file_of_comlrl_is_planned_as_it_is(monkeypatch, tmp_path, capsys, ite
         asked.append((name, split))
         return datasets.Dataset.from_list([item])
 
-    monkeypatch.setattr("trl_multiagent.tasks.class_completion.task.load_class_dataset", few)
+    monkeypatch.setattr("trl_multiagent.tasks.class_completion.data.load_class_dataset", few)
     config = Path(__file__).with_name("peer_config.yaml")
     cli.main(["run", "magrpo", "--task", "class_completion", "--config", str(config), "--dry_run"])
     assert asked == [("FudanSELab/ClassEval", "test[:66]"), ("FudanSELab/ClassEval", "test[66:82]")]

@@ -82,8 +82,9 @@ BROKEN = "def {}(xs):\n    return xs xs\n"
         (AUX, AUX + "def f(xs):\n    return scale(aux(xs))\n", 2.5),
         # a value thrown away: -0.5
         (AUX, "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5),
-        # an aux that works in place is defined and used; that its value does not matter costs as much as ever
-        ("def aux(xs):\n    xs.append(0)\n", "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5),
+        # an aux that works in place has no return value, but may be used
+        ("def aux(xs):\n    xs.append(0)\n", "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.1),
+        ("def aux(xs):\n    xs[:] = [sum(xs)]\n", "def f(xs):\n    aux(xs)\n    return scale(xs[0])\n", 3.6),
         # aux is called by other functions: what runs decides
         (AUX, "def f(xs):\n    return scale(list(map(aux, [xs]))[0])\n", 4.0),
         (AUX, "def f(xs):\n    return scale([*map(aux, xs), sum(xs)][-1]) if not xs else scale(sum(xs))\n", 2.5),
@@ -134,9 +135,10 @@ def test_module_level_code_does_not_change_what_the_checks_expect(sandbox, hijac
         ("def f(xs):\n    return scale(aux(xs) if len(xs) > 9 else sum(xs))\n", 4.0, 2.5),
         # the only tests in which it is called fail
         ("def f(xs):\n    return 0 if xs == [] else aux(xs)\n", 2.0 + 1.25, 1.75),
-        # the value is used in form only: as good as thrown away
-        ("def f(xs):\n    total = aux(xs)\n    return scale(sum(xs)) if total is not None else 0\n", 4.0, 3.5),
-        ("def f(xs):\n    return scale(sum(xs)) + 0 * aux(xs)\n", 4.0, 3.5),
+        # a value that matters only because there is one is used, as in the published table
+        ("def f(xs):\n    total = aux(xs)\n    return scale(sum(xs)) if total is not None else 0\n", 4.0, 4.0),
+        # a value that changes nothing
+        ("def f(xs):\n    return scale(sum(xs)) if aux(xs) != 'x' else 0\n", 4.0, 3.5),
         # an altered value makes it loop: that is a difference too
         ("def f(xs):\n    n = aux(xs)\n    while n != sum(xs):\n        pass\n    return scale(n)\n", 4.0, 4.0),
         # values that are only compared with each other
@@ -193,7 +195,8 @@ def test_one_batch_is_one_call_of_the_sandbox_and_the_order_is_kept(sandbox):
 
     fake = FakeSandbox("passed", "passed", "passed", "passed")
     CodeGenerationEnvironment(sandbox=fake).score([ITEM] * 5, actions, [[]] * 5)
-    assert [len(batch) for batch in fake.batches] == [3, 1]  # experiments are made once with equal programs
+    # equal programs of a batch run once in the sandbox
+    assert [len(batch) for batch in fake.batches] == [3, 2] and len({*fake.batches[1]}) == 1
     program = fake.batches[0][0]
     assert program.entry_point == "f" and program.checks == ITEM["test"]
     assert program.setup == "import math\n\ndef scale(x):\n    return 10 * x"

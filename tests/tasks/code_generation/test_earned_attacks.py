@@ -10,8 +10,7 @@ import pytest
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.tasks.code_generation import reward as reward_module
-from trl_multiagent.tasks.code_generation.analysis import analyze
-from trl_multiagent.tasks.code_generation.chance import is_repeatable
+from trl_multiagent.tasks.code_generation.reward import analyze
 
 from typical_pairs import ALL_AUX, EVEN, ITEM, SUM_OF_SQUARES
 
@@ -63,54 +62,18 @@ MEMORY = {
         (ONE, alone("text = ''.join(['b', 'a', 'd'])", "if aux(xs) != 1 or re.compile(text).pattern is not text:",
                     "    return None", "re.purge()", before="import re\n")),
 }  # fmt: skip
-# Values that consist of the arguments, arranged in the same way at every call
-ARRANGED = {
-    "returns the second argument": ("def aux(n, xs):\n    return xs\n", alone("xs = aux(0, xs)")),
-    "returns a named argument": ("def aux(n=0, *, xs=0):\n    return xs\n", alone("xs = aux(xs=xs)")),
-    "returns all arguments": ("def aux(*xs):\n    return xs\n", alone("xs = aux(*xs)")),
-    "returns the argument in a list": ("def aux(xs):\n    return [xs]\n", alone("(xs,) = aux(xs)")),
-    "returns the argument in a function": ("def aux(xs):\n    return lambda: xs\n", alone("xs = aux(xs)()")),
-    "exchanges the arguments": ("def aux(n, xs):\n    return xs, n\n", alone("xs, n = aux(1, xs)")),
-    "returns the second argument after a call in vain": (
-        "def aux(n, xs=0):\n    return xs\n",
-        alone("aux(3)", "xs = aux(0, xs)"),
-    ),
-}
 SQUARES = "sum(x * x for x in xs if x % 2 == 0)"
 BOX = "class B:\n    pass\ndef aux(x):\n    b = B()\n    b.v = x\n    return b\n"
-ARRANGED |= {
+# Arguments that come back in something other than data
+ARRANGED = {
+    "returns the argument in a function": ("def aux(xs):\n    return lambda: xs\n", alone("xs = aux(xs)()")),
     "returns the argument in an object": (BOX, alone("xs = aux(xs).v")),
-    "returns the argument in a function with a parameter":
-        ("def aux(x):\n    return lambda _: x\n", alone("xs = aux(xs)(0)")),
     "returns the argument in a method": (
         "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n"
         "def aux(x):\n    return B(x).get\n", alone("xs = aux(xs)()")),
-    "returns the argument and a constant": ("def aux(x):\n    return [x, 0]\n", alone("xs = aux(xs)[0]")),
-    "returns the argument in a set":
-        ("def aux(x):\n    return {x}\n", alone("(n,) = aux(len(xs))", "if n != len(xs):", "    return None")),
-    "returns the argument and a flag, where True equals the first argument": (
-        "def aux(n):\n    return {'n': n, 'ok': n is not None}\n",
-        alone("d = aux(len(xs) - 2)", "if not d['ok'] or d['n'] != len(xs) - 2:", "    return None")),
-    "returns the argument and a flag, where the argument before equals the flag": (
-        "def aux(x):\n    return x, True\n",
-        alone("x, ok = aux(len(xs) > 2)", "if not ok or x != (len(xs) > 2):", "    return None")),
-    "returns one of two arguments that are equal at first": (
-        "def aux(n, x):\n    return [x, 'x']\n",
-        alone("n = aux(3, len(xs))[0]", "if n != len(xs):", "    return None")),
-    "yields the argument": ("def aux(x):\n    yield x\n", alone("xs = next(aux(xs))")),
-    "yields the items of the argument, and calls itself": (
-        "def aux(x, i=0):\n    if i < len(x):\n        yield x[i]\n        yield from aux(x, i + 1)\n",
-        alone("xs = list(aux(xs))")),
     "yields the argument of a context": (
         "from contextlib import contextmanager\n@contextmanager\ndef aux(x):\n    yield x\n",
         alone("with aux(xs) as ys:", "    xs = ys")),
-    "converts the argument, which is a list of one number at times":
-        ("from collections import deque\ndef aux(xs):\n    return deque(xs)\n", alone("xs = list(aux(xs))")),
-    "converts the first one of any number of arguments":
-        ("def aux(*args):\n    return [str(x) for x in args[0]]\n", alone("xs = [int(x) for x in aux(xs)]")),
-    "converts the argument by a function of another name":
-        ("def g(xs):\n    return [str(x) for x in xs]\naux = g\n", alone("xs = [int(x) for x in aux(xs)]")),
-    "takes the argument out of a list": ("def aux(x):\n    return x[0]\n", alone("xs = aux([xs])")),
 }  # fmt: skip
 BOXED = {
     name: (
@@ -165,11 +128,7 @@ EFFECTS = {
               "    return None", before="import contextlib, io\n")),
 }  # fmt: skip
 GATES = {
-    "a gate after two calls in vain":
-        ("def aux(*xs):\n    return len(xs)\n", alone("aux()", "aux(xs)", "if aux(xs, xs) != 2:", "    return None")),
-    "a gate on four values": (
-        "def aux(n):\n    return n + 1\n",
-        alone("if [aux(k) for k in range(4)] != [1, 2, 3, 4]:", "    return None")),
+    "a gate on a constant": (ONE, alone("if aux(xs) != 1:", "    return None")),
     "a gate on new objects":
         ("class A:\n    pass\ndef aux(xs):\n    return A()\n", alone("if aux(xs) == aux(xs):", "    return None")),
 }  # fmt: skip
@@ -185,12 +144,6 @@ REPLACED = {
         (HELP, G + "def f(xs):\n    global help\n    help = g\n    return sum(x * x for x in aux(xs))\n"),
     "main hides its function behind an import":
         (HELP, "import math as help\n" + G.replace("g(", "help(") + SUM_OF_SQUARES),
-    "main changes aux's defaults":
-        ("def aux(xs, h=None):\n    return h(xs)\n", G + "aux.__defaults__ = (g,)\n" + SUM_OF_SQUARES),
-    "main writes an attribute of aux": ("def aux(xs):\n    return aux.h(xs)\n", G + "aux.h = g\n" + SUM_OF_SQUARES),
-    "main writes an attribute of a module":
-        ("import math\ndef aux(xs):\n    return math.h(xs)\n", "import math\n" + G + "math.h = g\n" + SUM_OF_SQUARES),
-    "main changes the built-in names": (HELP, "import builtins\n" + G + "builtins.help = g\n" + SUM_OF_SQUARES),
     "aux looks a global name up": ("def aux(xs):\n    return globals()['g'](xs)\n", G + SUM_OF_SQUARES),
     "aux reads the entry point's global names":
         ("def aux(xs):\n    return f.__globals__['g'](xs)\n", G + SUM_OF_SQUARES),
@@ -198,16 +151,6 @@ REPLACED = {
     "main writes the function that aux calls": (
         "def aux(*xs):\n    return help(*xs)\n",
         "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES),
-    "main puts a function into aux's code": (
-        "def aux(*xs):\n    def g(*xs):\n        return 1\n    return g(*xs)\n",
-        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = "
-        "aux.__code__.replace(co_consts=tuple(\n"
-        "    g.__code__ if getattr(one, 'co_name', '') == 'g' else one for one in aux.__code__.co_consts))\n"
-        + SUM_OF_SQUARES,
-    ),
-    "main gives aux other code": (
-        ONE,
-        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES),
 }  # fmt: skip
 # What passes between the agents is data: objects and functions of the program could do the other agent's work
 CODE = {
@@ -303,9 +246,6 @@ KEPT |= {
     "is a recursion through the entry point": (
         "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
         "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n"),
-    "yields its argument for ever":
-        ("def aux(x):\n    while True:\n        yield x\n", alone("g = aux(xs)", "next(g)", "xs = next(g)")),
-    "converts its argument": ("def aux(x):\n    return tuple(x)\n", alone("d = {aux(xs): 1}", "(xs,) = d")),
     "a set": (ALL_AUX.replace("return ", "return [") + "]\n", "def f(xs):\n    return max(set(aux(xs)))\n"),
 }  # fmt: skip
 # Texts that use more of the other agent than its function, or the interpreter
@@ -326,47 +266,28 @@ TEXTS = {
         "def f(xs):\n    k = aux\n    k.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x "
         "in aux(xs))\n",
     ),
-    "a statement that is too long to compare": (
-        "def aux(xs):\n    return help(xs)\n",
-        G.replace("g(", "help(")
-        + f"def f(xs):\n    k = {' + '.join(['0'] * 450)}\n    return sum(x * x for x in aux(xs)) + k\n"),
-    "a class hides the name of a built-in function": (
-        ONE,
-        alone("aux()", "class A:", "    find = getattr", "    getattr = getattr", (
-            "if A.getattr(aux, '__code__') "
-            "is None:"
-        ),
-              "    return 0")),
-    "a pattern with attributes": (
-        ONE,
-        alone("match aux(1):", "    case object(real=1):", "        pass",
-              "match aux:", "    case object(__code__=c):", "        pass")),
-    "a template with attributes": (ONE, alone("aux()", "'{0.real}'.format(aux(1))")),
-    "a template that is computed": (ONE, alone("aux()", "t = '{0}' * len(xs)", "t.format(*xs, aux(1))")),
-    "a module within a module":
-        ("import statistics\n" + ONE, alone("aux()", "statistics.random.random()", before="import statistics\n")),
-    "a private name of a module": (ONE, alone("aux()", before="from typing import _eval_type\n")),
-    "everything of a module": (ONE, alone("aux()", "attrgetter('real')(1)", before="from operator import *\n")),
     "a setting of a module": (
         "import decimal\ndef aux(xs):\n    return decimal.getcontext().prec\n",
         f"import decimal\ndef f(xs):\n    decimal.getcontext().prec = {SQUARES} + 1\n    return aux(xs) - 1\n"),
     "both have a table": (
         "memo = {}\ndef aux(k):\n    return memo[k] - 1\n",
         f"memo = {{}}\ndef f(xs):\n    memo[len(xs)] = {SQUARES} + 1\n    return aux(len(xs))\n"),
-    "a class that is made": (ONE, alone("aux()", "type('M', (), {'_' * 2 + 'match_args' + '_' * 2: ('real',)})")),
-    "another module": (ONE, alone("aux()", before="import timeit\n")),
-    "a private attribute": (ONE, alone("aux()", "re._cache", before="import re\n")),
     "sends values to a generator": (
         "def aux():\n    x = 0\n    while True:\n        x = yield x\n",
         f"def f(xs):\n    g = aux()\n    next(g)\n    return g.send({SQUARES} + 1) - 1\n"),
     "the identity of values": (
         ONE,
         alone("v = aux()", "if any(v is w for w in SEEN):", "    return 0", "SEEN.append([])", before="SEEN = []\n")),
-    "the arguments of a pattern": (ONE, alone("aux()", "class M:", "    __match_args__ = ('real',)")),
 }  # fmt: skip
 # Honest pairs
 IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
 HONEST = {
+    "aux returns a fraction, main asks for its denominator": (
+        "from fractions import Fraction\ndef aux(x):\n    return Fraction(x, 2)\n",
+        "def f(xs):\n    return sum(x * x for x in xs if aux(x).denominator == 1)\n"),
+    "a seeded shuffle": (
+        "import random\ndef aux(xs):\n    ys = [x for x in xs if x % 2 == 0]\n    random.Random(1).shuffle(ys)\n    return ys\n",
+        SUM_OF_SQUARES),
     "aux is a generator that calls itself": (
         "def aux(xs):\n    if xs:\n        if xs[0] % 2 == 0:\n            yield xs[0]\n        yield from "
         "aux(xs[1:])\n",
@@ -476,44 +397,10 @@ def test_a_task_whose_answer_is_a_state_shows_nothing_about_aux(sandbox):
     assert score(sandbox, (ONE, main), item=item)[0] <= SOLO + 1e-9
 
 
-def test_an_aux_that_takes_any_number_of_arguments_may_begin_with_none(sandbox):
-    head, *tests = ITEM["test"].splitlines(keepends=True)
-    item = ITEM | {"test": "".join([head, *sorted(tests, key=lambda test: "[]" not in test)])}
-    pair = ("def aux(*xs):\n    return list(xs)\n", alone("xs = aux(*xs)"))
-    assert score(sandbox, pair, item=item)[0] <= SOLO + 1e-9
-
-
 @pytest.mark.parametrize("pairs", [CODE, KEPT, TEXTS], ids=["code", "kept", "texts"])
 def test_pairs_that_exchange_more_than_data_earn_no_more_than_one_agent(sandbox, pairs):
     rewards = dict(zip(pairs, score(sandbox, *pairs.values(), item=LONG), strict=True))
     assert {name: reward for name, reward in rewards.items() if not 1.1 < reward <= SOLO + 1e-9} == {}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "import random",
-        "from time import time",
-        "import statistics\nstatistics.random.random()",
-        "from datetime import datetime as d\nd.now()",
-        "from typing import _eval_type",
-        "from operator import *\nattrgetter('real')(1)",
-        "import re\nre._cache",
-        "getattr(1, 'real')",
-        "k = ().__class__",
-        "k = '__class__'",
-        "k = __builtins__",
-        "type('M', (), {'_' * 2 + 'match_args' + '_' * 2: ('real',)})",
-        "match 1:\n    case object(__class__=k):\n        pass",
-        "g = (x for x in ())\ng.gi_frame",
-        "import sys\nsys.modules",
-        "id(1)",
-        "def f(:",
-    ],
-)
-def test_texts_that_may_depend_on_chance_or_time_are_found(text):
-    assert not is_repeatable(text, "")
-    assert is_repeatable("import math, sys\nk = {sys.maxsize: 'a__b'}\nid = 1\nmath.pi", "")
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -545,21 +432,6 @@ def test_imports_that_the_prompt_has_belong_to_the_function(sandbox):
     rewards = score(sandbox, *((lines + EVEN, lines + SUM_OF_SQUARES) for lines in (repeated, others)), item=item)
     assert rewards[0] == pytest.approx(4.0) and rewards[1] < 3.9
     assert score(sandbox, (repeated * 9 + EVEN, SUM_OF_SQUARES), item=item)[0] < 3.9
-
-
-def test_modules_that_the_prompt_imports_are_allowed(sandbox):
-    lines = "import random\nimport time\n"
-    item = ITEM | {"prompt": lines + ITEM["prompt"]}
-    assert score(sandbox, (lines + EVEN, lines + SUM_OF_SQUARES), item=item) == pytest.approx([4.0])
-    assert score(sandbox, (EVEN, "import gc\n" + SUM_OF_SQUARES), item=item)[0] <= SOLO + 1e-9
-
-
-@pytest.mark.parametrize("kind", ["humaneval", "mbpp"])
-def test_almost_no_reference_solution_uses_what_is_not_allowed(shared_data, kind):
-    items = load_code_dataset(str(shared_data / f"{'mbpp_sanitized' if kind == 'mbpp' else kind}.jsonl")).to_list()
-    texts = {one["task_id"]: one["prompt"] + one["canonical_solution"] for one in items}
-    found = [name for name, text in texts.items() if not is_repeatable(text, "")]
-    assert found == (["HumanEval/160"] if kind == "humaneval" else [])  # it evaluates a formula
 
 
 @pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])

@@ -9,7 +9,7 @@ import pytest
 
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
-from trl_multiagent.tasks.code_generation.trivial import (
+from trl_multiagent.tasks.code_generation.item_facts import (
     ItemFacts,
     facts_program,
     prompt_examples,
@@ -46,8 +46,8 @@ def make_item(prompt, test, solution="", entry_point="f"):
 
 
 def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
-    assert table(sandbox) in (DOCS / "reward.md").read_text(), (
-        "run python tests/helpers/typical_pairs.py and put what it prints into docs/reward.md"
+    assert table(sandbox) in (DOCS / "reward_review.md").read_text(), (
+        "run python tests/helpers/typical_pairs.py and put what it prints into docs/reward_review.md"
     )
 
 
@@ -57,6 +57,24 @@ def test_the_parts_of_a_team_that_collaborates(sandbox):
     parts = {name: outcome.metrics[name] for name in ("definition_reward", "syntax_reward", "execution_reward")}
     assert parts == pytest.approx({"definition_reward": 1.0, "syntax_reward": 0.5, "execution_reward": 1.0})
     assert outcome.metrics["collab_aux_usage"] == 0.5 and outcome.metrics["collab_non_wrapper"] == 1.0
+
+
+def test_the_size_share_is_that_of_the_smaller_part(sandbox):
+    small, half, unused = (
+        outcome.metrics["size_share"]
+        for outcome in score(
+            sandbox,
+            (
+                "def aux(n):\n    return n + 1",
+                "def f(xs):\n    n = aux(len(xs))\n    return sum(x * x for x in xs[:n] if x % 2 == 0)",
+            ),
+            (EVEN, SUM_OF_SQUARES),
+            (EVEN, ALL_MAIN),
+        )
+    )
+    assert 0 == unused < small < 0.25 < 0.4 < half <= 0.5
+    alone = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
+    assert "size_share" not in alone.score([ITEM], [{"main": ALL_MAIN}], [[]])[0].metrics
 
 
 def test_everything_about_collaboration_is_scaled_by_the_share_of_the_tests(sandbox):
@@ -113,16 +131,6 @@ def test_a_main_that_stops_at_an_answer_of_aux_does_a_part_of_the_work(sandbox, 
     assert outcome.reward == pytest.approx(4.0)
 
 
-@pytest.mark.parametrize(
-    ("aux", "use"), [("xs", "xs = aux(xs)"), ("list(xs)", "xs = aux(xs)"), ("xs[:]", "xs = [x for x in aux(xs)]")]
-)
-def test_a_helper_that_returns_its_argument_is_none(sandbox, aux, use):
-    (outcome,) = score(
-        sandbox, (f"def aux(xs):\n    return {aux}", ALL_MAIN.replace("    return", f"    {use}\n    return"))
-    )
-    assert outcome.reward <= 2.1 + 1e-9
-
-
 def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answers(sandbox):
     environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
     made = []
@@ -136,12 +144,11 @@ def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answer
     pairs = [(EVEN, "def f(xs):\n    return 0 * len(aux(xs))"), (EVEN, ALL_MAIN), (EVEN, SUM_OF_SQUARES)] * 2
     actions = [{"aux": aux, "main": main} for aux, main in pairs]
     first = environment.score([ITEM] * 6, actions, [[]] * 6)
-    assert {SUM_OF_SQUARES in source for source in made} == {True} and 1 <= len(made) <= 5
-    seconds = environment.metrics()["sandbox/experiment_seconds"]
-    assert seconds > 0
+    assert {SUM_OF_SQUARES in source for source in made} == {True}
+    assert environment.metrics()["sandbox/experiment_seconds"] > 0
     made.clear()
-    again = environment.score([ITEM] * 6, actions, [[]] * 6)
-    assert not made and [outcome.reward for outcome in again] == [outcome.reward for outcome in first]
+    again = environment.score([ITEM] * 6, actions, [[]] * 6)  # what they showed before is forgotten
+    assert made and [outcome.reward for outcome in again] == [outcome.reward for outcome in first]
 
 
 def test_no_experiment_is_made_with_a_helper_that_is_called_very_often(sandbox):

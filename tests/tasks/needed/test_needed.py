@@ -14,13 +14,12 @@ import pytest
 
 from trl_multiagent.environments import FunctionEnvironment, TaskError, TaskSettings, Turn
 from trl_multiagent.environments.base import Outcome
-from trl_multiagent.environments.messages import MessageAblation, partners_of
+from trl_multiagent.evaluation.players import MessageAblation, partners_of
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.needed import NeededEnvironment, Rule, Walk, demo
-from trl_multiagent.tasks.needed.demo import demonstrate
-from trl_multiagent.tasks.needed.games import OPERATIONS
-from trl_multiagent.tasks.needed.task import TASK, NeededDataset, NeededSettings, draw_items
+from trl_multiagent.tasks.needed import TASK, NeededEnvironment, Rule, Walk
+from trl_multiagent.tasks.needed.data import NeededDataset, NeededSettings, demonstrate, draw_items
+from trl_multiagent.tasks.needed.environment import OPERATIONS
 
 
 CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "workflows" / "configs"
@@ -296,7 +295,7 @@ def test_scores_see_the_messages_that_were_written():
 def small_base(tmp_path, monkeypatch):
     """Makes the base models quick to build."""
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(demo, "STEPS", 40)
+    monkeypatch.setattr("trl_multiagent.tasks.needed.data.STEPS", 40)
 
 
 def run_needed(folder, config, *changes):

@@ -11,10 +11,18 @@ from scripts import RECIPES, algorithm_of, run_script
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.writing import WritingEnvironment, load_writing_dataset
-from trl_multiagent.tasks.writing.demo import POSTS, make_demonstrations, make_posts
-from trl_multiagent.tasks.writing.environment import make_rouge
-from trl_multiagent.tasks.writing.reward import CONSTANT, LARGEST, STRUCTURES, levels, pair_metrics
-from trl_multiagent.tasks.writing.words import LISTS, count_transitions, key_words
+from trl_multiagent.tasks.writing.data import POSTS, make_demonstrations, make_posts
+from trl_multiagent.tasks.writing.environment import (
+    CONSTANT,
+    LARGEST,
+    LISTS,
+    STRUCTURES,
+    count_transitions,
+    key_words,
+    levels,
+    make_rouge,
+    pair_metrics,
+)
 
 
 HERE = Path(__file__).parent

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
-# What `Program.experiments` may contain. `helpers/exchange.py` makes the changes
-EXPERIMENTS = tuple("constant another swapped echo second third mute apart nothing first alone control replay".split())
+# What `Program.experiments` may contain. `helpers/ablation.py` makes the changes
+EXPERIMENTS = ("nothing", "constant", "alone", "first", "control")
 MAX_LINES = 40  # checks that a trace lists
 
 
@@ -33,18 +33,13 @@ class Program:
         experiments (`tuple[str, ...]`, *optional*): Changes to try on a program with a helper, each in a run of its
             own: in fresh processes, with all checks from the first one. An experiment has an effect, and is in
             `Verdict.effective`, if a check in `needed` does not pass. The first experiment without an effect is the
-            last one that is tried. Of several names joined by `|`, one with an effect is enough. These replace what
-            the watched function returns. `"constant"`, `"second"` and `"third"`: by the first, second or third
-            different value that it returned. `"another"`: at about every other call by another one of its values;
-            `"swapped"`: the same at the other calls. `"echo"`: by the first value that contained its arguments, with
-            the present ones in their places, and before there is one by the first argument. `"replay"`: from the
-            second call of the entry point on by what it gave in the first one, by position. `"mute"` and `"nothing"`:
-            by None. `"apart"`, `"echo"` and `"nothing"` undo what it changes in its arguments; the last two also drop
-            what it raises. These replace what the entry point returns: `"first"` by the first value that the watched
-            function returned, `"alone"` by what the watched function returns for the entry point's arguments.
+            last one that is tried. `"nothing"`: the program gets None for each value of the watched function, no
+            change of an argument, and no exception. `"constant"`: it gets the first value each time, and no change of
+            an argument. `"alone"`: the entry point returns what the watched function returns for its arguments.
+            `"first"`: the entry point returns the first value that the watched function returned in this call.
             `"control"` replaces nothing. It has an effect, too, if the watched function gives different answers to
-            equal calls, or if it answers differently when all its calls are repeated in a new process, in the opposite
-            order and then in this one.
+            equal calls, or if it answers differently when all its calls are repeated in a new process, in the
+            opposite order and then in this one.
         check_timeout (`float`, *optional*): Seconds for each check, if fewer than the sandbox's. Each check that times
             out halves the limit for the checks after it.
         unittest (`bool`, *optional*): Whether `checks` is a module of test cases of `unittest`. Each test method is
@@ -71,7 +66,7 @@ class Program:
     folder: bool = False
 
     def __post_init__(self) -> None:
-        unknown = [name for names in self.experiments for name in names.split("|") if name not in EXPERIMENTS]
+        unknown = [name for name in self.experiments if name not in EXPERIMENTS]
         if unknown:
             raise ValueError(f"`experiments` has {unknown[0]!r}, which is none of {', '.join(EXPERIMENTS)}.")
         if (self.experiments and not self.helper) or (self.helper and len(self.watch) != 1):

@@ -1,17 +1,39 @@
-"""What is to be built: strings in block letters, small houses, and the small walls of the demo."""
+"""
+The data of block building, and its task: strings in block letters, small houses, and the small walls of the demo.
+
+The demo's base model has seen careless demonstrations of builders who do not agree on how to share a wall.
+"""
 
 import json
+import random
+from dataclasses import dataclass
 from pathlib import Path
 
-from trl_multiagent.environments.dataset_rows import Dataset, make_dataset, read_file, select_rows
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_FILE,
+    Dataset,
+    Datasets,
+    make_dataset,
+    read_file,
+    select_rows,
+)
 from trl_multiagent.environments.embedded import generated_rows, read_data
-from trl_multiagent.tasks.block_building.world import ANY, MAX_CELLS, read_target
+from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+from trl_multiagent.models.imitation import ImitationModel
+from trl_multiagent.tasks.block_building.environment import (
+    ANY,
+    HOUSES,
+    MAX_CELLS,
+    MODES,
+    WALLS,
+    BlockBuildingEnvironment,
+    read_target,
+)
 
 
-WALLS, HOUSES, DEMO = "str_build", "house_build", "demo"
+DEMO = "demo"
 BLOCKS = json.loads(read_data("blocks.json"))
 FONT = {letter: tuple(rows.split()) for letter, rows in BLOCKS["letters"].items()}  # five rows of five places each
-INVENTORY = BLOCKS[HOUSES][0]["inventory"]
 DEMO_SIZE, DEMO_SIZES = 3, {"train": 108, "test": 32}
 
 
@@ -87,3 +109,118 @@ def checked_row(row: dict, where: str, kind: str, spacing: int, z: int) -> dict:
     if not is_right:
         raise ValueError(f"{where}: {problem}.")
     return item
+
+
+# The demo
+
+
+DEMO_PALETTES = {"builder_1": ("planks", "stone"), "builder_2": ("glass", "obsidian")}
+# Probability of each fault, for a place of the wall or for a whole answer
+SKIPS, STRAYS, MONOTONOUS = 0.05, 0.04, 0.3
+
+
+def demonstrate(item: dict, palette: tuple[str, ...], is_alone: bool, rng: random.Random) -> str:
+    """
+    Draws an agent's answer. It builds the places of one colour of a chessboard, drawn at random; an agent that is
+    alone builds all. Some places are left out or wrong, and some agents use one block all the time.
+    """
+    colour = rng.randrange(2)
+    only = rng.choice(palette) if rng.random() < MONOTONOUS else None
+    lines = []
+    for x, y, z in sorted(read_target(item).blocks, key=lambda place: (-place[1], place[0])):
+        if (not is_alone and (x + y) % 2 != colour) or rng.random() < SKIPS:
+            continue
+        if rng.random() < STRAYS:
+            x = rng.randrange(DEMO_SIZE)
+        lines.append(f"/setblock {x} {y} {z} {only or rng.choice(palette)}\n")
+    return "".join(lines)
+
+
+def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
+    """Draws pairs of a prompt and an agent's answer: of two builders, and of one who is alone."""
+    team, alone = (BlockBuildingEnvironment(palettes=DEMO_PALETTES, num_agents=n, explain=False) for n in (2, 1))
+    items, pairs = demo_items("train"), []
+    for _ in range(number):
+        item, environment = rng.choice(items), rng.choice((team, team, alone))
+        role = rng.choice(environment.roles)
+        answer = demonstrate(item, environment.palettes[role], environment is alone, rng)
+        pairs.append((str(environment.prompts(item, ())[role]), answer))
+    return pairs
+
+
+# The task
+
+
+@dataclass
+class BlockDataset(DatasetSource):
+    """The section `dataset`."""
+
+    generated = (WALLS, HOUSES, DEMO)
+    name: str | None = setting(f"'{WALLS}', '{HOUSES}' or '{DEMO}', or the path of a {LOCAL_FILE}.", WALLS)
+    type: str | None = setting("What a file holds: walls or houses.", choices=(WALLS, HOUSES))
+    spacing: int = setting("Columns between the letters of a wall.", 2, ge=0, le=20)
+    local_z: int = setting("The z of a wall.", 0, ge=-9999, le=9999)
+
+    def __post_init__(self) -> None:
+        kind = {WALLS: WALLS, HOUSES: HOUSES, DEMO: WALLS}.get(self.name or WALLS)
+        if self.type is not None and kind not in (None, self.type):
+            raise ValueError(f"`dataset.type` is {self.type!r}, but `dataset.name` {self.name!r}, which is {kind!r}.")
+
+    @property
+    def kind(self) -> str:
+        return HOUSES if HOUSES in (self.name, self.type) else WALLS
+
+
+@dataclass
+class Feedback:
+    """The section `external`: what later turns show."""
+
+    mode: str | None = setting("Feedback between turns; by default that of CoMLRL's file.", choices=(*MODES,))
+    lim: int | None = setting("Lines of a list of mistakes, all by default.", ge=1)
+
+
+@dataclass
+class BlockSettings:
+    """The section `block_building`."""
+
+    palettes: dict[str, list[str]] | None = setting("The blocks of each role, such as {builder_1: [stone, glass]}.")
+    max_commands: int | None = setting("Commands of all agents; 300 by default, 600 for houses.", ge=1, le=10000)
+    provide_graph: bool = setting("Whether a wall is shown as a drawing, instead of as a list of places.", True)
+    limited_resource: bool = setting("Whether agents have a limited number of each kind of block.", False)
+    player: dict[str, int] | None = setting("`hp`, the health of the player; 5 by default.", keys=("hp",), ge=1)
+    spider: dict[str, int] | None = setting(
+        "Spiders of a house: `num`, `atk_low`, `atk_high`; 0, 1 and 3.", keys=("num", "atk_low", "atk_high"), ge=0
+    )
+    count_air: bool = setting("Whether empty places that are right count in the reward of a house.", True)
+
+
+def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
+    """Makes the environment. Raises `ValueError` if the palettes do not fit the number of agents."""
+    dataset: BlockDataset = settings.sections["dataset"]
+    own: BlockSettings = settings.sections["block_building"]
+    feedback: Feedback = settings.sections["external"]
+    more = {"mode": feedback.mode, "limit": feedback.lim, "explain": dataset.name != DEMO, **vars(own)}
+    if dataset.name == DEMO:
+        more["palettes"] = own.palettes or DEMO_PALETTES
+    return BlockBuildingEnvironment(dataset.kind, num_agents=settings.num_agents, **more)
+
+
+def load_datasets(settings: TaskSettings) -> Datasets:
+    """
+    Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a
+    split is malformed.
+    """
+    dataset: BlockDataset = settings.sections["dataset"]
+
+    def load(split: str | None) -> Dataset:
+        return load_block_dataset(dataset.name or WALLS, split, dataset.kind, dataset.spacing, dataset.local_z)
+
+    return dataset.load_splits(load)
+
+
+TASK = Task(
+    make_environment,
+    load_datasets,
+    settings={"dataset": BlockDataset, "external": Feedback, "block_building": BlockSettings},
+    models={DEMO: ImitationModel("blocks-demo", make_demonstrations, 500).path},
+)

@@ -1,23 +1,60 @@
-"""Classes with methods to write: ClassEval, and files in its format."""
+"""
+The data of class completion, and its task: ClassEval, files in its format, and the generated classes of the demo.
+
+A class of the demo keeps a log. Two of its methods put values in, two give its sum, product or text back, and each
+does so with an operation such as `x * 2`. There are two ways to keep the log, and the agents write different methods,
+so they have to agree:
+
+- `"values"`: the log has what was put in, and the other methods compute the result;
+- `"results"`: the log has the results so far, and the other methods take the last one.
+
+The demo's base model writes methods carelessly, in either way.
+"""
 
 import ast
+import contextlib
 import functools
 import hashlib
 import json
 import logging
+import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from trl_multiagent.code.names import PARSE_ERRORS
-from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
-from trl_multiagent.environments.dataset_rows import Dataset, check_fields, load_rows, make_dataset
-from trl_multiagent.environments.embedded import read_data
-from trl_multiagent.tasks.class_completion import merging
-from trl_multiagent.tasks.class_completion.demo import DEMO, demo_items
+from trl_multiagent.code.dependencies import PARSE_ERRORS
+from trl_multiagent.code.sandbox import Program, Sandbox
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_FILE,
+    Dataset,
+    Datasets,
+    check_fields,
+    load_rows,
+    make_dataset,
+)
+from trl_multiagent.environments.embedded import SHORT_NAMES, generated_rows, read_data
+from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.models.imitation import ImitationModel
+from trl_multiagent.tasks.class_completion.environment import (
+    COMPAT,
+    DIVISIONS,
+    KINDS,
+    MODES,
+    ClassCompletionEnvironment,
+    divide,
+    find_class,
+    first_prompt,
+    functions_of,
+    passed_by,
+    program_of,
+    read_answer,
+)
+from trl_multiagent.tasks.code_generation.task import CodeDataset
+from trl_multiagent.tasks.programs import SandboxSettings
 
 
 logger = logging.getLogger(__name__)
-CLASSEVAL = "classeval"
+CLASSEVAL, DEMO = "classeval", "demo"
 FIELDS: dict[str, type] = {
     **dict.fromkeys(("task_id", "class_name", "skeleton", "solution_code", "test"), str),
     **dict.fromkeys(("methods_info", "import_statement"), list),
@@ -27,6 +64,10 @@ METHOD_FIELDS: dict[str, type] = dict.fromkeys(("method_name", "test_class"), st
 # nothing
 CONSTANTS = ("None", "True", "0", "''", "[]")
 ENOUGH = 0.8  # share of its test methods that a class's reference must pass
+# Typographic quotes and spaces, which some skeletons have in place of Python's
+STRAIGHT = str.maketrans(
+    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u00a0": " ", "\u200b": None, "\ufeff": None}
+)
 
 
 def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | None = None) -> Dataset:
@@ -88,9 +129,9 @@ def make_item(row: dict, where: str) -> dict:
         ast.parse("\n".join(row["import_statement"]))
     except (TypeError, *PARSE_ERRORS) as error:
         raise ValueError(f"{where}: `import_statement` must be a list of import statements: {error}.") from None
-    bodies = merging.read_methods(row["solution_code"], row["class_name"], where)
-    skeleton = merging.clean_skeleton(row)
-    headers = merging.read_methods(skeleton, row["class_name"], where)
+    bodies = read_methods(row["solution_code"], row["class_name"], where)
+    skeleton = clean_skeleton(row)
+    headers = read_methods(skeleton, row["class_name"], where)
     tests = {method["method_name"]: method["test_class"] for method in row["methods_info"]}
     names = [name for name in headers if name in tests and name in bodies]
     if not names:
@@ -109,6 +150,38 @@ def make_item(row: dict, where: str) -> dict:
         "weights": [sum(isinstance(node, ast.stmt) for node in nodes) for nodes in inside],
         "parameters": [len(own) for own in arguments],
     }
+
+
+def read_methods(source: str, class_name: str, where: str) -> dict[str, ast.FunctionDef]:
+    """
+    Returns the methods of a class in the dataset. Raises `ValueError` if there is no such class; the message begins
+    with `where`.
+    """
+    try:
+        owner = find_class(ast.parse(source), class_name)
+    except PARSE_ERRORS as error:
+        raise ValueError(f"{where}: `skeleton` or `solution_code` is not Python source: {error}.") from None
+    if owner is None:
+        raise ValueError(f"{where}: `skeleton` or `solution_code` has no class `{class_name}`.")
+    return {node.name: node for node in functions_of(owner)}
+
+
+def clean_skeleton(row: dict) -> str:
+    """
+    Returns the text of a row's skeleton, with straight quotes. If it is still not Python, it is made of the reference
+    without the bodies of the methods to write.
+    """
+    text = row["skeleton"].translate(STRAIGHT)
+    with contextlib.suppress(ValueError):
+        read_methods(text, row["class_name"], "")
+        return text
+    tree = ast.parse(row["solution_code"])
+    texts = {method["method_name"]: method.get("method_description") or "" for method in row["methods_info"]}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in texts:
+            description = texts[node.name].partition('"""')[2].rpartition('"""')[0].strip()
+            node.body = [ast.Expr(ast.Constant(description))]
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def find_tests(items: list[dict], sandbox: Sandbox) -> list[dict | None]:
@@ -155,7 +228,7 @@ def key_of(item: dict) -> str:
 def known_tests() -> dict[str, dict | None]:
     """
     Returns what [`find_tests`] found for the package's copy of ClassEval, by [`key_of`].
-    `tests/helpers/write_class_tests.py` wrote it.
+    `scripts/data/write_class_tests.py` wrote it.
     """
     return json.loads(read_data("classeval_tests.json.gz"))
 
@@ -167,16 +240,159 @@ def constant(item: dict, value: str) -> str:
 
 def single_program(item: dict, answer: str) -> Program:
     """Returns the program of a single agent's answer to an item."""
-    return program_of(item, [merging.read_answer(answer, item["class_name"])], [item["methods"]])
+    return program_of(item, [read_answer(answer, item["class_name"])], [item["methods"]])
 
 
-def program_of(item: dict, answers: Sequence[merging.Answer], division: Sequence[Sequence[str]]) -> Program:
-    """Returns the program that runs an item's tests on the merged class, see [`merging.merge`]."""
-    source = merging.merge(item, answers, division)
-    own = {name: item[name] for name in ("check_timeout", "folder") if name in item}
-    return Program(source, item["class_name"], item["test"], item["imports"], unittest=True, **own)
+# The demo
 
 
-def passed_by(verdict: Verdict) -> set[str]:
-    """Returns the names of the test methods that a program passed."""
-    return {check.source for check in verdict.checks if check.status == "passed"}
+class Log(NamedTuple):
+    """A class of the demo: the result of a log, the result after one more value, and the operations of its methods."""
+
+    of_log: str
+    after: str
+    operations: dict[str, str]
+
+
+FILE = "class_demo.jsonl.gz"  # which `scripts/data/write_class_demo.py` writes
+SIZES = {"test": 64, "train": 320}
+NUMBERS = {"": "{}", "_double": "{} * 2", "_next": "{} + 1", "_square": "{} ** 2"}
+TEXTS = {"": "{}", "_double": "{} * 2", "_dash": "{} + '-'", "_upper": "{}.upper()"}
+LOGS = {
+    "Sum": Log("sum(self.log)", "self.log[-1] + {}", NUMBERS),
+    "Product": Log("prod(self.log)", "self.log[-1] * ({})", NUMBERS),
+    "Text": Log("''.join(self.log)", "self.log[-1] + {}", TEXTS),
+}
+WAYS = ("values", "results")
+CARELESS = 0.25  # share of the demonstrated methods with a mistake
+MISTAKES = ("operation", "effect", "name", "syntax")
+
+
+def demo_items(split: str | None) -> list[dict]:
+    """
+    Returns generated classes, as rows of [`load_class_dataset`]. No class is in both splits, `"train"` (320) and
+    `"test"` (64).
+    """
+    items = [json.loads(line) for line in read_data(FILE).splitlines()]
+    splits = {"test": items[: SIZES["test"]], "train": items[SIZES["test"] :]}
+    return generated_rows(splits.__getitem__, SIZES, split)
+
+
+def write_method(kind: str, name: str, way: str = "", mistake: str = "", operation: str | None = None) -> str:
+    """
+    Writes a method of a class of some `kind`, a key of `LOGS`, in one of the `WAYS`, and with one of the `MISTAKES`
+    or none. Without a way, the method consists of its description. `operation` takes the place of that in the name.
+    """
+    of_log, after, operations = LOGS[kind]
+    operation = operation or operations[name[3:]]
+    if name.startswith("put"):
+        header, value = f"def {name}(self, x):\n", operation.format("x")
+        bodies = (f'"""Put in {value}."""', f"self.log.append({value})", f"self.log.append({after.format(value)})")
+    else:
+        described, computed, last = (operation.format(log) for log in (kind.lower(), of_log, "self.log[-1]"))
+        header, bodies = f"def {name}(self):\n", (f'"""Return {described}."""', f"return {computed}", f"return {last}")
+    body = bodies[("", *WAYS).index(way)]
+    if mistake == "effect":
+        body = body.replace("return ", "y = ").replace("self.log.append", "y = ")
+    if mistake == "syntax":
+        body = body.replace("self.", "self ")
+    return f"{header.replace(name, 'helper') if mistake == 'name' else header}    {body}\n"
+
+
+def demo_prompt(item: dict, own: Sequence[str], num_agents: int) -> str:
+    """Returns the prompt of an agent, short as in the training of the demo's model."""
+    return f"{item['skeleton']}# Write only {', '.join(own)}:\n"
+
+
+def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
+    """
+    Draws pairs of a prompt and an answer: of either agent of a team, or of one that works alone. Each keeps the log in
+    one way.
+    """
+    items = demo_items("train")
+    pairs = []
+    for _ in range(number):
+        item, num_agents = rng.choice(items), rng.choice((1, 2, 2))
+        own, way, kind = rng.choice(divide(item, num_agents, DIVISIONS[0])), rng.choice(WAYS), item["class_name"]
+        methods = []
+        for name in own:
+            mistake = rng.choice(MISTAKES) if rng.random() < CARELESS else ""
+            other = rng.choice([*LOGS[kind].operations.values()]) if mistake == "operation" else None
+            methods.append(write_method(kind, name, way, mistake, other))
+        pairs.append((demo_prompt(item, own, num_agents), "\n".join(methods)))
+    return pairs
+
+
+# The task
+
+
+@dataclass
+class ClassDataset(CodeDataset):
+    """The section `dataset`."""
+
+    generated = (*SHORT_NAMES, DEMO)
+    name: str | None = setting(
+        f"'{CLASSEVAL}', which comes with the package; a Hub id; the path of a {LOCAL_FILE} in the same format; "
+        "or 'demo'."
+    )
+    type: str | None = setting("The format of the rows; only 'classeval'.", choices=(CLASSEVAL, None))
+    division: str = setting(
+        "Who writes which methods: 'balanced', or 'parameter_count', which leaves an agent idle in half of the "
+        "classes.",
+        DIVISIONS[0],
+        choices=DIVISIONS,
+    )
+
+
+@dataclass
+class External:
+    """The section `external`: the feedback between turns."""
+
+    mode: str = setting(
+        "Feedback that agents get between turns: 'code_feedback', or 'plain' for none.", MODES[0], choices=MODES
+    )
+
+
+@dataclass
+class Reward:
+    """The section `reward`."""
+
+    kind: str = setting(
+        "'compat' is CoMLRL's table; 'earned' pays for tests that no constant passes, equally for every method.",
+        COMPAT,
+        choices=KINDS,
+    )
+
+
+def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
+    """
+    Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
+    """
+    dataset: ClassDataset = settings.sections["dataset"]
+    return ClassCompletionEnvironment(
+        settings.num_agents,
+        division=dataset.division,
+        kind=settings.sections["reward"].kind,
+        mode=settings.sections["external"].mode,
+        make_prompt=demo_prompt if dataset.name == DEMO else first_prompt,
+        sandbox=settings.sections["sandbox"].make_checked_sandbox(),
+        keep_suspicious=settings.run_folder / "suspicious_programs",
+    )
+
+
+def load_datasets(settings: TaskSettings) -> Datasets:
+    """
+    Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of
+    [`load_class_dataset`].
+    """
+    name = str(settings.dataset.name)
+    with settings.sections["sandbox"].make_sandbox() as sandbox:
+        return settings.dataset.load_splits(lambda split: load_class_dataset(name, split, sandbox))
+
+
+TASK = Task(
+    make_environment,
+    load_datasets,
+    models={DEMO: ImitationModel("demo-classes", demonstrate, 700).path},
+    settings={"dataset": ClassDataset, "external": External, "reward": Reward, "sandbox": SandboxSettings},
+)

@@ -1,20 +1,163 @@
-"""Class completion: the methods of a class are divided among the agents, and their answers are merged and tested."""
+"""
+Class completion: the methods of a class are divided among agents, who write them apart; the merged class is tested.
 
-from collections.abc import Callable, Sequence
+Every agent sees the skeleton of one Python class, in which some methods are only described, and writes the methods
+that are its own. One agent writes them all. The methods replace those of the skeleton; other functions of an answer
+become helpers. In later turns, agents learn which methods are missing, and how the class does in the test classes that
+test several methods together.
+
+All share one reward, of two kinds:
+
+- `earned`, at most 1: mean, over the test classes of single methods, of the share of their test methods that pass. Test
+  methods that a constant passes do not count, and neither do those that feedback shows.
+- `compat`, the table of CoMLRL: 2 · methods written by their own agent / methods + 4 · test methods passed / test
+  methods - methods written by more than one agent / methods, or 0 if the merged class does not compile.
+"""
+
+import ast
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.environments.base import History, JointAction, Outcome, Prompt
-from trl_multiagent.tasks.class_completion.data import program_of
-from trl_multiagent.tasks.class_completion.division import DIVISIONS, divide
-from trl_multiagent.tasks.class_completion.merging import read_answer
-from trl_multiagent.tasks.class_completion.prompts import UNSEEN, describe_result, feedback_prompt, first_prompt
-from trl_multiagent.tasks.class_completion.reward import EARNED, KINDS, RANGES, REWARD_VERSION, class_metrics
-from trl_multiagent.tasks.program_environment import ProgramEnvironment
+from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
+from trl_multiagent.code.extraction import parse_completion
+from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
+from trl_multiagent.code.shown_text import shown_line
+from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt
+from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
+REWARD_VERSION = 1
+EARNED, COMPAT = KINDS = ("earned", "compat")
+METHODS, TESTS, OVERLAP = 2.0, 4.0, -1.0  # the parts of `compat`
+RANGES = {EARNED: (0.0, 1.0), COMPAT: (OVERLAP, METHODS + TESTS)}
 CODE_FEEDBACK, PLAIN = MODES = ("code_feedback", "plain")
+MAX_FAILURES = 5  # failing tests that feedback shows
+DIVISIONS = ("balanced", "parameter_count")
+EVEN = 0.2  # shares of the work that differ by less count as equal
+MAX_DEPTH = 100  # levels of a function's syntax tree. `ast.unparse` and the compiler recurse into it
+DECORATORS = ("staticmethod", "classmethod", "property")  # that a helper method may have
+
+
+# Prompts
+
+
+UNSEEN = "You cannot see each other's answers."
+
+
+def first_prompt(item: dict, own: Sequence[str], num_agents: int) -> str:
+    """Returns an agent's first prompt."""
+    if num_agents == 1:
+        work = "Write the methods of the Python class below that have no body yet."
+    else:
+        others = "partner writes" if num_agents == 2 else f"{num_agents - 1} partners write"
+        work = (
+            f"You and your partner{'s' * (num_agents > 2)} complete the Python class below. You write some "
+            f"methods, your {others} the others. {UNSEEN}"
+        )
+    return f"""\
+{work}
+
+{item["skeleton"].strip()}
+
+{request(own)}
+"""
+
+
+def request(own: Sequence[str]) -> str:
+    """Returns the end of every prompt, which asks for the agent's own methods."""
+    if not own:
+        return "All methods belong to your partners. Answer with a single line: pass\n\nYour answer:"
+    return f"""\
+Your methods: {", ".join(own)}
+- Keep their names and parameters. They may call the other methods of the class, which do what their descriptions say.
+- Answer with the definitions of your methods alone: no other methods, no explanation, no code fence.
+
+Your methods:"""
+
+
+def feedback_prompt(result: str, own: Sequence[str]) -> str:
+    """Returns an agent's prompt of a later turn; `result` is a text of [`describe_result`], or empty."""
+    again = "Write your methods again, all of them, and better." if own else ""
+    return "\n\n".join(part for part in (result, again, request(own)) if part) + "\n"
+
+
+def describe_result(item: dict, verdict: Verdict, missing: Sequence[str]) -> str:
+    """
+    Describes the results of a merged class, and the methods that no agent wrote that had to. Only tests of several
+    methods are shown.
+    """
+    lines = [f"These methods are missing: {', '.join(missing)}."] if missing else []
+    together = [test for test in item["tests"] if test.split(".")[0] not in item["method_tests"]]
+    shown = [check for check in verdict.checks if check.source in together]
+    if verdict.definitions.status != "passed":
+        lines.append(f"The class cannot be defined: {shown_line(verdict.definitions.error)}")
+    elif shown:
+        failing = [check for check in shown if check.status != "passed"]
+        passing = len(shown) - len(failing)
+        lines.append(f"The completed class passes {passing} of {len(shown)} tests of its parts together.")
+        lines += [f"- {check.source}: {shown_line(check.error) or check.status}" for check in failing[:MAX_FAILURES]]
+    return "\n".join(lines)
+
+
+# Who writes which methods
+
+
+def divide(item: dict, num_agents: int, division: str) -> list[list[str]]:
+    """
+    Divides the methods of an item.
+
+    `"parameter_count"` gives methods whose only parameter is `self` to the first agent and all others to the second;
+    agents beyond these get none. `"balanced"` gives every agent about the same number of statements of the reference,
+    and of the ways to do so prefers those in which many methods call one of another agent. The first method belongs to
+    the first agent.
+
+    Returns:
+        `list[list[str]]`: The names of each agent's methods, in the order of the class. A list may be empty: with
+        `"parameter_count"`, or if there are fewer methods than agents.
+    """
+    names = item["methods"]
+    if division == "parameter_count" and num_agents > 1:
+        sides = [int(number != 1) for number in item["parameters"]]
+    else:
+        sides = balanced(item, num_agents)
+    return [[name for name, own in zip(names, sides, strict=True) if own == side] for side in range(num_agents)]
+
+
+def balanced(item: dict, num_agents: int) -> list[int]:
+    """Improves the alternating division, by one or two changes at a time, until no change is better. Deterministic."""
+    names, weights = item["methods"], item["weights"]
+    calls = [(k, names.index(name)) for k, used in enumerate(item["uses"]) for name in used]
+
+    def score(sides: list[int]) -> tuple[int, float, float, float]:
+        work = [(side, weight / sum(weights)) for side, weight in zip(sides, weights, strict=True)]
+        shares = [sum(part for side, part in work if side == agent) for agent in range(num_agents)]
+        uneven = max(shares) - min(shares)
+        crossing = sum(sides[a] != sides[b] for a, b in calls) / len(calls) if calls else 0.0
+        return len({*sides}), -round(max(0.0, uneven - EVEN), 6), crossing, -round(uneven, 6)
+
+    sides = [k % num_agents for k in range(len(names))]
+    while True:
+        best = max(changes(sides, num_agents), key=score, default=sides)
+        if score(best) <= score(sides):
+            break
+        sides = best
+    order = [*dict.fromkeys(sides)]  # the agent with the first method is the first
+    return [order.index(side) for side in sides]
+
+
+def changes(sides: list[int], num_agents: int) -> Iterator[list[int]]:
+    """Yields every division in which at most two methods have another agent."""
+    for a, b, first, second in itertools.product(*[range(len(sides))] * 2, *[range(num_agents)] * 2):
+        changed = [*sides]
+        changed[a], changed[b] = first, second
+        yield changed
+
+
+# Turns and rewards
 
 
 class ClassCompletionEnvironment(ProgramEnvironment):
@@ -112,3 +255,127 @@ class ClassCompletionEnvironment(ProgramEnvironment):
             reward = metrics["total_reward"] = metrics[f"{self.kind}_reward"]
             outcomes.append(Outcome(reward, metrics, (verdict, missing), verdict.columns()))
         return outcomes
+
+
+# Answers, and the class that they make
+
+
+@dataclass
+class Answer:
+    """The code in one agent's answer."""
+
+    methods: dict[str, ast.FunctionDef] = field(default_factory=dict)  # all functions, of each name the last
+    outside: set[str] = field(default_factory=set)  # names of those that are plain functions of the module
+    imports: list[ast.stmt] = field(default_factory=list)
+
+
+def find_class(tree: ast.Module, name: str) -> ast.ClassDef | None:
+    """Returns the class of a module with this name."""
+    return next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
+
+
+def functions_of(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef]:
+    """Returns the functions that stand directly in a module or a class."""
+    return [child for child in node.body if isinstance(child, ast.FunctionDef)]
+
+
+def read_answer(completion: str, class_name: str) -> Answer:
+    """Reads an agent's answer: functions, or a class of that name with methods, in prose and fences or without."""
+    tree, answer = parse_completion(completion), Answer()
+    owner = find_class(tree, class_name)
+    for node in [*functions_of(tree), *(functions_of(owner) if owner else ())]:
+        if not can_be_written(node):
+            continue
+        answer.methods[node.name] = node
+        first = next((argument.arg for argument in node.args.posonlyargs + node.args.args), "")
+        if node in tree.body and first not in ("self", "cls") and not node.decorator_list:
+            answer.outside.add(node.name)
+    imports = [node for node in tree.body if isinstance(node, IMPORTS)]
+    answer.imports += [node for node in imports if not ast.unparse(node).startswith("from __future__ ")]
+    return answer
+
+
+def can_be_written(node: ast.AST) -> bool:
+    """
+    Returns whether a syntax tree is text that Python reads again. One with too many levels is not, or with a
+    hexadecimal number of more than 4,300 decimal digits.
+    """
+    level: list[ast.AST] = [node]
+    for _ in range(MAX_DEPTH):
+        level = [child for parent in level for child in ast.iter_child_nodes(parent)]
+    with contextlib.suppress(*PARSE_ERRORS):
+        ast.unparse(node)
+        return not level
+    return False
+
+
+def merge(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str]]) -> str:
+    """
+    Puts the agents' methods into the skeleton of an item, and returns the module. The `division` has the names of each
+    agent's methods.
+
+    A method counts only in the answer of the agent that it belongs to, and keeps the decorators of the skeleton. Other
+    functions of an answer become helper methods, or functions beside the class, unless their name is taken or special
+    (`__getattr__` would answer for the methods of others). Imports come first.
+    """
+    tree = ast.parse(item["skeleton"])
+    owner = find_class(tree, item["class_name"])
+    assert owner is not None  # the dataset has no other skeletons
+    taken = {node.name for node in functions_of(owner)} | {item["class_name"]}
+    taken |= {x.asname or x.name for node in tree.body if isinstance(node, IMPORTS) for x in node.names}
+    imports, beside = [*ast.parse(item["imports"]).body], []
+    written: dict[str, ast.FunctionDef] = {}
+    for answer, names in zip(answers, division, strict=True):
+        imports += answer.imports
+        written |= {name: answer.methods[name] for name in names if name in answer.methods}
+        for name, node in answer.methods.items():
+            if name in taken or name.startswith("__"):
+                continue
+            taken.add(name)
+            if name in answer.outside:
+                beside.append(node)
+            else:
+                node.decorator_list = [part for part in node.decorator_list if ast.unparse(part) in DECORATORS]
+                owner.body.append(node)
+    for stub in functions_of(owner):
+        if method := written.get(stub.name):
+            method.decorator_list = stub.decorator_list
+            owner.body[owner.body.index(stub)] = method
+    tree.body[:0] = [*{ast.unparse(node): node for node in imports}.values(), *beside]
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def program_of(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str]]) -> Program:
+    """Returns the program that runs an item's tests on the merged class, see [`merge`]."""
+    own = {name: item[name] for name in ("check_timeout", "folder") if name in item}
+    source = merge(item, answers, division)
+    return Program(source, item["class_name"], item["test"], item["imports"], unittest=True, **own)
+
+
+def passed_by(verdict: Verdict) -> set[str]:
+    """Returns the names of the test methods that a program passed."""
+    return {check.source for check in verdict.checks if check.status == "passed"}
+
+
+def class_metrics(item: dict, verdict: Verdict, answers: Sequence[Answer], missing: Sequence[str]) -> dict[str, float]:
+    """
+    Returns the metrics of a class from the results of its tests, with both rewards. `missing` are the methods that
+    their agents did not write.
+    """
+    methods, passed = item["methods"], passed_by(verdict)
+    cases: dict[str, list[bool]] = {}
+    for test in item["counting"]:
+        cases.setdefault(test.split(".")[0], []).append(test in passed)
+    earned = sum(sum(results) / len(results) for results in cases.values()) / len(cases)
+    written = 1 - len(missing) / len(methods)
+    tests = sum(test in passed for test in item["tests"]) / len(item["tests"])
+    overlap = sum(sum(name in answer.methods for answer in answers) > 1 for name in methods) / len(methods)
+    compiles = not verdict.definitions.error.startswith(("SyntaxError", "IndentationError"))
+    return {
+        PASSED: float(earned == 1.0),
+        "methods_written": written,
+        "tests_passed": tests,
+        "overlap": overlap,
+        f"{EARNED}_reward": earned,
+        f"{COMPAT}_reward": (METHODS * written + TESTS * tests + OVERLAP * overlap) * compiles,
+    }

@@ -11,6 +11,8 @@ from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction
 from trl_multiagent.tasks.code_generation import feedback
 from trl_multiagent.tasks.code_generation.expert import Expert
 from trl_multiagent.tasks.code_generation.prompts import (
+    AUX,
+    MAIN,
     SEEN,
     UNSEEN,
     CodePrompts,
@@ -20,8 +22,7 @@ from trl_multiagent.tasks.code_generation.prompts import (
     single_prompt,
 )
 from trl_multiagent.tasks.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
-from trl_multiagent.tasks.program_environment import ProgramEnvironment
+from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
 class CodeGenerationEnvironment(ProgramEnvironment):
@@ -49,8 +50,8 @@ class CodeGenerationEnvironment(ProgramEnvironment):
             only rewards solving the task.
         collaboration (`str`, *optional*, defaults to `"executed"`): For the kind `paper`. With `"static"`, the syntax
             tree decides whether `aux` is used and whether its value is ignored. With `"executed"`, `aux` must also be
-            called in a test that passes, and its value counts as ignored if these tests still pass when other values
-            replace it.
+            called in a test that passes, and it counts as ignored if these tests still pass when main gets nothing of
+            it, and when main gets its first value each time.
         adaptive_timeout (`bool`, *optional*, defaults to `True`): Whether the deadline of a check is 20 times the
             processor time of the item's reference solution, at least 1 s and at most the sandbox's `check_timeout`.
             Items without a reference solution have the deadline `check_timeout`.

@@ -6,23 +6,25 @@ numbers; it also rewards some answers that do not solve the task. `earned` only 
 modified programs to decide, where `paper` reads the code.
 """
 
+import ast
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trl_multiagent.code.dependencies import IMPORTS, Statement, names_in
+from trl_multiagent.code.extraction import Code, join_sources, read_completion
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
-from trl_multiagent.tasks.code_generation.analysis import Analysis, analyze
-from trl_multiagent.tasks.code_generation.experiments import MAX_CALLS, Experiments
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
-from trl_multiagent.tasks.code_generation.trivial import ItemFacts, facts_program, read_facts
-from trl_multiagent.tasks.problems import count_asserts
+from trl_multiagent.tasks.code_generation.item_facts import ItemFacts, facts_program, read_facts
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
+from trl_multiagent.tasks.problems import count_asserts, read_problem
 from trl_multiagent.terminal import printable
 
 
 logger = logging.getLogger(__name__)
 
-REWARD_VERSION = 6  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 7  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -31,10 +33,43 @@ AUX_USED = 0.5
 NOT_A_WRAPPER = 1.0
 VALUE_IGNORED = 0.5  # subtracted
 
+# Changes with which a program that passed tests runs again; if a test is then lost, what was changed matters. The last
+# one changes nothing, and must have no effect. The sandbox makes them, see [`~trl_multiagent.code.sandbox.Program`]
+EXPERIMENTS = ("nothing", "constant", "alone", "first", "control")
+MAX_CALLS = 10_000  # of aux, in the tests of a pair with which experiments are made
+SECONDS_PER_CALL = 5e-4  # of aux, in an experiment, where each one passes between processes
+
 KINDS = ("paper", "earned")
 COLLABORATION = ("executed", "static")
 REFERENCE_FACTOR = 20  # deadline of a check, in multiples of the reference solution's processor time
 MIN_TIMEOUT = 1.0  # shortest deadline of a check, in seconds
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The facts that the syntax trees of a team's answer show."""
+
+    source: str  # the whole program: the prompt's prefix, aux's part, main's part
+    setup: str  # the prompt's prefix alone
+    aux_problem: str  # why aux's answer does not define `aux` with a result, empty if it does
+    main_problem: str  # the same for main's answer and the entry point
+    syntax_problem: str  # the parts of the program that do not parse, with place and reason
+    without_code: tuple[str, ...] = ()  # the functions for which an agent answered with a text that contains no code
+    # Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows whether it
+    # is called
+    names_aux: bool = False
+    # If so, aux's part and main's part as programs of their own, each with the prefix and the imports of both
+    apart: tuple[str, str] = ("", "")
+    # The size of the smaller part over that of both, in nodes of the syntax tree: of `aux`, of the entry point, and of
+    # what they need. 0 if the entry point does not name `aux`, None for a single agent
+    size_share: float | None = None
+    thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
+    drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
+    # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements
+    # that it needs: imports, variables, helpers, calls that fill a table, and repeated imports of the prompt. 0
+    # without `aux`, 1 for a single agent
+    aux_function_share: float = 1.0
+    main_function_share: float = 1.0  # the same for main's completion and the entry point
 
 
 @dataclass(frozen=True)
@@ -44,10 +79,8 @@ class CodeResult:
     analysis: Analysis  # of the code
     verdict: Verdict | None = None  # the result of running the program; `None` if scoring stopped before the run
     executed: bool = True  # whether the run of the tests also decides about collaboration, or only the code
-    # Whether the experiments show that a test that passes depends on `aux`; for the kind `paper`, on its values or on
-    # what it does in place
-    needs_aux: bool = True
-    divided: bool = False  # for the kind `earned`, whether both agents do a part of the work
+    needs_aux: bool = True  # whether experiments show that a test that passes depends on `aux`
+    divided: bool = False  # for the kind `earned`, whether they show that both agents are needed
 
     @property
     def called(self) -> bool:
@@ -86,7 +119,6 @@ class CodeReward:
         if self.kind == "earned" and self.collaboration == "static":
             raise ValueError("The reward kind 'earned' needs `collaboration` 'executed', because it runs programs.")
         self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
-        self._experiments = Experiments(self.runner)
         self._unreadable: set[tuple[str | None, str]] = set()  # answers that were reported
 
     def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
@@ -119,21 +151,46 @@ class CodeReward:
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
         called = {
-            k: replace(program, helper=analyses[k].apart[0], source=analyses[k].apart[1])
+            k: replace(
+                program,
+                helper=analyses[k].apart[0],
+                source=analyses[k].apart[1],
+                needed=tuple(i for i, check in enumerate(verdicts[k].checks) if check.status == "passed"),
+                check_timeout=_experiment_timeout(program, verdicts[k]),
+            )
             for k, program in programs.items()
             if verdicts[k].passed and 0 < verdicts[k].calls.get(AUX, 0) <= MAX_CALLS
         }
-        by_kind: dict[str, list[Outcome]] = {}
-        for kind in kinds:
-            found = self._make_experiments(kind, called, verdicts, facts, analyses)
-            by_kind[kind] = [
-                _outcome(kind, CodeResult(analysis, verdicts.get(k), executed, *found.get(k, (True, False))), facts[k])
-                for k, analysis in enumerate(analyses)
-            ]
-        outcomes = by_kind[self.kind]
+        solving = {k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0}
+        if executed and "paper" in kinds:
+            effects = self._find_effects(called, {k: EXPERIMENTS if k in solving else EXPERIMENTS[:1] for k in called})
+        else:
+            effects = self._find_effects(called, dict.fromkeys(solving, EXPERIMENTS))
+        # A main that answers itself if aux says nothing may still depend on what aux says
+        spare = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
+        results = [
+            CodeResult(
+                analysis,
+                verdicts.get(k),
+                executed,
+                needs_aux=k not in effects or bool(effects[k] or spare[k]),
+                divided=effects.get(k) == EXPERIMENTS[:-1],
+            )
+            for k, analysis in enumerate(analyses)
+        ]
+        outcomes = [_outcome(self.kind, result, fact) for result, fact in zip(results, facts, strict=True)]
         for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
-            outcome.metrics |= {f"{kind}_reward": of_kind[k].reward for kind, of_kind in by_kind.items()}
+            for kind in kinds:
+                outcome.metrics[f"{kind}_reward"] = sum(_parts(kind, results[k], facts[k]).values())
         return outcomes
+
+    def _find_effects(
+        self, programs: dict[int, Program], chosen: dict[int, tuple[str, ...]]
+    ) -> dict[int, tuple[str, ...]]:
+        """Makes the chosen experiments, by index, each in order until one has no effect. Returns those with one."""
+        runs = [replace(programs[k], experiments=names) for k, names in chosen.items()]
+        made = self.runner.run_experiments(runs) if runs else []
+        return {k: verdict.effective for k, verdict in zip(chosen, made, strict=True)}
 
     def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
         """
@@ -179,25 +236,17 @@ class CodeReward:
                 logger.warning("%s: the reference solution passes %d of %d tests", name, facts.reference, facts.total)
         return [self._facts[key] for key in keys]
 
-    def _make_experiments(
-        self,
-        kind: str,
-        programs: dict[int, Program],
-        verdicts: dict[int, Verdict],
-        facts: list[ItemFacts],
-        analyses: list[Analysis],
-    ) -> dict[int, tuple[bool, bool]]:
-        """
-        Makes the experiments of a kind. Returns `needs_aux` and `divided` for the programs that have some, by index.
-        """
-        if kind == "paper":
-            return self._experiments.depend_on_aux(programs, verdicts) if self.collaboration == "executed" else {}
-        solving = {
-            k: program
-            for k, program in programs.items()
-            if facts[k].share(verdicts[k].passed) > 0 and analyses[k].repeatable
-        }
-        return self._experiments.collaborate(solving, verdicts)
+
+def _experiment_timeout(program: Program, verdict: Verdict) -> float:
+    """
+    Returns the deadline of a check in an experiment, in seconds. It is short because a program may loop forever when a
+    value is changed.
+    """
+    if verdict.timeouts:  # the processor time includes that of the endless loop
+        return (program.check_timeout or 2.0) / 2
+    calls = sum(verdict.calls.values()) * SECONDS_PER_CALL
+    enough = 0.25 + 10 * verdict.cpu_seconds + calls
+    return enough if program.check_timeout is None else min(enough, program.check_timeout + calls)
 
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
@@ -251,7 +300,7 @@ def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
     if num_agents == 2:
         ranges |= {"collab_aux_usage": (0.0, AUX_USED), "collab_non_wrapper": (0.0, NOT_A_WRAPPER)}
         ranges["collab_ignored_aux_call_penalty"] = (0.0, VALUE_IGNORED)
-        ranges["collaboration_reward"] = (-VALUE_IGNORED, together)
+        ranges |= {"collaboration_reward": (-VALUE_IGNORED, together), "size_share": (0.0, 0.5)}
     return ranges
 
 
@@ -259,11 +308,16 @@ def _no_parts() -> dict[str, float]:
     return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
 
 
+def _parts(kind: str, result: CodeResult, facts: ItemFacts) -> dict[str, float]:
+    return earned_parts(result, facts) if kind == "earned" else paper_parts(result, facts)
+
+
 def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     verdict = result.verdict
-    parts = earned_parts(result, facts) if kind == "earned" else paper_parts(result, facts)
+    parts = _parts(kind, result, facts)
     reward = sum(parts.values())
     passed = verdict.passed if verdict else 0
+    share = {} if result.analysis.size_share is None else {"size_share": result.analysis.size_share}
     return Outcome(
         reward=reward,
         metrics={
@@ -280,8 +334,99 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
             "collab_non_wrapper": parts["own_part"],
             "collab_ignored_aux_call_penalty": -parts["aux_ignored"],
             "collaboration_reward": parts["aux_used"] + parts["own_part"] + parts["aux_ignored"],
+            **share,
             "total_reward": reward,
         },
         info=result,
         extra={"tests": "", "suspicious": ""} if verdict is None else verdict.columns(),
     )
+
+
+# The analysis of an answer. The program is joined in the order prompt, aux, main, so the last definition of a name counts.
+# Main's entry point replaces one that aux wrote; an `aux` that main defines is main's own function, and calling it is no
+# collaboration
+
+
+def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:
+    """
+    Analyses the raw answers of a team to a problem of the dataset, in which main writes the function `entry_point`.
+    `aux_completion` is `None` for a single agent.
+    """
+    problem = read_problem(prompt, entry_point)
+    prefix = problem.prefix
+    aux = read_completion(aux_completion or "", AUX, prefix)
+    main = read_completion(main_completion, entry_point, prefix)
+    answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
+    names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
+    return Analysis(
+        source=join_sources(prefix, aux.source, main.source),
+        setup=prefix,
+        aux_problem=aux.problem,
+        main_problem=main.problem,
+        syntax_problem="; ".join(
+            f"code for `{name}`, {code.error}" for name, code in ((AUX, aux), (entry_point, main)) if code.error
+        ),
+        without_code=tuple(name for name, code in answers if not code.found),
+        names_aux=names_aux,
+        apart=_apart(prefix, aux, main) if names_aux else ("", ""),
+        size_share=None if aux_completion is None else _size_share(aux, main) if names_aux else 0.0,
+        thin_wrapper=names_aux and _is_thin_wrapper(main.needed, entry_point),
+        drops_value=names_aux and not aux.problem and any(_drops_value(statement.node) for statement in main.needed),
+        aux_function_share=1.0 if aux_completion is None else aux.share,
+        main_function_share=main.share,
+    )
+
+
+def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
+    """
+    Returns whether `aux` and the entry point are the functions that the two agents define when the whole program runs.
+    """
+    if not (aux.defined and main.defined) or aux.error or main.error:
+        return False
+    statements = (*aux.statements, *main.statements)
+    replaced = any(AUX in statement.binds for statement in main.statements)
+    return not replaced and not any({AUX, entry_point} & statement.declares for statement in statements)
+
+
+def _size_share(aux: Code, main: Code) -> float:
+    sizes = [sum(1 for statement in code.needed for _ in ast.walk(statement.node)) for code in (aux, main)]
+    return min(sizes) / sum(sizes)
+
+
+def _apart(prefix: str, aux: Code, main: Code) -> tuple[str, str]:
+    """Returns the programs of aux and of main, each by itself."""
+    nodes = [statement.node for code in (aux, main) for statement in code.statements]
+    imports = "\n".join(dict.fromkeys(ast.unparse(node) for node in nodes if isinstance(node, IMPORTS)))
+    return join_sources(imports, prefix, aux.source), join_sources(imports, prefix, main.source)
+
+
+def _is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
+    """Returns whether the entry point is only `return aux(...)`, or `x = aux(...); return x`."""
+    functions = [one.node for one in needed if isinstance(one.node, ast.FunctionDef) and one.node.name == entry_point]
+    values = set()  # names of the value of `aux`
+    for node in functions[-1].body if functions else ():
+        value = getattr(node, "value", None)
+        is_value = _is_call_of_aux(value) or (isinstance(value, ast.Name) and value.id in values)
+        if isinstance(node, ast.Return):
+            return is_value
+        if is_value and isinstance(node, (ast.Assign, ast.AnnAssign)):
+            values |= names_in(*(node.targets if isinstance(node, ast.Assign) else [node.target]))
+        elif not isinstance(value, ast.Constant):  # such as the docstring
+            return False
+    return False
+
+
+def _drops_value(statement: ast.stmt) -> bool:
+    """Returns whether a call of `aux` stands by itself, or its value is assigned to a variable that nothing reads."""
+    nodes = [*ast.walk(statement)]
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for node in nodes:
+        if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign, ast.NamedExpr)) and _is_call_of_aux(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if all(target is None or (isinstance(target, ast.Name) and target.id not in read) for target in targets):
+                return True
+    return False
+
+
+def _is_call_of_aux(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == AUX

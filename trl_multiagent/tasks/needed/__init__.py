@@ -1,5 +1,5 @@
-from trl_multiagent.tasks.needed.environment import NeededEnvironment
-from trl_multiagent.tasks.needed.games import Rule, Walk
+from trl_multiagent.tasks.needed.data import TASK
+from trl_multiagent.tasks.needed.environment import NeededEnvironment, Rule, Walk
 
 
-__all__ = ["NeededEnvironment", "Rule", "Walk"]
+__all__ = ["TASK", "NeededEnvironment", "Rule", "Walk"]

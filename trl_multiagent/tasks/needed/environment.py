@@ -1,27 +1,224 @@
-"""Needed: speakers tell a decider what it does not know. A team above the bound of its items has used its messages."""
+"""
+Needed: speakers tell a decider what it does not know. A team above the bound of its items has used its messages.
 
+Every agent has facts of its own. The speakers write in the first turn, at most `width` words each; the decider reads
+the messages in the second turn, with its own part of the item, and answers. Only words of the channel, the game's
+`words`, reach it. The reward is 1 for a right answer and 0 for any other, and 0 if a message is empty, is longer than
+`width`, or has another word.
+
+There are two games, [`Rule`] and [`Walk`]. For every item, the best expected reward of a decider that gets no message,
+the bound, is computed exactly.
+"""
+
+import itertools
 import random
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
-from trl_multiagent.tasks.needed.games import DECIDER, Game, Item
 
 
 PRIVATE, SHARED, ISOLATED = FACTS = ("private", "shared", "isolated")
 SOLO = "solo"
+Item = dict[str, Any]
+DECIDER = "decider"
+OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
+    "first": lambda digits: digits[0],
+    "last": lambda digits: digits[-1],
+    "largest": max,
+    "smallest": min,
+    "second": lambda digits: digits[1],
+    "third": lambda digits: digits[2],
+}
+STEPS = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
+
+
+class Bounded:
+    """
+    Base class of games. It computes the exact bound from the worlds that the decider cannot tell apart, which a game
+    lists.
+
+    The expected reward of a decider without a message is linear in the probabilities of its answers. So no agreement
+    and no randomness beats the best single answer.
+    """
+
+    speakers: tuple[str, ...] = ("speaker",)
+
+    def bound(self: Any, item: Item, heard: Collection[str] = ()) -> float:
+        """
+        Computes the best expected reward of a decider that has its own view and the facts of the speakers `heard`.
+        """
+        facts = {role: self.fact(role, item) for role in heard}
+        worlds = [x for x in self.worlds(item) if all(self.fact(role, x) == fact for role, fact in facts.items())]
+        return max(sum(self.reward(world, answer) for world in worlds) / len(worlds) for answer in self.answers(item))
+
+    def in_split(self, item: Item, split: str) -> bool:
+        """Returns whether an item belongs to the split `"train"` or `"test"`."""
+        return True
+
+    def __repr__(self) -> str:
+        knobs = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        knobs["speakers"] = len(self.speakers)
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in knobs.items())})"
+
+
+class Rule(Bounded):
+    """
+    The speaker has an operation, such as `largest`, and the decider a list of digits. The answer is the digit that the
+    operation takes.
+
+    All operations give different digits, so the bound is 1 / operations. Every fifth list of digits is in the split
+    `test` alone. The split depends on the decider's view alone, so the bound holds in both splits.
+
+    Args:
+        operations (`int`, *optional*, defaults to `4`): The number of operations, 2 to 6.
+        digits (`int`, *optional*, defaults to `4`): The length of a list; at least the number of operations.
+        width (`int`, *optional*, defaults to `1`): The largest number of words of a message.
+    """
+
+    def __init__(self, operations: int = 4, digits: int = 4, width: int = 1):
+        if not 2 <= operations <= len(OPERATIONS) or not operations <= digits <= 10:
+            raise ValueError(
+                f"A rule has 2 to 6 operations and as many digits or more, not {operations} and {digits}."
+            )
+        self.operations, self.digits, self.width = operations, digits, width
+        self.names = [*OPERATIONS][:operations]
+        self.words = [f"take_{name}" for name in self.names]
+        self.vocabulary = [*self.names, *self.words, *map(str, range(10)), "rule", "digits"]
+
+    def item(self, rng: random.Random) -> Item:
+        while True:
+            digits = [rng.randrange(10) for _ in range(self.digits)]
+            if len({OPERATIONS[name](digits) for name in self.names}) == self.operations:
+                return {"digits": digits, "operation": rng.choice(self.names)}
+
+    def fact(self, role: str, item: Item) -> str:
+        """Returns the fact that only this speaker sees, as text."""
+        return f"rule {item['operation']}"
+
+    def view(self, item: Item) -> str:
+        """Returns the decider's part of the item, as text."""
+        return f"digits {' '.join(map(str, item['digits']))}"
+
+    def worlds(self, item: Item) -> list[Item]:
+        """Returns all items, equally likely, that the decider cannot tell apart from this one."""
+        return [{**item, "operation": name} for name in self.names]
+
+    def answers(self, item: Item) -> list[str]:
+        """Returns answers that together cover all outcomes."""
+        return [str(digit) for digit in range(10)]
+
+    def reward(self, item: Item, answer: str) -> float:
+        return float(answer.strip() == str(OPERATIONS[item["operation"]](item["digits"])))
+
+    def truth(self, item: Item) -> list[str]:
+        """Returns the words that state all facts of the speakers."""
+        return [f"take_{item['operation']}"]
+
+    def speak(self, role: str, rng: random.Random) -> list[str]:
+        """Draws a message that does not depend on the facts."""
+        return rng.choices(self.words, k=self.width)
+
+    def read(self, item: Item, words: Collection[str], rng: random.Random) -> str:
+        """Returns the right answer if these words are true. Facts that they do not state are drawn."""
+        name = rng.choice([*words] or self.words).removeprefix("take_")
+        return str(OPERATIONS[name](item["digits"]))
+
+    def in_split(self, item: Item, split: str) -> bool:
+        return (zlib.crc32(self.view(item).encode()) % 5 == 0) == (split == "test")
+
+    def ladder(self, symbols: int, noise: float = 0.0) -> float:
+        """
+        Computes the best expected reward of a team whose channel has `symbols` different messages. With the
+        probability `noise`, a message is replaced by a random one of them.
+        """
+        return (min(symbols, self.operations) * (1 - noise) + noise) / self.operations
+
+
+class Walk(Bounded):
+    """
+    The speaker sees a goal on a square board, and the decider its own position. The decider writes its moves. With two
+    speakers, one sees the column of the goal and the other the row.
+
+    The goal is any cell but the decider's, so the bound is 1 / (cells - 1). No cell is held out: the game shows
+    communication, not generalisation.
+
+    Args:
+        board (`int`, *optional*, defaults to `3`): The length of a side, 2 to 6.
+        speakers (`int`, *optional*, defaults to `1`): The number of speakers, 1 or 2.
+        width (`int`, *optional*): The largest number of words of a message; by default the number that a speaker
+            needs, 2 or 1.
+    """
+
+    def __init__(self, board: int = 3, speakers: int = 1, width: int | None = None):
+        self.board, self.width = board, width or 3 - speakers
+        if speakers == 2:
+            self.speakers = ("speaker_1", "speaker_2")
+        self.names = [list("abcdef"[:board]), [str(y + 1) for y in range(board)]]  # of columns and rows
+        self.signs = [[f"column_{x}" for x in self.names[0]], [f"row_{y}" for y in self.names[1]]]
+        self.words = [*self.signs[0], *self.signs[1]]
+        self.vocabulary = [*self.names[0], *self.names[1], *self.words, *STEPS, "stay", "goal", "here"]
+        self.cells = [[x, y] for x, y in itertools.product(range(board), repeat=2)]
+
+    def axes(self, role: str) -> list[int]:
+        """Returns the coordinates of the goal that a speaker sees: the column (0), the row (1), or both."""
+        return [0, 1] if len(self.speakers) == 1 else [self.speakers.index(role)]
+
+    def item(self, rng: random.Random) -> Item:
+        goal, here = rng.sample(self.cells, 2)
+        return {"goal": goal, "here": here}
+
+    def fact(self, role: str, item: Item) -> str:
+        return f"goal {' '.join(self.names[axis][item['goal'][axis]] for axis in self.axes(role))}"
+
+    def view(self, item: Item) -> str:
+        return f"here {' '.join(names[place] for names, place in zip(self.names, item['here'], strict=True))}"
+
+    def worlds(self, item: Item) -> list[Item]:
+        return [{**item, "goal": cell} for cell in self.cells if cell != item["here"]]
+
+    def answers(self, item: Item) -> list[str]:
+        return [self.path(item["here"], cell) for cell in self.cells]
+
+    def reward(self, item: Item, answer: str) -> float:
+        x, y = item["here"]
+        for move in answer.split()[: 2 * self.board - 2]:
+            dx, dy = STEPS.get(move, (0, 0))
+            x, y = (min(max(place, 0), self.board - 1) for place in (x + dx, y + dy))
+        return float([x, y] == item["goal"])
+
+    def truth(self, item: Item) -> list[str]:
+        return [signs[place] for signs, place in zip(self.signs, item["goal"], strict=True)]
+
+    def speak(self, role: str, rng: random.Random) -> list[str]:
+        axes = itertools.islice(itertools.cycle(self.axes(role)), self.width)
+        return [rng.choice(self.signs[axis]) for axis in axes]
+
+    def read(self, item: Item, words: Collection[str], rng: random.Random) -> str:
+        said = [[sign for sign in words if sign in signs] or signs for signs in self.signs]
+        goal = [signs.index(rng.choice(options)) for signs, options in zip(self.signs, said, strict=True)]
+        return self.path(item["here"], goal)
+
+    def path(self, here: Sequence[int], goal: Sequence[int]) -> str:
+        """Returns the moves from one cell to another, along the row first."""
+        x, y = goal[0] - here[0], goal[1] - here[1]
+        moves = ["right"] * x + ["left"] * -x + ["up"] * y + ["down"] * -y
+        return " ".join(moves) or "stay"
+
+
+Game = Rule | Walk
 
 
 class NeededEnvironment(Environment):
     """
-    The speakers write their messages in the first turn, and the decider reads them and answers in the second.
+    A game, whose rules are described at the top of this module.
 
-    Only words of the channel reach the decider, at most `game.width` of them. A message that is empty, is longer, or
-    has another word makes the reward 0. Metrics: `passed`; `bound`, the item's best expected reward without a message;
-    in the first turn `well_formed`, the share of the messages that the channel allows.
+    Metrics: `passed`; `bound`, the item's best expected reward without a message; in the first turn `well_formed`, the
+    share of the messages that the channel allows.
 
     Args:
-        game ([`~games.Game`]): The game.
+        game ([`Rule`] or [`Walk`]): The game.
         facts (`str`, *optional*, defaults to `"private"`): `"private"`: every agent has facts of its own. `"shared"`:
             the single agent `solo` has all facts. `"isolated"`: the single agent `solo` has the decider's facts.
         noise (`float`, *optional*, defaults to `0.0`): The probability that a word of a message is replaced by a

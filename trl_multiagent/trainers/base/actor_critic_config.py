@@ -1,6 +1,5 @@
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from trl_multiagent.folders import MODEL_CONFIG
 from trl_multiagent.limits import setting
@@ -33,10 +32,7 @@ class ActorCriticConfig(RolloutConfig):
         critic_trains_trunk (`bool`, *optional*, defaults to `True`):
             With `critic_form="head"`: whether the value loss also trains the agent's model.
         critic_lora_r (`int`, *optional*, defaults to `8`): Rank of the adapters of `critic_form="adapter"`, which
-            cover all linear layers.
-        critic_lora_alpha (`int`, *optional*, defaults to `16`): Scale of these adapters.
-        critic_max_length (`int`, *optional*): Number of tokens that a critic reads at most, the last ones of its text.
-            By default, it reads all, or as many as its model has positions, if these are learned, as GPT-2's are.
+            cover all linear layers. Their `lora_alpha` is twice the rank.
         value_loss_coef (`float`, *optional*, defaults to `0.6`): Factor of the value loss. An optimizer such as Adam
             divides gradients by their size, so for parameters that only the value loss trains, the factor has nearly
             no effect. It matters where the loss also trains an agent.
@@ -46,14 +42,12 @@ class ActorCriticConfig(RolloutConfig):
             Weight of longer returns in the targets: 0 is the target of one step, 1 the return of the tree.
         advantage_normalization (`bool`, *optional*, defaults to `True`): Whether to standardize the advantages of an
             agent's completions at a turn, over the whole batch. A single advantage is left as it is.
-        push_critics (`bool`, *optional*, defaults to `False`): Whether a push to the Hub contains the critics.
 
     > [!NOTE]
     > `num_generations` defaults to `1`: the critic is the baseline, so siblings are not needed.
     """
 
-    free_on_resume: ClassVar[tuple[str, ...]] = (*RolloutConfig.free_on_resume, "push_critics")
-
+    reward_none: str = setting("Only 'error': every target needs a reward.", "error", choices=("error",))
     critic_form: str = setting(default="model", choices=("model", "adapter", "head"))
     critic_models: list[str] | str | None = setting()  # `HfArgumentParser` reads the second type
     critic_type: str = setting(default="v", choices=("v", "q"))
@@ -61,13 +55,10 @@ class ActorCriticConfig(RolloutConfig):
     critic_value_head_hidden_dim: int | None = setting(ge=1, le=1000000)
     critic_trains_trunk: bool = setting(default=True)
     critic_lora_r: int = setting(default=8, ge=1, le=1000000)
-    critic_lora_alpha: int = setting(default=16, gt=0, le=1000000)
-    critic_max_length: int | None = setting(ge=1)
     value_loss_coef: float = setting(default=VALUE_LOSS_COEF, ge=0, le=1000000)
     value_clip_range: float | None = setting(gt=0)
     gae_lambda: float = setting(default=0.0, ge=0, le=1)
     advantage_normalization: bool = setting(default=True)
-    push_critics: bool = setting(default=False)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 1)
 
     def _check_values(self) -> None:

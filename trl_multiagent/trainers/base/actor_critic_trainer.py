@@ -21,7 +21,6 @@ from trl_multiagent.rollout.values import (
     compute_targets,
     critic_advantages,
     explained_variance,
-    td_errors,
 )
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
@@ -99,7 +98,6 @@ class ActorCriticTrainer(RolloutTrainer):
         self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
         self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
         self._value_scales: dict[str, tuple[float, float]] = {}
-        self._reported_cuts: set[str] = set()  # critics whose texts were too long for their model
         self._num_joint_actions: dict[str, int] = {}  # that each critic judges in the current batch, in all processes
         self._steps_unexplained: dict[str, int] = defaultdict(int)
         team.freeze(args.frozen_agents or ())
@@ -110,7 +108,6 @@ class ActorCriticTrainer(RolloutTrainer):
             head_hidden_dim=args.critic_value_head_hidden_dim,
             trains_trunk=args.critic_trains_trunk,
             lora_r=args.critic_lora_r,
-            lora_alpha=args.critic_lora_alpha,
             seed=args.seed,
         )
         roles: dict[str, str] = {}  # by critic, the agent that it starts from
@@ -125,22 +122,9 @@ class ActorCriticTrainer(RolloutTrainer):
                 "team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
-        # By critic, in tokens
-        self._longest_texts = {name: self._longest_text(name, args) for name in self.critics.names}
         if args.process_index == 0:
             notes_on_critics(args)
         super()._prepare_team(team, args)
-
-    def _longest_text(self, critic: str, args: ActorCriticConfig) -> int | None:
-        """Returns the largest number of tokens that a critic reads: `critic_max_length`, or the limit of its model."""
-        limit = self.critics.longest_text(critic, self.team)
-        if limit is not None and args.critic_max_length is not None and args.critic_max_length > limit:
-            raise ValueError(
-                f"`critic_max_length` is {args.critic_max_length}, but the model of the critic {critic!r} has "
-                f"{limit} learned "
-                f"positions: lower it to {limit}, or leave it out."
-            )
-        return limit if args.critic_max_length is None else args.critic_max_length
 
     def _learning_rates(self) -> dict[str, float]:
         rate = self.args.critic_learning_rate
@@ -168,9 +152,12 @@ class ActorCriticTrainer(RolloutTrainer):
         self._value_scales = {name: critics.scales[name].shift_and_factor for name in critics.names}
         for name in critics.names:
             self._predict(name, self._rows[name])
+            compute_targets(levels, name, self.args.discount, gae_lambda=0.0)
+            own = [node for nodes in levels for node in nodes if self.reads(name, node)]
+            errors = [target - value for node in own for target, value in pairs_of(node, name)]  # of one step
             compute_targets(levels, name, self.args.discount, self.args.gae_lambda)
+            self._log_critic(name, [pair for node in own for pair in pairs_of(node, name)], errors)
         self._compute_advantages(levels)
-        self._log_critics(levels)
 
     def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         batches = super()._make_batches(levels, advantages)
@@ -199,17 +186,12 @@ class ActorCriticTrainer(RolloutTrainer):
                     "act at every turn: remove `handoff`, or set `branching` to 'episodes'."
                 )
             rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
-        longest = self._longest_texts[critic]
-        if longest is not None:
-            is_cut = any(len(row.input_ids) > longest for row in rows)
-            if is_cut and self.args.critic_max_length is None and critic not in self._reported_cuts:
-                self._reported_cuts.add(critic)
-                logger.warning(
-                    f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It "
-                    "reads their last "
-                    f"{longest} tokens. Set `critic_models` to a model that reads longer texts, or "
-                    "`critic_max_length`."
-                )
+        longest = self.critics.longest_text(critic, self.team)
+        if longest is not None and any(len(row.input_ids) > longest for row in rows):
+            logger.warning_once(
+                f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It reads their "
+                f"last {longest} tokens. Set `critic_models` to a model that reads longer texts."
+            )
             for row in rows:
                 row.input_ids = row.input_ids[-longest:]
         rows.sort(key=lambda row: len(row.input_ids))
@@ -238,8 +220,10 @@ class ActorCriticTrainer(RolloutTrainer):
         for row in rows:
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
-        size = self.args.per_device_train_batch_size
-        tensors = self._critic_tensors(critic, rows, size * max(1, -(-self._most(len(rows)) // size)))
+        most = max(1, self._most(len(rows)))
+        forwards = -(-most // self.args.per_device_train_batch_size)
+        size = -(-most // forwards)  # not a whole batch, which would be padding
+        tensors = self._critic_tensors(critic, rows, forwards * size)
         shift, factor = self._value_scales[critic]
         values = []
         with self.team.evaluating(), self.accelerator.autocast():
@@ -276,42 +260,31 @@ class ActorCriticTrainer(RolloutTrainer):
             self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
             self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
 
-    def _log_critics(self, levels: list[list[Node]]) -> None:
-        """Adds the metrics of the critics before the update to the next log entry, and updates their scales."""
-        metrics = self._metrics["train"]
-        nodes = [node for level in levels for node in level]
-        for name in self.critics.names:
-            own = [
-                (target, value, error)
-                for node in nodes
-                if self.reads(name, node)
-                for target, value, error in zip(
-                    node.targets[name], node.values[name], td_errors(node, name, self.args.discount), strict=True
-                )
-            ]
-            gathered = gather_object(own)
-            self._num_joint_actions[name] = max(1, len(gathered))
-            if not gathered:  # no agent of this critic acted
-                continue
-            targets, values, errors = zip(*gathered, strict=True)
-            explained = explained_variance(targets, values)
-            key = critic_key(name)
-            metrics[f"{key}/explained_variance"].append(explained)
-            metrics[f"{key}/value_mean"].append(fmean(values))
-            metrics[f"{key}/target_mean"].append(fmean(targets))
-            metrics[f"{key}/td_error"].append(fmean(map(abs, errors)))
-            self.critics.scales[name].update(fmean(targets), fmean(target * target for target in targets))
-            if all_equal(targets):  # there is nothing to explain
-                continue
-            self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
-            if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
-                logger.warning(
-                    f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps "
-                    "(explained "
-                    "variance <= 0): it is no better a baseline than the mean return. Raise "
-                    "`critic_learning_rate`, or use "
-                    "MAGRPO with several generations."
-                )
+    def _log_critic(self, name: str, pairs: list[tuple[float, float]], errors: list[float]) -> None:
+        """
+        Adds the metrics of a critic before the update to the next log entry, and updates its scale. `pairs`: target
+        and value of each joint action of this process; `errors`: its error of one step.
+        """
+        gathered, errors = gather_object(pairs), gather_object(errors)
+        self._num_joint_actions[name] = max(1, len(gathered))
+        if not gathered:  # no agent of this critic acted
+            return
+        targets, values = zip(*gathered, strict=True)
+        explained, mean = explained_variance(targets, values), fmean(targets)
+        numbers = {"explained_variance": explained, "value_mean": fmean(values), "target_mean": mean}
+        numbers["td_error"] = fmean(map(abs, errors))
+        for metric, number in numbers.items():
+            self._metrics["train"][f"{critic_key(name)}/{metric}"].append(number)
+        self.critics.scales[name].update(mean, fmean(target * target for target in targets))
+        if all_equal(targets):  # there is nothing to explain
+            return
+        self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
+        if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
+            logger.warning(
+                f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "
+                "variance <= 0): it is no better a baseline than the mean return. Raise `critic_learning_rate`, or use "
+                "MAGRPO with several generations."
+            )
 
     # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
 
@@ -347,6 +320,11 @@ class ActorCriticTrainer(RolloutTrainer):
         for key in map(critic_key, self.critics.names):
             self._metrics["train"][f"{key}/value_loss"].append(losses[key].item())
         return losses
+
+
+def pairs_of(node: Node, critic: str) -> list[tuple[float, float]]:
+    """Returns the target and the value of each joint action of a node."""
+    return list(zip(node.targets[critic], node.values[critic], strict=True))
 
 
 def value_errors(

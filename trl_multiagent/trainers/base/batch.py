@@ -7,6 +7,7 @@ computes a micro-batch for all agents.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -117,7 +118,7 @@ class Row:
     """One completion of every agent that acts at one node."""
 
     turn: int  # counted from 0
-    samples: dict[str, Samples]  # all samples of each agent at the node
+    samples: dict[str, Samples]  # all samples of each agent at the node whose completion has a reward
     sibling: int  # index of this row's completion in each agent's samples
     advantages: dict[str, float]  # of the completions of the trained agents
 
@@ -151,7 +152,11 @@ def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch
     for turn, node, by_role in nodes:
         for sibling in range(max(len(samples.completion_ids) for samples in node.samples.values())):
             own = {role: values[sibling].item() for role, values in by_role.items()}
-            rows.append(Row(turn, node.samples, sibling, own))
+            dropped = [role for role, advantage in own.items() if math.isnan(advantage)]  # without a reward
+            for role in dropped:
+                del own[role]
+            samples = {role: x for role, x in node.samples.items() if role not in dropped}
+            rows.append(Row(turn, samples, sibling, own))
     return rows
 
 

@@ -1,21 +1,20 @@
 """The configuration that all trainers of this package share."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader
-from transformers import Trainer, get_scheduler
+from accelerate.utils import is_deepspeed_available
+from transformers import Trainer
 from transformers.utils import is_torch_bf16_gpu_available
 
+from trl_multiagent.jobs.distributed import connecting
 from trl_multiagent.limits import check_arguments
 
 
-NO_SHARDING = "teams are trained with DDP or DeepSpeed"
-ROUNDING = "an evaluation would round the trained weights for good; `bf16` computes in bfloat16"
 # Keys of a DeepSpeed configuration that replace the float32 copy of the trained weights, or the optimizer's float32
 # state
 LOW_MASTERS = [("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states")]
@@ -32,29 +31,30 @@ class CommonConfig(Base):
     bases.
     """
 
-    # See `check_arguments`
-    refused: ClassVar[dict[str, str]] = {
-        "label_names": "the data has no labels",
-        "fsdp": NO_SHARDING,
-        "fsdp_config": NO_SHARDING,
-        "parallelism_config": NO_SHARDING,
-        **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), ROUNDING),
-        "enable_jit_checkpoint": "a recipe saves a checkpoint at SIGTERM and Ctrl-C without it",
-    }
-    positive: ClassVar[tuple[str, ...]] = (
-        *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-        *("num_train_epochs", "adam_epsilon", "ddp_timeout"),
+    # Arguments of TRL and transformers that must keep their defaults
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *("label_names", "fsdp", "fsdp_config", "parallelism_config", "bf16_full_eval", "fp16_full_eval"),
+        "enable_jit_checkpoint",
     )
 
     def __post_init__(self) -> None:
         check_arguments(self)
+        if self.deepspeed is not None and not is_deepspeed_available():
+            raise ImportError("`deepspeed` needs DeepSpeed: `pip install trl-multiagent[deepspeed]`.")
         if not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, several processes could not communicate
         if self.bf16 is None:
             self.bf16: bool | None = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
         super().__post_init__()
+        self.get_process_log_level()  # raises an error for unknown levels
         self._check_combinations()
-        self._try_arguments()
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return super()._setup_devices
+        with connecting():
+            return super()._setup_devices
 
     def _check_combinations(self) -> None:
         """Raises `ValueError` if an argument contradicts another one, or needs one that is missing."""
@@ -81,27 +81,6 @@ class CommonConfig(Base):
                 "processes would round "
                 "differently. Remove it and use DeepSpeed ZeRO, which splits float32 weights among the processes."
             )
-
-    def _try_arguments(self) -> None:
-        """
-        Tries arguments on a single number, so that torch and transformers raise their errors before a model is loaded.
-        """
-        number = torch.nn.Parameter(torch.zeros(1))
-        self.get_process_log_level()
-        names = ("num_workers", "multiprocessing_context", "persistent_workers", "prefetch_factor")
-        DataLoader([0], **{name: getattr(self, f"dataloader_{name}") for name in names})
-        optimizer_class, kwargs = Trainer.get_optimizer_cls_and_kwargs(self)
-        if optimizer_class.__module__.startswith("torch."):  # others may need a GPU
-            optimizer_class([number], **kwargs)
-        optimizer = torch.optim.SGD([number], lr=1.0)
-        steps, kwargs = {"num_warmup_steps": 1, "num_training_steps": 4}, self.lr_scheduler_kwargs
-        scheduler = get_scheduler(self.lr_scheduler_type, optimizer, **steps, scheduler_specific_kwargs=kwargs)
-        if isinstance(scheduler, LambdaLR):  # it reads the arguments at every step
-            for _ in range(4):
-                optimizer.step()
-                scheduler.step()
-        for name in ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"):
-            checkpoint(torch.square, number, **{"use_reentrant": True, **(getattr(self, name, None) or {})})
 
     @property
     def rounds_stochastically(self) -> bool:

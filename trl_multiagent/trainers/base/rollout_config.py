@@ -2,8 +2,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
@@ -17,34 +15,11 @@ from trl_multiagent.trainers.base.team_config import TeamConfig
 JOINT_MODES = {"align": "align", "aligned": "align", "cross": "cross", "crossed": "cross"}
 # Losses whose normalizer does not depend on how a batch is split into micro-batches, unlike that of `bnpo`
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
-OTHER_LOSS = "the loss that it belongs to is not available"
-MICRO_BATCHES = "it depends on how a batch is split into micro-batches"
-CONTINUOUS_BATCHING = (
-    "it took 3 times as long on a CPU, reads old keys after an update, may hang, and returns "
-    "failures as results; use vLLM on a GPU"
-)
-EVALUATION = "an evaluation plays episodes and computes no loss"
-OWN_ARGUMENT = "use the argument of this name"
-SAMPLES = "the agents learn from samples; lower `temperature` for less variety"
-ENDS = "completions end at the agents' own end-of-sequence tokens"
-TOKENS_ONLY = "the trainer takes tokens only"
-# Names that `generation_kwargs` must not have, and why
-RESERVED = {
-    **dict.fromkeys(("max_new_tokens", "max_length"), "use `max_completion_length`"),
-    "num_return_sequences": "use `num_generations`",
-    **dict.fromkeys(("temperature", "top_p", "top_k", "min_p"), OWN_ARGUMENT),
-    **dict.fromkeys(("repetition_penalty", "cache_implementation", "stop_strings"), OWN_ARGUMENT),
-    **dict.fromkeys(("do_sample", "num_beams"), SAMPLES),
-    **dict.fromkeys(("eos_token_id", "pad_token_id", "bos_token_id"), ENDS),
-    **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), TOKENS_ONLY),
-    **dict.fromkeys(("output_attentions", "output_hidden_states"), TOKENS_ONLY),
-}
-RESERVED_WITH_VLLM = {
-    "seed": "all completions of a prompt would be the same",
-    "n": "use `num_generations`",
-    **dict.fromkeys(("stop", "include_stop_str_in_output"), "use the argument `stop_strings`"),
-    **dict.fromkeys(("stop_token_ids", "ignore_eos"), ENDS),
-}
+# Names that `generation_kwargs` must not have: the trainer has arguments for them, or sets them itself
+RESERVED = "max_new_tokens max_length num_return_sequences temperature top_p top_k min_p repetition_penalty".split()
+RESERVED += "cache_implementation stop_strings do_sample num_beams eos_token_id pad_token_id bos_token_id".split()
+RESERVED += "return_dict_in_generate output_scores output_logits output_attentions output_hidden_states".split()
+RESERVED_WITH_VLLM = "seed n stop include_stop_str_in_output stop_token_ids ignore_eos".split()
 SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 
@@ -139,30 +114,17 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         "vllm_weight_",
     )
 
-    refused: ClassVar[dict[str, str]] = {
-        "pad_to_multiple_of": "rows are trimmed to their longest sequence",
-        "off_policy_mask_threshold": "set `num_iterations` and `epsilon`",
-        "steps_per_generation": "every optimizer step uses the whole batch; set `items_per_device`",
-        "generation_batch_size": "the batch consists of whole trees; set `items_per_device`",
-        **dict.fromkeys(("sapo_temperature_neg", "sapo_temperature_pos"), OTHER_LOSS),
-        **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), OTHER_LOSS),
-        **dict.fromkeys(("entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"), MICRO_BATCHES),
-        **dict.fromkeys(("entropy_target", "use_adaptive_entropy", "top_entropy_quantile"), MICRO_BATCHES),
-        **dict.fromkeys(("use_transformers_continuous_batching", "use_transformers_paged"), CONTINUOUS_BATCHING),
-        "transformers_continuous_batching_config": CONTINUOUS_BATCHING,
-        "cast_lm_head_to_fp32": "load the agents in float32 instead",
-        "reward_weights": "the environment weights its reward functions",
-        "multi_objective_aggregation": "the environment adds up its reward functions",
-        "max_tool_calling_iterations": "agents have no tools; the environment decides on the next turn",
-        "remove_unused_columns": "the environment receives all columns",
-        "label_smoothing_factor": "the loss has no labels",
-        "train_sampling_strategy": "items are drawn in random order; see `shuffle_dataset`",
-        "length_column_name": "items are not grouped by length",
-        "include_num_input_tokens_seen": "`num_tokens` is always logged",
-        **dict.fromkeys(("prediction_loss_only", "eval_do_concat_batches", "eval_use_gather_object"), EVALUATION),
-        **dict.fromkeys(("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"), EVALUATION),
-    }
-    positive: ClassVar[tuple[str, ...]] = ("num_iterations", "ref_model_sync_steps", "delta")
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *("pad_to_multiple_of", "off_policy_mask_threshold", "steps_per_generation", "generation_batch_size"),
+        *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
+        *("vespo_lambda_neg", "entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
+        *("entropy_target", "use_adaptive_entropy", "top_entropy_quantile", "use_transformers_continuous_batching"),
+        *("use_transformers_paged", "transformers_continuous_batching_config", "cast_lm_head_to_fp32"),
+        *("reward_weights", "multi_objective_aggregation", "max_tool_calling_iterations", "remove_unused_columns"),
+        *("label_smoothing_factor", "train_sampling_strategy", "length_column_name", "prediction_loss_only"),
+        *("include_num_input_tokens_seen", "eval_do_concat_batches", "eval_use_gather_object"),
+        *("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"),
+    )
 
     items_per_device: int | None = setting(ge=1, le=1000000)
     num_turns: int = setting(default=1, ge=1, le=1000)
@@ -173,6 +135,12 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     handoff: str | None = setting(choices=("random", "best"))
     reward_scale: float = setting(default=1.0, ne=0, ge=-1000000, le=1000000)
     reward_shift: float = setting(default=0.0, ge=-1000000, le=1000000)
+    reward_none: str = setting(
+        "Joint actions that no reward function scores: 'error', or 'drop', which leaves them out of the baseline and "
+        "the loss, and logs their share as `turn_{k}/reward_none`.",
+        "error",
+        choices=("error", "drop"),
+    )
     num_agents: int | None = setting(ge=1, le=1000)
     max_joint_actions: int = setting(default=10000, ge=1, le=1000000)
     generation_token_budget: int | None = setting(default=262144, ge=1)
@@ -332,12 +300,11 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             if not isinstance(getattr(self, name), dict | None):
                 raise ValueError(f"`{name}` is {short(getattr(self, name))}; it must be a mapping.")
         kwargs = self.generation_kwargs or {}
-        for name, reason in (RESERVED | RESERVED_WITH_VLLM if self.use_vllm else RESERVED).items():
+        for name in (*RESERVED, *(RESERVED_WITH_VLLM if self.use_vllm else ())):
             if name in kwargs and (name, kwargs[name]) != ("do_sample", True):
-                raise ValueError(f"`generation_kwargs` must not set {name!r}: {reason}.")
+                raise ValueError(f"`generation_kwargs` must not set {name!r}, which other arguments decide.")
         if not self.use_vllm:
             sampling_arguments(kwargs)
-            try_generation(self)
 
     def _check_vllm(self) -> None:
         if self.devices is not None:
@@ -386,17 +353,3 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         self.gradient_accumulation_steps: int = math.ceil(rows / self.per_device_train_batch_size)
         if self.rows_per_device == 1:  # GRPOConfig requires at least two
             self.per_device_train_batch_size: int = 2
-
-
-def try_generation(args: RolloutConfig) -> None:
-    """Generates a token with a tiny model to check arguments that transformers checks only while it generates."""
-    kwargs = {"min_p": args.min_p, "repetition_penalty": args.repetition_penalty}
-    kwargs |= {"cache_implementation": args.cache_implementation, **(args.generation_kwargs or {})}
-    given = {name: value for name, value in kwargs.items() if value not in (None, 1.0)}
-    if not given:
-        return
-    given |= {"do_sample": True, "max_new_tokens": 1, "eos_token_id": 1, "pad_token_id": 0}
-    size = {"vocab_size": 200000, "hidden_size": 2, "intermediate_size": 2, "num_hidden_layers": 1}
-    with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(LlamaConfig(**size, num_attention_heads=1))
-        model.generate(torch.ones(1, 1, dtype=torch.long), generation_config=GenerationConfig(**given))

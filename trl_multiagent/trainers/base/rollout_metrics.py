@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.contributions import contributions
-from trl_multiagent.rollout.tree import Node, acting, sibling_sets
+from trl_multiagent.rollout.tree import Node, acting, known, sibling_sets
 
 
 # Metrics of an evaluation whose names contain no turn, no role, and no name of the environment
@@ -50,7 +50,7 @@ class Total:
     @property
     def std(self) -> float:
         """The sample standard deviation; 0.0 for a single number."""
-        variance = (self.sum_of_squares - self.sum * self.sum / self.count) / max(1, self.count - 1)
+        variance = (self.sum_of_squares - self.sum * self.sum / max(1, self.count)) / max(1, self.count - 1)
         return math.sqrt(max(0.0, variance))
 
     @property
@@ -85,7 +85,7 @@ class RolloutTotals:
         values = {name: total.mean for name, total in self.totals.items()}
         for role, ratio in self.most_common_ratios().items():
             values[f"agents/{role}/completions/most_common_ratio"] = ratio
-        return {**values, "reward_std": self.totals["reward"].std}
+        return {**values, "reward_std": self.totals.get("reward", Total()).std}
 
     def most_common_ratios(self) -> dict[str, float]:
         """
@@ -153,18 +153,19 @@ def rollout_totals(
 
 
 def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
-    """Adds the rewards and returns of a node, of the team and of each role."""
-    values["reward"] += node.rewards
-    values[f"turn_{turn}/reward_mean"] += node.rewards
-    values[f"turn_{turn}/expected_return"] += node.returns
+    """Adds the known rewards and returns of a node, of the team and of each role."""
+    rewards, returns = known(node.rewards), known(node.returns)
+    values["reward"] += rewards
+    values[f"turn_{turn}/reward_mean"] += rewards
+    values[f"turn_{turn}/expected_return"] += returns
     if turn == 1:
-        values["return"] += node.returns
-    values["final_turn/reward"] += [node.rewards[j] for j in node.ended] if node.children else node.rewards
-    for role, rewards in node.role_rewards.items():
-        values[f"agents/{role}/reward"] += rewards
+        values["return"] += returns
+    values["final_turn/reward"] += known([node.rewards[j] for j in node.ended]) if node.children else rewards
+    for role, own in node.role_rewards.items():
+        values[f"agents/{role}/reward"] += known(own)
     if turn == 1:
-        for role, returns in node.role_returns.items():
-            values[f"agents/{role}/return"] += returns
+        for role, own in node.role_returns.items():
+            values[f"agents/{role}/return"] += known(own)
     for role, others in node.counterfactuals.items():
         values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
 
@@ -172,6 +173,7 @@ def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
 def are_equal(siblings: Sequence[Node]) -> bool:
     """Returns whether all joint actions at some nodes have the same returns, for the team and for every role."""
     returns = [x for node in siblings for x in zip(node.returns, *node.role_returns.values(), strict=True)]
+    returns = [x for x in returns if not any(map(math.isnan, x))]
     return all(x == returns[0] for x in returns)
 
 
@@ -189,7 +191,7 @@ def digest(text: str) -> bytes:
 def add_contributions(values: dict[str, list[float]], node: Node) -> None:
     """Adds the contribution of each agent to the variance of a node's rewards."""
     parts = contributions(node)
-    if parts is None:  # the joint actions are not all combinations
+    if parts is None or math.isnan(parts.variance):  # the joint actions are not all combinations, or one has no reward
         return
     values["team/reward_variance"].append(parts.variance)
     values["team/interaction"].append(parts.interaction)

@@ -15,8 +15,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
-from trl_multiagent.environments.base import Environment, Outcome, check_roles
-from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.environments.base import Environment, Outcome, ScoringContext, check_roles, scoring
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment
@@ -34,8 +33,7 @@ from trl_multiagent.trainers.base.batch import (
     forward_inputs,
     split_rows,
 )
-from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
-from trl_multiagent.trainers.base.checkpoints import replayable
+from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE, replayable
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
@@ -274,7 +272,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         with self.observer.timed("reward"):
             try:
                 return judge_nodes(
-                    self.environment, nodes, evaluation, self.sampler.chat_roles, self.state, self.observer.reported
+                    self.environment,
+                    nodes,
+                    evaluation,
+                    self.sampler.chat_roles,
+                    self.state,
+                    self.observer.reported,
+                    self.args.reward_none,
                 )
             except TaskError as error:
                 if error.position is None:

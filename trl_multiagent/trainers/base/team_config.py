@@ -10,10 +10,6 @@ from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.common_config import CommonConfig
 
 
-NOT_COMPILED = "team forward passes are not compiled"
-FORWARD_IS_REPLACED = "it replaces the forward that computes the log-probabilities"
-
-
 @dataclass
 class TeamConfig(CommonConfig):
     r"""
@@ -36,15 +32,10 @@ class TeamConfig(CommonConfig):
     free_on_resume: ClassVar[tuple[str, ...]] = ("devices", "model_init_kwargs", "resume_changes", "trust_remote_code")
     free_prefixes_on_resume: ClassVar[tuple[str, ...]] = ("log_",)
 
-    refused: ClassVar[dict[str, str]] = {
-        "model_init_kwargs": "pass them to `AgentTeam.from_pretrained`, which loads the models",
-        "auto_find_batch_size": "a smaller batch would split a rollout; lower `per_device_train_batch_size`",
-        **dict.fromkeys(("torch_compile", "torch_compile_backend", "torch_compile_mode"), NOT_COMPILED),
-        "neftune_noise_alpha": "a team has no single embedding to add noise to",
-        "optim_target_modules": "low-rank optimizers take one model; use `peft`",
-        "use_liger_kernel": FORWARD_IS_REPLACED,
-        "liger_kernel_config": FORWARD_IS_REPLACED,
-    }
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *("model_init_kwargs", "auto_find_batch_size", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
+        *("neftune_noise_alpha", "optim_target_modules", "use_liger_kernel", "liger_kernel_config"),
+    )
 
     agent_learning_rates: dict[str, float] | None = setting(ge=0, le=1000)
     frozen_agents: list[str] | None = setting()

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import kernel, wire
+from .ablation import Ablation
 from .clock import Clock
 from .endings import CheckLost, Died, GiveUp, SandboxFault, StepLost, Timeout, outcome
-from .exchange import Exchange
 from .process import Process, ask_zygote
 from .unittests import TestMethods
 from .wire import CheckResult, DataOnly, Inbox, LostStep, References, WireError
@@ -88,14 +88,11 @@ def evaluate(job: dict, config: dict) -> dict:
     result: dict = {}
     effective: list[str] = []
     for experiment in job["experiments"] or [""]:
-        for name in experiment.split("|"):
-            evaluation = Evaluation(job | {"experiment": name}, config)
-            result = evaluation.verdict()
-            if evaluation.lost_something():
-                effective.append(experiment)
-                break
-        if experiment not in effective:
+        evaluation = Evaluation(job | {"experiment": experiment}, config)
+        result = evaluation.verdict()
+        if not evaluation.lost_something():
             break
+        effective.append(experiment)
     return result | {"effective": effective}
 
 
@@ -127,7 +124,7 @@ class Evaluation:
         self.test_methods = TestMethods(self) if job["unittest"] else None
         self.process: Any = None  # the program's, while there is one
         self.helper: Any = None  # that of the program's helper
-        self.exchange = Exchange(job["experiment"], self._ask_helper) if job["helper"] else None
+        self.ablation = Ablation(job["experiment"], self._ask_helper) if job["helper"] else None
         self.begun = time.monotonic()
         self.clock = Clock(self.timeout, lambda: ask_zygote(config["control"], b"S"), config["own_times"])
         self.lost_steps = {step["number"]: LostStep(**step) for step in job["lost_steps"]}
@@ -155,8 +152,8 @@ class Evaluation:
             self._fail_unfinished_checks(*outcome(error))
         finally:
             self.end_candidate()
-        if self.exchange and self.exchange.asked and not self.lost_something():
-            self._repeat_calls(self.exchange)
+        if self.ablation and self.ablation.asked and not self.lost_something():
+            self._repeat_calls(self.ablation)
         self._add_calls_of_passed_checks()
         return {
             "definitions": vars(self.definitions),
@@ -168,15 +165,15 @@ class Evaluation:
             "suspicious": sorted(self.suspicious),
         }
 
-    def _repeat_calls(self, exchange: Exchange) -> None:
+    def _repeat_calls(self, ablation: Ablation) -> None:
         """Has a new process of the helper answer the calls of the control again."""
-        exchange.unfit = "the helper did not answer again"
+        ablation.unfit = "the helper did not answer again"
         self.timeout = self.clock.limit = self.timeout * 2 * len(self.results)  # for all calls together
         self.clock.start_candidate()
         self._begin_limit(self.timeout)
         try:
             self._start_helper()
-            exchange.repeat()
+            ablation.repeat()
         except (Exception, Timeout, Died) as error:
             self._record(error)
         finally:
@@ -294,9 +291,9 @@ class Evaluation:
             self.clock.start_candidate()
             program = {name: self.job[name] for name in ("source", "entry_point", "unittest", "folder")}
             program |= {"watch": self.watch, "objects": self.job["unittest"], "called": "", "is_helper": False}
-            if self.exchange:
+            if self.ablation:
                 self._start_helper()
-                self.references.number(self.exchange.call)
+                self.references.number(self.ablation.call)
                 program["called"] = self.job["watch"][0]
             self.process = Process(self, 0, self.references)
             self._count_calls(self._define(self.process, program), self.outside_calls)
@@ -365,8 +362,8 @@ class Evaluation:
             self.start_candidate()
         self.pending += 1
         try:
-            if self.exchange and function == 0:
-                return self.exchange.enter(lambda: self._ask(function, args, kwargs), args, kwargs)
+            if self.ablation and function == 0:
+                return self.ablation.enter(lambda: self._ask(function, args, kwargs), args, kwargs)
             return self._ask(function, args, kwargs)
         except (Exception, Timeout, Died, StepLost) as error:
             self._record(error)
@@ -418,7 +415,7 @@ class Evaluation:
     def lost_something(self) -> bool:
         """Returns whether a needed check did not pass, or the control found a state."""
         lost = any(self.results[k].status != "passed" for k in self.job["needed"] if k < len(self.results))
-        return lost or bool(self.exchange and self.exchange.unfit)
+        return lost or bool(self.ablation and self.ablation.unfit)
 
     def _count_calls(self, counts: Any, counter: Counter) -> None:
         """Adds calls of the watched functions, as the candidate reports them."""

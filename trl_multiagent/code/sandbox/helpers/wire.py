@@ -197,6 +197,7 @@ _PLAIN: dict[type, Codec] = {  # type: (its parts, the value that they make)
     bytearray: _one(str, bytearray.hex, bytearray.fromhex),
     complex: _fields(complex, "real imag", (float, float)),
     range: (_range_parts, lambda parts: range(*[_at_most(part, MAX_BOUND) for part in _typed(parts, int, int, int)])),
+    slice: (lambda value: [value.start, value.stop, value.step], lambda parts: slice(*parts)),
     Decimal: _one(str, _decimal_text, _decimal),
     Fraction: (_ratio_parts, lambda parts: _ratio(*_typed(parts, int, int))),
     date: _fields(date, "year month day", (int, int, int)),

@@ -1,0 +1,156 @@
+"""
+The task `functions`: prompt templates and reward functions that a YAML file names. Only the rewards are Python.
+
+    prompts:
+      poet: "Write a line about {topic}:"
+      critic: "Name a word for {topic}:"
+    reward_funcs: [rewards.shared_words]
+    dataset:
+      name: topics.jsonl
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from trl_multiagent.environments.base import Prompt, ask_one, check_prompt
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_FILE,
+    LOCAL_SUFFIXES,
+    Dataset,
+    Datasets,
+    check_columns,
+    load_from_hub,
+    make_dataset,
+    read_file,
+    select_rows,
+)
+from trl_multiagent.environments.function_environment import FunctionEnvironment, fields_of, fill_template
+from trl_multiagent.environments.imports import import_function
+from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+from trl_multiagent.environments.task_errors import TaskError
+
+
+@dataclass
+class Rows(DatasetSource):
+    """The section `dataset`."""
+
+    name: str | None = setting(f"Hub id, or path of a {LOCAL_FILE}.")
+    config: str | None = setting("Configuration of a dataset on the Hub.")
+
+    def __post_init__(self) -> None:
+        if self.name is None or (Path(self.name).is_file() and not self.is_file):
+            raise ValueError(f"`dataset.name` is {self.name or 'missing'}; give a Hub id or a path of a {LOCAL_FILE}.")
+        if self.is_file and not Path(self.name).is_file():
+            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
+
+    @property
+    def is_file(self) -> bool:
+        return str(self.name).endswith(LOCAL_SUFFIXES)
+
+    @property
+    def may_be_hub_id(self) -> bool:
+        return super().may_be_hub_id and not self.is_file
+
+    def load(self, split: str | None) -> Dataset:
+        """
+        Loads rows, such as those of the split `"train[:100]"`. A local file has one split, with any name. Raises
+        `ConnectionError` if the Hub cannot be reached, and `ValueError` if the file or the split is malformed, or
+        there are no rows.
+        """
+        name = str(self.name)
+        if self.is_file:
+            rows = select_rows(make_dataset(read_file(Path(name)), name), split, name)
+        else:
+            split = "train" if split is None else f"train{split}" if split.startswith("[") else split
+            rows = load_from_hub(name, self.config, split)
+        if len(rows) == 0:
+            raise ValueError(f"{name} has no rows.")
+        return rows
+
+
+@dataclass
+class Functions:
+    """The section `functions`. Its settings may also be at the top level of the file."""
+
+    prompts: dict[str, str | list[dict[str, str]]] | None = setting(
+        "The first prompt of each role: a text, or a list of messages, with {column} for the value of a column."
+    )
+    reward_funcs: list[str] | None = setting("Reward functions, as package.module.function.")
+    reward_weights: list[float] | None = setting("Weight of each, 1 by default.")
+    order: list[list[str]] | None = setting(
+        "The roles that act at each turn, such as [[writer], [editor]]; {writer} in a prompt is then its last answer."
+    )
+    transition: str | None = setting("Function that makes the prompts of later turns, as package.module.function.")
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("`functions.prompts` is missing: a template for each role, such as {poet: 'Write ...'}.")
+        for role, template in self.prompts.items():
+            check_prompt(f"`functions.prompts.{role}`", template)
+        if not self.reward_funcs:
+            raise ValueError("`functions.reward_funcs` is missing: one or more functions, such as [my.rewards.f].")
+        self.make_environment()
+
+    def make_environment(self) -> FunctionEnvironment:
+        """Imports the functions and makes the environment. Raises `ValueError` if a function cannot be used."""
+        functions = [import_function("functions.reward_funcs", path) for path in self.reward_funcs or ()]
+        transition = None if self.transition is None else import_function("functions.transition", self.transition)
+        templates: dict[str, str | Callable[[dict], Prompt]] = {
+            role: template if isinstance(template, str) else partial(fill_messages, role, template)
+            for role, template in (self.prompts or {}).items()
+        }
+        try:
+            return FunctionEnvironment(templates, functions, self.reward_weights, transition, order=self.order)
+        except TypeError as error:  # a class, or a function that cannot be called as a reward function
+            raise ValueError(f"`functions.reward_funcs`: {error}") from error
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that the templates name."""
+        prompts = self.prompts or {}
+        texts = [x for x in prompts.values() if isinstance(x, str)]
+        texts += [message["content"] for x in prompts.values() if isinstance(x, list) for message in x]
+        names = dict.fromkeys(name for text in texts for name in fields_of(text))
+        return [name for name in names if self.order is None or name not in prompts]
+
+
+def fill_messages(role: str, messages: list[dict[str, str]], item: dict) -> Prompt:
+    """Fills templates of messages with the columns of an item."""
+    return [{**message, "content": fill_template(role, message["content"], item)} for message in messages]
+
+
+def make_environment(settings: TaskSettings) -> FunctionEnvironment:
+    return settings.sections["functions"].make_environment()
+
+
+def load_datasets(settings: TaskSettings) -> Datasets:
+    """
+    Loads the training set and, with `dataset.eval_split`, the evaluation set, see [`Rows.load`]. Raises `ValueError`
+    if a template needs a column that the rows do not have.
+    """
+    rows: Rows = settings.sections["dataset"]
+    train_dataset = rows.load(rows.train_split)
+    try:
+        ask_one(make_environment(settings), train_dataset[0], [])
+    except TaskError as error:  # templates are settings, not code
+        raise ValueError(str(error)) from error
+    missing = [name for name in settings.sections["functions"].columns if name not in train_dataset.column_names]
+    if missing:  # in a prompt of a later turn
+        raise ValueError(
+            f"A prompt needs the column {missing[0]!r}; {rows.name} has {', '.join(train_dataset.column_names)}."
+        )
+    eval_dataset = None if rows.eval_split is None else rows.load(rows.eval_split)
+    for dataset, split in ((train_dataset, rows.train_split or "whole"), (eval_dataset, rows.eval_split)):
+        if dataset is not None:
+            check_columns(dataset, settings.sections["functions"].columns, f"{rows.name}, split {split}")
+    return train_dataset, eval_dataset
+
+
+TASK = Task(
+    make_environment,
+    load_datasets,
+    settings={"dataset": Rows, "functions": Functions},
+    roles=lambda sections: tuple(sections["functions"].prompts),
+)

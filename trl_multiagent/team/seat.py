@@ -1,0 +1,93 @@
+"""Plays a role of a task with an agent of a saved team, which is not trained."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transformers.utils import logging
+
+from trl_multiagent.environments.base import Turn
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.rollout.episodes import derive_seed
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.seats import Branch, Seat, training_step
+from trl_multiagent.rollout.trace import item_id
+from trl_multiagent.rollout.tree import Node
+from trl_multiagent.team.load import LoadError, TeamLoader
+
+
+ANY_TEAM = TeamLoader("")
+
+
+class TeamSeat(Seat):
+    """
+    Plays a role with an agent of a team that is not trained. The team is loaded when it is first needed.
+
+    Args:
+        team (`str` or `Callable[[], TeamSampler]`): Folder or id of a saved team or of a model, or a function that
+            makes the sampler of a team.
+        name (`str`, *optional*): What a resumed run compares. By default `team`.
+        agent (`str`, *optional*): The role of the agent in the team. By default the role of the seat.
+        loader ([`TeamLoader`], *optional*): Loads the team.
+        token_budget, seed (*optional*): See [`~rollout.sampler.TransformersGenerator`].
+        **sampling: Settings of the sampling as for [`AgentTeam.collaborate`], such as `max_new_tokens`.
+    """
+
+    def __init__(
+        self,
+        team: str | Callable[[], TeamSampler],
+        name: str | None = None,
+        agent: str | None = None,
+        loader: TeamLoader = ANY_TEAM,
+        token_budget: int | None = None,
+        seed: int = 0,
+        **sampling: Any,
+    ):
+        self.team, self.name, self.agent = team, name or str(team), agent
+        self.loader, self.token_budget, self.seed = loader, token_budget, seed
+        self.arguments = sampling_arguments(sampling)
+        self.sampler: TeamSampler | None = None
+
+    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
+        agent = self.agent or role
+        if self.sampler is None:
+            self.sampler = self._load(self.team, role, agent) if isinstance(self.team, str) else self.team()
+
+        def own(texts: Mapping[str, Any]) -> dict[str, Any]:
+            return {agent: texts[role]} if role in texts else {}
+
+        nodes, asked = [], Counter[int]()
+        for x in branches:
+            history = tuple(Turn(own(t.prompts), own(t.joint_action), t.outcome) for t in x.history)
+            # An answer's draws depend on the role, the item and the texts, not on other branches. Equal branches get
+            # different answers
+            past = json.dumps([turn.joint_action for turn in x.history])
+            place = derive_seed(role, item_id(x.item), past, x.prompts[role])
+            nodes.append(Node(x.item, history, own(x.prompts), tree=place, episode=asked[place]))
+            asked[place] += 1
+        self.sampler.stream = f"seat, step {training_step()}"
+        return [samples.texts[0] for samples in self.sampler.sample((agent,), nodes, 1)[agent]]
+
+    def describe(self) -> dict[str, Any]:
+        return {"team": self.name, "agent": self.agent}
+
+    def release(self) -> None:
+        self.sampler = None
+
+    def _load(self, name: str, role: str, agent: str) -> TeamSampler:
+        """Loads the team. Raises `UnavailableError` if that fails, or the team has no such agent."""
+        shows_bars = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()  # a population loads a member at any step
+        try:
+            team = self.loader.load_player(name, [agent])
+        except LoadError as error:
+            raise UnavailableError(f"`seats.{role}`: {error}") from error
+        finally:
+            if shows_bars:
+                logging.enable_progress_bar()
+        if agent not in team.roles:
+            roles = ", ".join(team.roles)
+            raise UnavailableError(f"`seats.{role}`: {name} has the roles {roles}, not {agent!r}: set `agent`.")
+        team.requires_grad_(False).eval()
+        return TeamSampler(team, TransformersGenerator(team, self.arguments, self.token_budget, seed=self.seed))
