@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import EndpointSettings, make_endpoint
+from trl_multiagent.endpoints import EndpointClient, EndpointSettings, make_endpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task_errors import UnavailableError
