@@ -36,11 +36,11 @@ from trl_multiagent.trainers.base.batch import (
 from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE, replayable
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
-from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss
+from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss, sampling_correction
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
-from trl_multiagent.trainers.base.vllm_checks import check_vllm
+from trl_multiagent.trainers.base.vllm import check_vllm
 
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
@@ -340,6 +340,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             [sum(role in x.samples for x in all_rows), sum(x.num_tokens(role) for x in all_rows)] for role in roles
         ]
         totals = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
+        if args.use_vllm and self.state.global_step == self._first_step:
+            self._compare_frozen(all_rows)
         batches = [Batch() for _ in range(number)]
         for role, (num_rows, num_tokens) in zip(roles, totals, strict=True):
             rows_of_parts = split_rows(own_rows[role], number, size)
@@ -362,6 +364,17 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 inputs = (forward_inputs(self.team.agents[role], tensors) for tensors in parts)
                 self._expert_loads[role] = self._expert_load(role, inputs)
         return batches
+
+    def _compare_frozen(self, all_rows: list[Row]) -> None:
+        """Compares the engines of frozen agents, whose weights do not change, with the trainer."""
+        for role in sorted(self.team.frozen):
+            rows, size = [row for row in all_rows if role in row.samples], self.args.per_device_train_batch_size
+            for part in split_rows(rows, -(-self._most(len(rows)) // size), size):
+                tensors = self._tensors(part, role)
+                logps = self._logps(self.model_wrapped, role, tensors)
+                _, ratios = sampling_correction(logps, tensors.sampling_logps, tensors.completion_mask, self.args)
+                ratios[0] = 0  # no loss uses these ratios, so none counts as out of bounds
+                self.observer.totals.ratios[role] += ratios
 
     def _critic_rows_to_train(self) -> dict[str, list]:
         """Returns the rows of each critic in the update."""
@@ -506,6 +519,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _begin_training(self) -> None:
         super()._begin_training()
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
+        self._first_step = self.state.global_step
         self.observer.begin()
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
