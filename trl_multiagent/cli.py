@@ -37,7 +37,7 @@ TASKS = {
     "class_completion": "trl_multiagent.tasks.class_completion:TASK",
     "writing": "trl_multiagent.tasks.writing:TASK",
     "needed": "trl_multiagent.tasks.needed:TASK",
-    "functions": "trl_multiagent.environments.functions:TASK",
+    "functions": "trl_multiagent.environments.yaml_task:TASK",
 }
 
 # `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step

@@ -9,7 +9,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 
 from trl_multiagent import AgentTeam, MAGRPOConfig, cli
-from trl_multiagent.environments.functions import TASK
+from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.runs import memory
 from trl_multiagent.runs.memory import Size, memory_parts, size_of
 from trl_multiagent.runs.training import parse_recipe

@@ -22,7 +22,7 @@ from trl_multiagent.environments.base import History, Turn, ask, judge
 from trl_multiagent.models.imitation import Demonstration, ImitationModel
 from trl_multiagent.tasks.code_generation import feedback
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 
 
 ROLES = (AUX, MAIN)

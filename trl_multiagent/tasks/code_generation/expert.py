@@ -29,8 +29,8 @@ from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import MODEL_FILES, holds_model
+from trl_multiagent.tasks.code_generation.prompts import AUX
 from trl_multiagent.tasks.code_generation.reward import CodeResult
-from trl_multiagent.tasks.code_generation.roles import AUX
 
 
 if TYPE_CHECKING:
