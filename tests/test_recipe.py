@@ -16,11 +16,11 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import Setting
 from trl_multiagent.rollout.history_options import HistoryOptions
-from trl_multiagent.runs import folders
+from trl_multiagent.runs import prepared
 from trl_multiagent.runs.plan import print_plan, rollout_lines
-from trl_multiagent.runs.prepared import prepare_run
+from trl_multiagent.runs.prepared import parse_recipe, prepare_run
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.runs.training import parse_recipe, set_up_wandb
+from trl_multiagent.runs.training import set_up_wandb
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.comlrl import RENAMED
 from trl_multiagent.settings.derive import check_settings, make_training_args
@@ -311,7 +311,7 @@ def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_pat
     (tmp_path / "file").touch()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     (tmp_path / "locked").mkdir()
-    monkeypatch.setattr(folders.os, "access", lambda path, mode: Path(path).name != "locked")  # root may do anything
+    monkeypatch.setattr(prepared.os, "access", lambda path, mode: Path(path).name != "locked")  # root may do anything
     section = {"output_dir": str(tmp_path / "run")}
     output = {"save_path": str(tmp_path / path), "save_final_model": True}
     for argv in ([], ["--dry_run"]):

@@ -357,7 +357,7 @@ def run_command(argv: Sequence[str] | None) -> None:
     elif command == "reproduce":
         reproduce(arguments, rest, parser)
     elif command == "plan":
-        from trl_multiagent.runs.memory import GPUS, print_memory_plan
+        from trl_multiagent.runs.plan import GPUS, print_memory_plan
 
         if arguments.gpu not in GPUS:
             parser.error(f"--gpu {arguments.gpu!r} is not known: choose one of {', '.join(GPUS)}.")

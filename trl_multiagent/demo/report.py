@@ -13,6 +13,7 @@ from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trl_multiagent.console import printable
 from trl_multiagent.demo.conventions import conventions
 from trl_multiagent.demo.problems import demo_problems
 from trl_multiagent.environments.base import JointAction, Turn
@@ -20,7 +21,6 @@ from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
-from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 

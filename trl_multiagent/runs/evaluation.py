@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.console import hide_progress_bars, printable
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.signals import end_on_signal
-from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.runs.evaluation_settings import Evaluation, parse_evaluation
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.terminal import printable
 
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ def run_evaluation(
         from trl_multiagent.folders import locked
         from trl_multiagent.jobs.distributed import fail_together, start_processes
         from trl_multiagent.runs.control import make_controls
-        from trl_multiagent.runs.folders import check_folder
         from trl_multiagent.runs.policies import load_items, make_environment, make_policies, mixed_policies
+        from trl_multiagent.runs.prepared import check_folder
 
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
         environment = make_environment(evaluation)

@@ -19,8 +19,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.limits import short
-from trl_multiagent.runs.run import settings_of
-from trl_multiagent.runs.tasks import choose_task
+from trl_multiagent.runs.run import choose_task, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import (
@@ -342,7 +341,7 @@ def find_in_repository(name: str, file: str) -> str | None:
     be read.
     """
     from trl_multiagent.models.pretrained import find_file
-    from trl_multiagent.runs.folders import check_repo_id
+    from trl_multiagent.runs.models import check_repo_id
 
     check_repo_id("TEAM", name)
     with config_errors(f"TEAM {name!r} is neither a folder nor a repository that can be read: ", (OSError,)):

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
+from trl_multiagent.console import printable
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.tasks.code_generation.analysis import Analysis, analyze
 from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
 from trl_multiagent.tasks.code_generation.trivial import ItemFacts, facts_program, read_facts
 from trl_multiagent.tasks.problems import count_asserts
-from trl_multiagent.terminal import printable
 
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trl_multiagent.console import printable
 from trl_multiagent.report.trees import trees_of
 from trl_multiagent.rollout.trace import TraceRow, roles_of
-from trl_multiagent.terminal import printable
 
 
 NUM_TREES = 3
