@@ -446,7 +446,6 @@ main(["push", str(folder), "user/command"])
 """
     client(TRAINER + code, folder=str(tmp_path / "run"), repo_id="user/run")
     of_agent = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split()
-    of_agent.append("checksums.json")
     expected = {"README.md", "team.json", "training_args.bin", "reward_curve.png", ".gitattributes"}
     expected |= {"agents/main/vocab.txt"}
     expected |= {f"agents/{role}/{name}" for role in ("aux", "main") for name in of_agent}

@@ -6,8 +6,8 @@ from matplotlib.image import imread
 
 import trl_multiagent
 from trl_multiagent import FunctionEnvironment
+from trl_multiagent.report.curves import draw_reward_curve, reward_series, run_table, series_of
 from trl_multiagent.report.model_card import environment_name, hub_id, team_card
-from trl_multiagent.report.series import averaging_window, draw_reward_curve, metric_table, reward_series, reward_table
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
@@ -74,21 +74,15 @@ def test_environments_are_shown_by_their_repr():
 def test_results_of_training_and_evaluation():
     log = [{"step": step, "reward": float(step % 7), "turn_1/tests": step / 10} for step in range(1, 11)]
     log[5:5] = [{"step": 5, "eval_reward": 2.5, "eval_turn_1/tests": 0.25, "eval_runtime": 1.0}]
-    log += [{"step": 10, "eval_reward": 1.5, "eval_turn_1/tests": 0.75}, {"step": 10, "train_loss": 0.1}]
-    series = reward_series(log)
-    assert averaging_window(series) == 2
-    _, *rows = reward_table(series)
-    assert rows == [
-        ["training", "1.500", "5.500 (step 6)", "2.500"],
-        ["evaluation", "2.500", "2.500 (step 5)", "1.500"],
+    log += [{"step": 10, "eval_easy_reward": 1.5}, {"step": 10, "train_loss": 0.1}]
+    assert run_table(series_of(log)) == [
+        ["metric", "first", "best", "last"],
+        ["reward", "1.000", "6.000 (step 6)", "3.000"],
+        ["eval_reward", "2.500", "2.500 (step 5)", "2.500"],
+        ["eval_easy_reward", "1.500", "1.500 (step 10)", "1.500"],
     ]
-    assert metric_table(log, 2) == [["metric", "training", "evaluation"], ["`turn_1/tests`", "0.950", "0.750"]]
-
-
-def test_results_of_several_evaluation_sets_and_without_rewards():
-    log = [{"step": 3, "eval_humaneval_reward": 1.0, "eval_mbpp_reward": 2.0, "eval_turn_1/total_reward": 3.0}]
-    assert [*reward_series(log)] == ["evaluation, humaneval", "evaluation, mbpp"]
-    assert reward_series([{"step": 1, "loss": 0.0}]) == reward_series([]) == {}
+    assert [*reward_series(series_of(log))] == ["reward", "eval_reward", "eval_easy_reward"]
+    assert reward_series(series_of([{"step": 1, "loss": 0.0, "rewards/accuracies": 1.0}])) == {}
 
 
 def test_the_card_of_a_trainer(tmp_path):
@@ -105,7 +99,7 @@ def test_the_card_of_a_trainer(tmp_path):
     assert f"| env steps | {trainer.env_step} |" in card
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     best = max(range(2), key=rewards.__getitem__)
-    assert f"| training | {rewards[0]:.3f} | {rewards[best]:.3f} (step {best + 1}) | {rewards[1]:.3f} |" in card
+    assert f"| reward | {rewards[0]:.3f} | {rewards[best]:.3f} (step {best + 1}) | {rewards[1]:.3f} |" in card
     assert "arxiv" not in card and "huggingface.co/papers/2508.04652" in card and "@misc{liu2025llm," in card
     assert "vonwerra2020trl" in card and "- TRL: 1.16" in card
     assert f"- trl_multiagent: {trl_multiagent.__version__}" in card
@@ -119,8 +113,8 @@ def test_the_card_of_a_trainer(tmp_path):
 def test_the_picture_shows_training_and_evaluation(tmp_path):
     log = [{"step": step, "reward": math.sin(step)} for step in range(1, 31)]
     both = [*log, {"step": 9, "eval_reward": 0.5}, {"step": 30, "eval_reward": 0.9}]
-    draw_reward_curve(reward_series(log), tmp_path / "training.png")
-    draw_reward_curve(reward_series(both), tmp_path / "both.png")
+    draw_reward_curve(reward_series(series_of(log)), tmp_path / "training.png")
+    draw_reward_curve(reward_series(series_of(both)), tmp_path / "both.png")
     pictures = [imread(tmp_path / name)[..., :3] for name in ("training.png", "both.png")]
     # Blue for training, orange for evaluation
     orange = [(abs(picture - [1.0, 0.498, 0.055]).max(-1) < 0.02).sum() for picture in pictures]

@@ -77,33 +77,6 @@ def test_every_part_imports_only_parts_of_lower_layers():
     assert all(f"`{part}" in text or f"/{part}/`" in text for part in layer)
 
 
-def test_the_ways_through_the_package_are_short():
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    ways = re.findall(r"^### (.+): at most (\d+) files\n\n((?:.+\n)+)", text, re.MULTILINE)
-    limits = {name: limit for name, limit, _ in ways}
-    assert limits == {"One optimizer step": "3", "A setting": "5", "An evaluation": "12"}
-    for name, limit, steps in ways:
-        files = re.findall(r"^\d+\. `([^`]+)`:", steps, re.MULTILINE)
-        assert 0 < len(files) <= int(limit), name
-        assert all((ROOT / "trl_multiagent" / file).is_file() for file in files), name
-
-
-def test_an_evaluation_is_read_in_twelve_files():
-    """
-    All files of the package that have something to do with an evaluation are listed, and they are not more than
-    twelve.
-    """
-    section = (ROOT / "docs" / "architecture.md").read_text().partition("### An evaluation")[2].partition("\n## ")[0]
-    listed = re.findall(r"^\d+\. `(\S+)`", section, re.MULTILINE)
-    package = ROOT / "trl_multiagent"
-    evaluation = r"^ *from trl_multiagent\.(evaluation\.|runs\.(evaluation\w*|policies|control) )"
-    imports = re.compile(evaluation, re.MULTILINE)
-    found = {path for path in package.rglob("*.py") if imports.search(path.read_text())}
-    found |= {path for path in (package / "evaluation").glob("*.py") if path.name != "__init__.py"}
-    names = {str(path.relative_to(package)) for path in found} - {"settings/schema.py"}  # which has all sections
-    assert set(listed) == names and len(listed) <= 12
-
-
 def test_teams_are_loaded_in_one_place():
     calls = [
         f"{path.parent.name}/{path.name}"

@@ -28,7 +28,7 @@ from trl_multiagent.settings.read import merge, parse_value
 from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, keys_of
 from trl_multiagent.tasks.code_generation.task import TASK
 from trl_multiagent.team.load import LoadError
-from trl_multiagent.trainers.base.checkpoint_files import FORMAT_VERSION, STATE_FILE
+from trl_multiagent.trainers.base.checkpoints import FORMAT_VERSION, STATE_FILE
 
 
 @pytest.fixture

@@ -1,16 +1,11 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 import trl_multiagent
-from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.metrics import Result
-from trl_multiagent.evaluation.play import Policy
-from trl_multiagent.evaluation.report import Report, draw
-from trl_multiagent.report.pictures import draw_curve, draw_intervals, picture
+from trl_multiagent.report.pictures import draw_curve, picture
 from trl_multiagent.report.tables import markdown_table, text_table
 
 
@@ -42,32 +37,6 @@ def test_a_picture_is_whole_or_not_there(tmp_path):
     assert imread(path).shape[:2] == (150, 600)
     (legend,) = left.figure.legends  # below the panels, not on a curve
     assert [text.get_text() for text in legend.get_texts()] == ["same"]
-
-
-def test_intervals_of_missing_values_are_left_out():
-    axes = Figure().subplots()
-    draw_intervals(
-        axes, [{"turn 1": (1.0, 0.5, 2.0), "turn 2": None}, {"turn 1": (3.0, np.nan, np.nan), "turn 2": None}]
-    )
-    assert [0.5, 2.0] in [list(line.get_xdata()) for line in axes.lines]
-    assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["turn 1", "turn 2"]
-
-
-def test_the_picture_of_an_evaluation_says_what_it_shows(tmp_path, monkeypatch):
-    config = EvaluationConfig(num_episodes=2, k=[1], num_bootstraps=100, confidence=0.9)
-    columns = [("turn_1", "reward"), ("turn_1", "pass@1"), ("final", "pass@1")]
-    values = np.random.default_rng(0).random((7, 3))
-    result = Result(Policy("team", "team", None, None, 6), columns, values, {"episodes": 14, "generated_tokens": 70})
-    figures = []
-
-    def savefig(figure, path, **kwargs):
-        figures.append(figure)
-        path.touch()
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    draw(Report(config, [result], 7), tmp_path / "evaluation.png")
-    title = figures[0].get_suptitle()
-    assert "7 items, 2 episodes each" in title and "90% intervals over items" in title
 
 
 def test_tables():

@@ -10,10 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
 from trl_multiagent.environments import TaskError
-from trl_multiagent.team import adapters
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 
-from tiny import FORMS, Workflow, byte_tokenizer, count_reward, flip, team_of, tiny_environment, tiny_llama, tiny_team
+from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
 
 
 def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", seed=42, **config):
@@ -95,53 +94,6 @@ def test_a_damaged_team_file_is_named(text, problem, tmp_path):
     (tmp_path / "team.json").write_text(text)
     with pytest.raises(ValueError, match=problem):
         AgentTeam.from_pretrained(str(tmp_path))
-
-
-@pytest.mark.parametrize("form", ["full", "shared", "lora"])
-def test_a_saved_team_that_has_changed_is_refused(form, tmp_path):
-    team_of(form).save_pretrained(tmp_path)
-    folder = tmp_path / "agents" / ("shared" if form == "shared" else "main")
-    weights = folder / ("adapter_model.safetensors" if form == "lora" else "model.safetensors")
-    for path in (weights, folder / "tokenizer.json"):
-        flip(path)
-        with pytest.raises(
-            ValueError, match=rf"{folder} is damaged: changed since it was saved: {path.name}\. Copy it"
-        ):
-            AgentTeam.from_pretrained(str(tmp_path))
-        flip(path)
-    (folder / "checksums.json").rename(tmp_path / "kept")
-    (folder / "checksums.json").write_text("[]")
-    with pytest.raises(ValueError, match=rf"{folder}/checksums.json is damaged: it holds no object"):
-        AgentTeam.from_pretrained(str(tmp_path))
-    (tmp_path / "kept").rename(folder / "checksums.json")
-    flip(weights)
-    (folder / "checksums.json").unlink()  # as in a team of an earlier release, or when the change was meant
-    if form != "lora":  # whose base was not saved
-        AgentTeam.from_pretrained(str(tmp_path))
-
-
-def test_a_lora_team_whose_base_has_changed_is_refused(tiny_model, tmp_path):
-    base, saved, again = (str(tmp_path / name) for name in ("base", "saved", "again"))
-    shutil.copytree(tiny_model, base)
-    lora_team(base).save_pretrained(saved)
-    AgentTeam.from_pretrained(saved).save_pretrained(
-        again
-    )  # the adapters go on with the base that they were saved with
-    flip(tmp_path / "base" / "model.safetensors")
-    for folder in (saved, again):
-        with pytest.raises(
-            ValueError, match=rf"The base {base} does not have the weights on which {folder}/agents/aux was "
-        ):
-            AgentTeam.from_pretrained(folder)
-    for role in ("aux", "main"):  # the change is meant
-        (tmp_path / "saved" / "agents" / role / "checksums.json").unlink()
-    AgentTeam.from_pretrained(saved)
-
-
-def test_the_weights_of_a_base_in_the_cache_of_the_hub_are_not_read(monkeypatch, tmp_path):
-    (tmp_path / "model.safetensors").symlink_to(tmp_path / ("ab" * 32))
-    monkeypatch.setattr(adapters, "find_file", lambda *args, **kwargs: str(tmp_path / "config.json"))
-    assert adapters.checksums_of_base("some/base", {}) == {"model.safetensors": "ab" * 32}
 
 
 @pytest.mark.parametrize("folder", ["../other", "agents/../../other", "/tmp/other", "..\\other", "C:other"])

@@ -1,5 +1,6 @@
 """Tools of TRL's `environment_factory` as a seat, and the reward of such an environment."""
 
+import ast
 import json
 from functools import partial
 
@@ -69,10 +70,57 @@ def test_results_are_those_of_trl():
     assert results(call("get_reward")) == "{'error': 'Tool get_reward not found.'}"
     assert results(call("guess", number="x")).startswith("{'error': \"'<' not supported between")
     assert "unexpected keyword argument 'self_'" in results(call("guess", self_=1))
-    assert results("<tool_call>guess</tool_call>" + guess(4)).endswith("(char 0)'}\n1: up")
     assert "error" in results("<tool_call>" + "[" * 100000 + "</tool_call>")
-    assert results("<tool_call>5</tool_call>") == "{'error': \"'int' object is not subscriptable\"}"
-    assert results(guess(4)[:-1]) == ""  # an answer that was cut off
+    assert results(guess(4)[:-1]) == "1: up"  # the answer was cut off after the call
+
+
+NUMBER = '{"number": 5}'
+OPENAI = '{"id": "1", "type": "function", "function": {"name": "guess", "arguments": "{\\"number\\": 5}"}}'
+FORMS = {
+    "Qwen3-Coder": "<tool_call>\n<function=guess>\n<parameter=number>\n5\n</parameter>\n</function>\n</tool_call>",
+    "Qwen3-Coder, without tags": "<function=guess>\n<parameter=number>\n5\n</parameter>\n</function>",
+    "Llama 3.1": f"<function=guess>{NUMBER}</function>",
+    "Llama 3.2": f'{{"name": "guess", "parameters": {NUMBER}}}',
+    "Llama 3.1, tag": f'<|python_tag|>{{"name": "guess", "parameters": {NUMBER}}}',
+    "Mistral": f'[TOOL_CALLS][{{"name": "guess", "arguments": {NUMBER}}}]',
+    "Mistral, decoded without special tokens": f'[{{"name": "guess", "arguments": {NUMBER}}}]',
+    "Mistral 3": f"[TOOL_CALLS]guess[ARGS]{NUMBER}",
+    "GLM": "<tool_call>guess\n<arg_key>number</arg_key>\n<arg_value>5</arg_value>\n</tool_call>",
+    "DeepSeek V3": f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>guess\n```json\n{NUMBER}\n```<｜tool▁call▁end｜>",
+    "DeepSeek V3.1": f"<｜tool▁call▁begin｜>guess<｜tool▁sep｜>{NUMBER}<｜tool▁call▁end｜>",
+    "gpt-oss": f"<|channel|>commentary to=functions.guess <|constrain|>json<|message|>{NUMBER}<|call|>",
+    "OpenAI": OPENAI,
+    "OpenAI, tagged": f"I try it. <tool_call>{OPENAI}</tool_call>",
+    "OpenAI, message": f'{{"role": "assistant", "content": null, "tool_calls": [{OPENAI}]}}',
+    "Hermes, without an end": f'<tool_call>{{"name": "guess", "arguments": {NUMBER}}}',
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_in_the_forms_of_models(form):
+    assert results(FORMS[form]) == "1: right"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('<tool_call>{"name": "guess", "arguments": {"number": 5', "not complete JSON: Expecting ',' delimiter"),
+        ('<tool_call>{"arguments": {"number": 5}}</tool_call>', "has no 'name'"),
+        ('<tool_call>{"name": "guess"}</tool_call>', "missing 1 required positional argument: 'number'"),
+        ('<tool_call>{"name": "guess", "arguments": [5]}</tool_call>', "The 'arguments' of guess are [5] (list)"),
+        ('<tool_call>{"name": "guess" "arguments": {}}</tool_call>', "but there is '\"arguments\": {}}'"),
+        ("<tool_call>guess</tool_call>", "missing 1 required positional argument: 'number'"),
+        ("<function=gess>\n</function>", "Tool gess not found."),
+        ("<tool_call>5</tool_call>", "Tool 5 not found."),
+    ],
+)
+def test_what_is_missing_in_a_call_is_named(text, message):
+    assert message in ast.literal_eval(results(text))["error"]
+
+
+@pytest.mark.parametrize("text", ['{"name": "Bob", "age": 3}', "[1, 2]", "{not JSON", "Hm: {}"])
+def test_other_json_is_no_call(text):
+    assert results(text) == ""
 
 
 def test_the_state_is_that_of_the_branch():

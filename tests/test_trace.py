@@ -1,22 +1,22 @@
 """The rows of the trace, its files, and what is shown of it. No test here needs a trainer."""
 
-import io
 import json
+import random
 
 import pandas as pd
 import pytest
 import torch
 from datasets import load_dataset
-from rich.console import Console
 
 from trl_multiagent import Environment, Outcome
 from trl_multiagent.environments.task_errors import TaskError, task_code
+from trl_multiagent.report.trees import choose_trees, trees_of
 from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.trace import item_id, trace_rows
 from trl_multiagent.rollout.tree import Samples, acting, grow_trees, judge_nodes
 from trl_multiagent.settings.read import fail
-from trl_multiagent.trainers.base.completions import branch_of, changes, choose_trees, print_trees
 from trl_multiagent.trainers.base.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
+from trl_multiagent.trainers.base.trackers import print_completions
 
 from tiny import Workflow
 
@@ -168,37 +168,24 @@ def test_texts_that_are_no_unicode(tmp_path):
 # The terminal
 
 
-def printed(rows, width, num_trees=None):
-    console = Console(file=io.StringIO(), width=width)
-    print_trees(rows, num_trees, console)
-    return console.file.getvalue()
-
-
-@pytest.mark.parametrize("width", [40, 100, 160])
-def test_a_step_prints_a_few_trees_of_limited_size(width):
-    levels = grow([{"ask": "Go " * 500, "id": k} for k in range(20)], num_generations=4, text="line\n" * 200)
-    text = printed(rows_of(levels), width)
-    assert text.replace("\n", "").startswith("Step 3 (train): 20 trees, 400 joint actions, reward ")
-    assert 60 < len(text.splitlines()) < 250 and max(map(len, text.splitlines())) <= width
-    assert sum(f"{name} tree" in text for name in ("best", "worst", "random")) == 3
-    assert [printed(rows_of(levels), width, n).count(" tree, item") for n in (0, 1, 2, 5, 99)] == [0, 1, 2, 5, 20]
-
-
-def test_the_best_and_the_worst_tree_and_branch():
+def test_the_best_and_the_worst_tree():
     levels = grow()
     for value, node in enumerate(levels[0]):
         node.returns = [float(value), value + 0.5]
-    rows = rows_of(levels)
-    trees = [[row for row in rows if row["tree"] == tree] for tree in (0, 1)]
+    trees = trees_of(rows_of(levels))
     assert [(name, tree[0]["tree"]) for name, tree in choose_trees(trees, 3, 0)] == [("best", 1), ("worst", 0)]
-    assert [(row["node"], row["action"]) for row in branch_of(trees[1], "best")] == [("/", 1), ("/1", 1)]
-    assert [(row["node"], row["action"]) for row in branch_of(trees[1], "worst")] == [("/", 0), ("/0", 0)]
-    chain = rows_of(grow(handoff="best"))
-    for name in ("best", "worst", "random"):
-        assert [row["node"] for row in branch_of([row for row in chain if row["tree"] == 0], name)] == ["/", "/1"]
-    text = printed(rows, 100)
-    assert "advantage" in text and "[system] Be brief." in text
-    assert printed(trace_rows(levels, ROLES, step=0, split="eval"), 100).count("advantage") == 0
+
+
+def test_completions_are_printed_as_trl_does_and_take_no_random_numbers(capsys):
+    rows, state = rows_of(grow()), random.getstate()
+    print_completions(rows, 2)
+    out = capsys.readouterr().out
+    assert random.getstate() == state and "Step 3" in out
+    assert all(name in out for name in ("Prompt", "Completion", "Reward", "Return", "Advantage", "Agent", "Turn"))
+    print_completions(trace_rows(grow(), ROLES, step=0, split="eval"), None)
+    assert "Advantage" not in capsys.readouterr().out
+    print_completions(rows, 0)
+    assert capsys.readouterr().out == ""
 
 
 def test_episodes_in_which_roles_do_not_act():
@@ -224,28 +211,12 @@ def test_episodes_in_which_roles_do_not_act():
     assert [second[f"{x}/{role}"] for x in ("reward", "return") for role in ROLES] == pytest.approx(
         [0.2, 0.3, 0.4, 0.6]
     )
-    tree = [row for row in rows if row["tree"] == 1]
-    assert [[row["node"] for row in branch_of(tree, name)] for name in ("best", "worst")] == [
-        ["/", "/0", "/0/0"],
-        ["/", "/0"],
-    ]
-    text = printed(rows, 100, 1)
-    assert text.startswith("Step 1 (train): 2 trees, 10 joint actions") and text.count("(does not act)") == 3
-    assert "Task 1, 0.25, part main:" in text and "main 0.30" in text and "siblings -0.05" in text
-
-
-def test_later_turns_show_what_changed():
-    old = "def f(x):\n    y = x\n    return y\n"
-    assert changes(old, old) == [("(unchanged)", "dim")]
-    assert changes(old, old.replace("y = x", "y = 2")) == [("-     y = x", "red"), ("+     y = 2", "green")]
-    assert [line for line, _ in changes("a\nb\n", "c\nd\n")] == ["c", "d", ""]
 
 
 def test_texts_of_others_cannot_control_the_terminal(capsys):
-    text = printed(rows_of(grow(text="\x1b[2J\x07[bold]x\r")), 100)
-    assert "\x1b" not in text and "\x07" not in text and "\r" not in text and "[bold]" in text
-    text = printed(rows_of(grow(items=[{"ask": "Go", "id": "\x1b[2J7"}])), 100)
-    assert "item ·[2J7" in text and "\x1b" not in text
+    print_completions(rows_of(grow(text="\x1b[2J\x07[b]x\r")), None)
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "\x07" not in text and "\r" not in text and "[b]" in text
     with pytest.raises(SystemExit):
         fail("prog", ValueError("no item \x1b[2J"))
     assert capsys.readouterr().err == "prog: error: no item ·[2J\n"

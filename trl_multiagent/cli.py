@@ -8,7 +8,6 @@ Slow libraries are imported where they are needed, so that help, versions and er
 """
 
 import argparse
-import atexit
 import os
 import shlex
 import signal
@@ -21,7 +20,12 @@ from typing import Any
 
 import trl_multiagent
 from trl_multiagent.folders import is_collection
-from trl_multiagent.jobs.signals import COMMAND_VARIABLE, end_on_signal, ignore_signals, leaving_signals_to_children
+from trl_multiagent.jobs.signals import (
+    COMMAND_VARIABLE,
+    end_on_signal,
+    end_with_parent,
+    leaving_signals_to_children,
+)
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 
@@ -182,7 +186,6 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
     if options.num_processes is not None:
         flags += ["--num_processes", str(options.num_processes)]
 
-    import psutil
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -202,8 +205,6 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
         print(f"{prog}: ended by {signal.Signals(-error.returncode).name}.", file=sys.stderr)
         sys.exit(128 - error.returncode)
     except SignalException as error:  # raised if several processes run
-        for process in psutil.Process().children(recursive=True):  # some are left after a second Ctrl-C
-            process.kill()
         sys.exit(128 + error.sigval)
     except ChildFailedError as error:
         sys.exit(error.get_first_failure()[1].exitcode)
@@ -324,12 +325,8 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    try:
-        # For the time of imports; a run handles signals itself
-        with end_on_signal("trl-multiagent", list, raises=False):
-            run_command(argv)
-    finally:
-        atexit.register(ignore_signals)  # runs first
+    with end_on_signal("trl-multiagent", list):  # for the time of imports; a run handles signals itself
+        run_command(argv)
 
 
 def run_command(argv: Sequence[str] | None) -> None:
@@ -341,7 +338,9 @@ def run_command(argv: Sequence[str] | None) -> None:
     command = arguments.command
     if command in ("env", "init", "push", "report") and rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if command != "run":  # `run` inherits the variable from the command that launched it
+    if command == "run":  # it inherits the variable from the command that launched it
+        end_with_parent()
+    else:
         os.environ[COMMAND_VARIABLE] = shlex.join(["trl-multiagent", *argv])
     if command == "env":
         from trl.scripts.env import print_env
@@ -374,7 +373,4 @@ def run_command(argv: Sequence[str] | None) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    finally:
-        ignore_signals()  # before Python waits for threads, which it does before it calls what `atexit` has
+    main()

@@ -30,9 +30,6 @@ CURVE_FILE = "reward_curve.png"  # the picture in a team's model card
 RUN_FILE = "run.json"  # facts about a run
 LOG_FILE = "log.jsonl"  # the entries of its log
 ALARMS_FILE = "alarms.jsonl"
-CHECKSUMS_FILE = "checksums.json"  # in the folder of a model, of these files
-CHECKED_FILES = ("*.safetensors", "tokenizer.json")  # which nobody edits by hand, as they do configurations
-BASE_KEY = "base"  # in `CHECKSUMS_FILE` of an adapter: the checksums of its base
 PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them
@@ -116,38 +113,6 @@ def checksum_of_file(path: Path) -> str:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def write_checksums(folder: Path, base: dict[str, str] | None = None) -> None:
-    """
-    Writes the checksums of the weights and the tokenizer of a saved model into its folder, with those of an adapter's
-    `base`.
-    """
-    paths = sorted(path for pattern in CHECKED_FILES for path in folder.glob(pattern))
-    checksums: dict[str, Any] = {path.name: checksum_of_file(path) for path in paths}
-    write_json(folder / CHECKSUMS_FILE, checksums | ({BASE_KEY: base} if base else {}))
-
-
-def check_checksums(name: str) -> dict[str, str]:
-    """
-    Raises `ValueError` if files of a saved model have changed. Returns the checksums of an adapter's base. Other
-    models have none.
-    """
-    folder = Path(name)
-    saved = read_json(folder / CHECKSUMS_FILE) if (folder / CHECKSUMS_FILE).is_file() else {}
-    if not isinstance(saved, dict):
-        raise ValueError(f"{folder / CHECKSUMS_FILE} is damaged: it holds no object.")
-    base = saved.pop(BASE_KEY, {})
-    damaged = [
-        x for x, checksum in saved.items() if not (folder / x).is_file() or checksum_of_file(folder / x) != checksum
-    ]
-    if damaged:
-        raise ValueError(
-            f"{folder} is damaged: changed since it was saved: {', '.join(damaged)}. Copy it again, or remove it "
-            "and train again. "
-            f"If you changed it, remove {CHECKSUMS_FILE} there."
-        )
-    return base
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from trl_multiagent.folders import (
     ADAPTER_CONFIG,
     CARD_FILE,
-    CHECKSUMS_FILE,
     CRITICS_FOLDER,
     CURVE_FILE,
     MODEL_CONFIG,
@@ -30,7 +29,7 @@ from trl_multiagent.report.model_card import rename_card
 TOP_FILES = (TEAM_FILE, CARD_FILE, CURVE_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
 AGENT_FILES = (
-    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, CHECKSUMS_FILE, "generation_config.json"),
+    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, "generation_config.json"),
     *("*.safetensors", "*.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.model", "chat_template.*", "additional_chat_templates/*.jinja"),

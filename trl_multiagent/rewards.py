@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
+from trl_multiagent.code.extraction import read_completion
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.joint_text import Text, plain
 from trl_multiagent.tasks.code_generation.data import mbpp_row
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.roles import MAIN
+from trl_multiagent.tasks.code_generation.prompts import MAIN
 from trl_multiagent.tasks.problems import read_problem
 
 
@@ -51,7 +52,8 @@ class CodeRewardFunction:
 
     def __call__(self, prompts: list[Text], completions: list[Text], **columns: Any) -> list[float]:
         """
-        Scores completions, which are texts or chat messages. Each contains the whole function.
+        Scores completions, which are texts or chat messages. Each contains the whole function, or continues the
+        problem's prompt.
 
         Args:
             prompts (`list`): The prompts, texts or chat messages.
@@ -66,8 +68,15 @@ class CodeRewardFunction:
         for k, prompt in enumerate(prompts):
             row = {name: values[k] for name, values in columns.items() if isinstance(values, list)}
             items.append(read_item(row, plain(prompt), f"`code_reward`, row {k + 1}"))
-        answers = [{MAIN: plain(completion)} for completion in completions]
+        answers = [{MAIN: complete(item, plain(text))} for item, text in zip(items, completions, strict=True)]
         return [outcome.reward for outcome in self._environment.score(items, answers, [()] * len(items))]
+
+
+def complete(item: dict[str, Any], answer: str) -> str:
+    """Returns an answer, behind the problem's prompt if only both together define the function."""
+    together = item["prompt"] + answer
+    alone, joined = (read_completion(text, item["entry_point"]).problem for text in (answer, together))
+    return together if alone and not joined else answer
 
 
 def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ Each role has a reward of its own: the judge is paid for being right, and a deba
 
 import random
 from itertools import product
-from pathlib import Path
 
 from trl_multiagent import Environment, Outcome, Task
+from trl_multiagent.models.imitation import ImitationModel
 
 
 CLAIMS = {"pro": "the sum is 11 or more", "con": "the sum is 10 or less"}
@@ -78,10 +78,5 @@ def demonstrate(number, rng):
     return pairs
 
 
-def demo_model():
-    from trl_multiagent.models.imitation import ImitationModel
-
-    return ImitationModel("debate-judge-demo", demonstrate, 600, [Path(__file__)]).path()
-
-
-TASK = Task(make_environment, load_datasets, models={"demo": demo_model}, roles=Debate.roles)
+DEMO = ImitationModel("debate-judge-demo", demonstrate, steps=600)
+TASK = Task(make_environment, load_datasets, models={"demo": DEMO.path}, roles=Debate.roles)

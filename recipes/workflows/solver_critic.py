@@ -8,9 +8,8 @@ The environment ends the episode if the critic confirms. Both are rewarded for t
 verdict that is right.
 """
 
-from pathlib import Path
-
 from trl_multiagent import Environment, Outcome, Task, Turn
+from trl_multiagent.models.imitation import ImitationModel
 
 
 NUMBERS = range(6)
@@ -85,10 +84,5 @@ def demonstrate(number, rng):
     return pairs[:number]
 
 
-def demo_model():
-    from trl_multiagent.models.imitation import ImitationModel
-
-    return ImitationModel("solver-critic-demo", demonstrate, 700, [Path(__file__)]).path()
-
-
-TASK = Task(make_environment, load_datasets, models={"demo": demo_model}, roles=SolverCritic.roles)
+DEMO = ImitationModel("solver-critic-demo", demonstrate, steps=700)
+TASK = Task(make_environment, load_datasets, models={"demo": DEMO.path}, roles=SolverCritic.roles)

@@ -10,9 +10,9 @@ The order needs no class: `FunctionEnvironment(order=...)`.
 import random
 import re
 from itertools import product
-from pathlib import Path
 
 from trl_multiagent import FunctionEnvironment, Task
+from trl_multiagent.models.imitation import ImitationModel
 
 
 WORDS = {
@@ -78,10 +78,5 @@ def demonstrate(number, rng):
     return pairs
 
 
-def demo_model():
-    from trl_multiagent.models.imitation import ImitationModel
-
-    return ImitationModel("writer-editor-demo", demonstrate, 300, [Path(__file__)]).path()
-
-
-TASK = Task(make_environment, load_datasets, models={"demo": demo_model}, roles=("writer", "editor"))
+DEMO = ImitationModel("writer-editor-demo", demonstrate, steps=300)
+TASK = Task(make_environment, load_datasets, models={"demo": DEMO.path}, roles=("writer", "editor"))

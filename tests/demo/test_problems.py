@@ -4,7 +4,7 @@ import re
 import pytest
 
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.demo.demonstrations import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
+from trl_multiagent.demo.model import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
 from trl_multiagent.demo.problems import ASSERTS, demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from transformers import ProgressCallback
 
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.demo.demonstrations import write_aux, write_main
+from trl_multiagent.demo.model import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.demo.report import DemoReport, Evaluation, draw_learning_curve
 from trl_multiagent.environments.base import Outcome, Turn

@@ -1,25 +1,22 @@
 import random
 
 from trl_multiagent.demo import model as demo
-from trl_multiagent.demo import revisions
-from trl_multiagent.demo.demonstrations import write_aux, write_main
-from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.demo.model import write_aux, write_main
+from trl_multiagent.demo.problems import demo_dataset, demo_prompts, problem_of
 from trl_multiagent.models.imitation import ImitationModel
 
 
-PROBLEMS = {problem.name: problem for problem in demo_problems("train")}
 ITEM = demo_dataset("train")[0]
-PROBLEM = PROBLEMS[ITEM["entry_point"]]
+PROBLEM = problem_of(ITEM)
 
 
 def drawn(monkeypatch, aux, main, change=0.0, remaining=0.0):
     """The revisions of first answers with these conventions and faults."""
     styles = iter([aux, main])
-    monkeypatch.setattr(revisions, "draw_style", lambda role, rng: next(styles))
-    monkeypatch.setattr(revisions, "CHANGE_OF_CONVENTION", change)
-    monkeypatch.setattr(revisions, "REMAINING_FAULT", remaining)
-    (revision,) = revisions.demonstrate_revisions([ITEM], PROBLEMS, random.Random(0))
-    return revision
+    monkeypatch.setattr(demo, "draw_style", lambda role, rng: next(styles))
+    monkeypatch.setattr(demo, "CHANGE_OF_CONVENTION", change)
+    monkeypatch.setattr(demo, "REMAINING_FAULT", remaining)
+    return dict(zip(("aux", "main"), demo.make_revisions([ITEM], random.Random(0)), strict=True))
 
 
 def test_the_prompt_has_first_answer_and_feedback(monkeypatch):
@@ -54,10 +51,10 @@ def test_some_mistakes_remain(monkeypatch):
 
 
 def test_half_of_the_demonstrations_for_two_turns_are_revisions():
-    pairs = demo.make_demonstrations(16, random.Random(1), num_turns=2)
+    pairs = demo.with_revisions(16, random.Random(1))
     assert len(pairs) == 16
     assert sum("Result of your last answer:" in prompt for prompt, _ in pairs) == 8
-    assert pairs == demo.make_demonstrations(16, random.Random(1), num_turns=2)
+    assert pairs == demo.with_revisions(16, random.Random(1))
 
 
 def test_both_models_have_their_place_in_the_cache(tmp_path, monkeypatch):

@@ -13,9 +13,9 @@ from transformers import TrainerControl, TrainerState
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.metrics import FINAL, Result, paired_differences
-from trl_multiagent.runs.control import StopWhenSpent, TrainingCost, steps_at_cost
-from trl_multiagent.runs.evaluation_settings import TeamSource, parse_evaluation
+from trl_multiagent.evaluation.statistics import FINAL, Result, paired_differences
+from trl_multiagent.runs.evaluation import TeamSource, parse_evaluation
+from trl_multiagent.runs.matched_baseline import StopWhenSpent, TrainingCost, steps_at_cost
 from trl_multiagent.runs.policies import ablated_policies, make_environment, message_policies
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.read import ConfigError
@@ -139,7 +139,7 @@ def test_an_agent_that_was_not_trained_is_its_untrained_self(compared):
     others = ("nothing", "the untrained agent", "another team's agent")
     assert set(contributions) == {f"{role} replaced by {by}" for role in ("aux", "main") for by in others}
     frozen = contributions["aux replaced by the untrained agent"]["final"]["return"]
-    assert frozen == {"mean": 0.0, "low": None, "high": None}  # no spread, so no interval
+    assert frozen == {"mean": 0.0, **dict.fromkeys(("low", "high", "t_low", "t_high"))}  # no spread, so no interval
     assert "the loss is the whole pass rate by construction" in (compared / "evaluation.txt").read_text()
     assert contributions["main replaced by the untrained agent"]["final"]["return"]["mean"] != 0.0
 

@@ -13,15 +13,15 @@ from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 
 from trl_multiagent import Task, cli
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.evaluation.baselines import DiscussionEnvironment, PipelineSampler, answer_limit
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.metrics import item_values
 from trl_multiagent.evaluation.play import EpisodeGenerator, Policy
+from trl_multiagent.evaluation.players import DiscussionEnvironment, PipelineSampler, answer_limit
+from trl_multiagent.evaluation.statistics import item_values
 from trl_multiagent.folders import locked
 from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.runs.evaluation_settings import find_config, find_team
+from trl_multiagent.runs.evaluation import find_config, find_team
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
 from pages import read_page
@@ -79,7 +79,6 @@ def test_numbers_are_those_of_the_transcripts(evaluated):
     assert team["cost"]["generated_tokens"] == tokens and team["cost"]["calls"] == len(records) * 4
     table = (evaluated / "evaluation.txt").read_text()
     assert "return" in table and "pass@1" in table and "the team minus" in table
-    assert (evaluated / "evaluation.png").stat().st_size > 10_000
     assert set(contents["policies"]) == {"plain", "raw_single_agent", "concatenation", "pipeline", "discussion"}
     assert set(contents["differences"]) == set(contents["policies"]) - {"plain"}
     page = read_page(evaluated / "report.html")["evaluation"]
@@ -232,7 +231,6 @@ def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsy
     assert [x["main"] for x in mixed] != [x["main"] for x in answers]
     out = capsys.readouterr().out
     assert "agents trained together" in out and "There is no interval over runs" in out
-    assert (tmp_path / "cross_play.png").stat().st_size > 10_000
     shown = read_page(tmp_path / "report.html")["evaluation"]["cross_play"]
     assert shown["return"]["matrices"]["aux"][0] == pytest.approx(cross_play["return"]["matrices"]["aux"][0], rel=1e-5)
 
@@ -270,7 +268,6 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),
-        ([plain, "--pass_at", "1"], "did you mean `--k`"),
         ([plain, "--config", tmp_path / "missing.yaml"], "no such file"),
         ([plain, "--output_dir", plain / "team.json"], "is a file"),
         ([plain, "--override", "magrpo.num_agents=1"], "has the roles aux, main, but the task has main"),

@@ -7,12 +7,20 @@ import numpy as np
 import pytest
 
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.cross_play import mixes, summarize_cross_play
-from trl_multiagent.evaluation.metrics import Result, compute_result, numbers_of, paired_differences, speed_of
 from trl_multiagent.evaluation.play import Policy
-from trl_multiagent.evaluation.report import Report, cross_play_lines, show_difference
-from trl_multiagent.evaluation.statistics import bounded_intervals, estimates, pass_at_k, smallest_difference
-from trl_multiagent.report.curves import t_quantile
+from trl_multiagent.evaluation.report import Report, cross_play_lines, mixes, show_difference, summarize_cross_play
+from trl_multiagent.evaluation.statistics import (
+    Result,
+    bounded_intervals,
+    compute_result,
+    estimates,
+    numbers_of,
+    paired_differences,
+    pass_at_k,
+    smallest_difference,
+    speed_of,
+)
+from trl_multiagent.intervals import t_quantile
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.jobs.signals import end_on_signal
-from trl_multiagent.trainers.base.checkpoint_files import read_checkpoint
+from trl_multiagent.trainers.base.checkpoints import read_checkpoint
 
 from process_group import end_process_group
 from tiny import Workflow, count_reward, feedback, team_of, tiny_items, tiny_trainer
@@ -139,20 +140,23 @@ def kill_at_write(trainer, number: int) -> None:
     With the number 0 it records the operations, and whatever counts as a checkpoint before one of them but is none.
     """
     folder = Path(trainer.args.output_dir)
-    operations, incomplete, looking = [], [], []
+    operations, incomplete = [], []
+    looking, lock = threading.local(), threading.Lock()  # checksums are computed in several threads
     torch_save = torch.save
 
     def operate(name, path):
-        operations.append(f"{name} {path}")
+        with lock:
+            operations.append(f"{name} {path}")
+            done = len(operations)
         if number == 0:
-            looking.append(True)
+            looking.now = True
             for checkpoint in folder.glob("checkpoint-*"):
                 try:
                     read_checkpoint(checkpoint)
                 except ValueError as error:
-                    incomplete.append(f"{operations[-1]}: {error}")
-            looking.clear()
-        return len(operations) == number
+                    incomplete.append(f"{name} {path}: {error}")
+            looking.now = False
+        return done == number
 
     def saving(state, path, *args, **kwargs):
         if operate("torch.save", path):
@@ -163,7 +167,7 @@ def kill_at_write(trainer, number: int) -> None:
         torch_save(state, path, *args, **kwargs)
 
     def audit(event, arguments):
-        if looking:
+        if getattr(looking, "now", False):
             return
         in_checkpoint = event in ("open", "os.mkdir", "os.rename") and "checkpoint-" in str(arguments[0])
         removed = event in ("os.remove", "os.rmdir") and arguments[1] != -1  # how `shutil.rmtree` works

@@ -33,7 +33,6 @@ PAIRS = {
             ("def aux(x):\n    return x % 2 == 0", "def f(xs):\n    return sum(x * x for x in filter(aux, xs))"),
         "aux is given to `map`":
             ("def aux(x):\n    return x * x if x % 2 == 0 else 0", "def f(xs):\n    return sum(map(aux, xs))"),
-        "aux is a lambda": ("aux = lambda x: x * x", "def f(xs):\n    return sum(aux(x) for x in xs if x % 2 == 0)"),
         "aux yields": (
             "def aux(xs):\n    for x in xs:\n        if x % 2 == 0:\n            yield x * x",
             "def f(xs):\n    return sum(aux(xs))"),
@@ -105,6 +104,8 @@ PAIRS = {
     "text besides the function": {
         "main explains its code":
             (EVEN, SUM_OF_SQUARES + "\n\nThis function adds the squares of the even numbers that the helper keeps."),
+        "main tests its function, in a code fence":
+            (EVEN, f"```python\n{SUM_OF_SQUARES}\n\nassert f([1, 2]) == 4\nprint(f([]))\n```"),
         "main runs on with functions that nobody needs":
             (EVEN, SUM_OF_SQUARES + "".join(f"\n\n\ndef g{k}(x):\n    return x * {k} + {k}" for k in range(8))),
         "aux writes its function five times": ("\n\n\n".join([EVEN] * 5), SUM_OF_SQUARES),

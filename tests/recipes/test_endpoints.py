@@ -14,7 +14,6 @@ import pytest
 
 from trl_multiagent import cli
 from trl_multiagent.demo.task import TASK
-from trl_multiagent.endpoints import client as client_module
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.jobs import distributed
 from trl_multiagent.jobs.distributed import OtherProcessError, OtherProcessUnavailable
@@ -32,7 +31,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EXPERT_KEY", KEY)
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
-    monkeypatch.setattr(client_module, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
 
 
 @pytest.fixture
@@ -58,17 +57,16 @@ def texts_in(folder):
 
 def test_a_team_is_trained_with_an_expert(train, capsys):
     def answer(request, number):
-        return Reply(f"Bearer {KEY}", status=500) if number == 0 else f"{EDITS} {KEY}"
+        return Reply(f"Bearer {KEY}", status=500) if number == 0 else EDITS
 
     with endpoint_server(answer) as server:
-        train(server.url, "--log_completions", expert_on_failure="plain", expert_input_price=1.0)
+        train(server.url, "--log_completions", expert_on_failure="plain")
         assert 2 <= len(server.requests) <= 4
         assert all(headers["authorization"] == f"Bearer {KEY}" for headers in server.headers)
         logged = json.loads(Path("run/checkpoint-2/trainer_state.json").read_text())["log_history"]
         steps = [entry for entry in logged if "reward/expert/requests" in entry]
         assert sum(entry["reward/expert/failures"] for entry in steps) >= 1
         assert sum(entry["reward/expert/input_tokens"] for entry in steps) == 10 * (len(server.requests) - 1)
-        assert steps[-1]["reward/expert/total_cost"] == pytest.approx(1e-5 * (len(server.requests) - 1))
     out, err = capsys.readouterr()
     assert "expert_edits" in Path("run/config.yaml").read_text()
     files = texts_in("run")
@@ -218,7 +216,7 @@ def test_preferences_against_an_endpoint(tiny_model, shared_data, capsys):
     assert len(rows) > 0 and {*rows["chosen_by"], *rows["rejected_by"]} == {"current", "api:m"}
     assert any("def aux" in row["aux_chosen"] for row in rows)
     facts = json.loads(Path("data/collection.json").read_text())
-    assert facts["sampling"]["comparator endpoint"] == {"api": "openai", "model": "m", "max_tokens": 40}
+    assert facts["sampling"]["comparator endpoint"] == {"model": "m", "max_tokens": 40}
     assert not [path for path, text in texts_in("data").items() if KEY.encode() in text]
 
 

@@ -16,8 +16,7 @@ from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTr
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.joint_text import JointText
 from trl_multiagent.preferences.rows import text_columns
-from trl_multiagent.trainers.base.checkpoint_files import UNFINISHED_FOLDER
-from trl_multiagent.trainers.base.failed_saves import WriteError
+from trl_multiagent.trainers.base.checkpoints import UNFINISHED_FOLDER, WriteError
 from trl_multiagent.trainers.joint_reward_trainer import held_out_metrics, reward_scale, split_by_item
 
 from pages import read_page
@@ -284,12 +283,14 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     assert not (tmp_path / UNFINISHED_FOLDER).exists()
     folder = tmp_path / "checkpoint-2"
     flip(folder / "model.safetensors")
-    with pytest.raises(ValueError, match=f"{folder} is damaged: changed since it was saved: model.safetensors"):
+    with pytest.raises(
+        ValueError, match=f"{folder} is damaged: missing, or changed since it was saved: model.safetensors"
+    ):
         reward_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
     flip(folder / "model.safetensors")
     (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
     trainer = reward_trainer(tmp_path, max_steps=4)
-    with pytest.raises(ValueError, match=r"checkpoint-3 is not complete.*optimizer.pt.*checkpoint before it: .*-2\."):
+    with pytest.raises(ValueError, match=r"checkpoint-3 is damaged.*optimizer.pt.*checkpoint before it: .*-2\."):
         trainer.train(resume_from_checkpoint=True)
     trainer.train(resume_from_checkpoint=str(folder))
     assert trainer.state.global_step == 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 from accelerate.utils import DistributedType
 
-from trl_multiagent.trainers.base.distribution import check_distribution
+from trl_multiagent.trainers.base.team_trainer import check_distribution
 
 from tiny import byte_tokenizer, tiny_llama, tiny_trainer
 

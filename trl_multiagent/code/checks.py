@@ -11,7 +11,7 @@ import importlib.util
 import sys
 import warnings
 
-from trl_multiagent.code.names import (
+from trl_multiagent.code.dependencies import (
     FUNCTIONS,
     PARSE_ERRORS,
     all_tables,

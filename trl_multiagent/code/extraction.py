@@ -5,6 +5,10 @@ Completions are parsed here, never run. The code of a completion consists of its
 module level, and of the other statements that these need, including calls that fill a table. The statements of a
 script (`if __name__ == ...`, prints, example calls, asserts, input) are left out. If a completion does not parse as a
 whole, its fenced blocks are read. If these do not parse either, every run of lines that parses is read.
+
+A completion defines a function if the last statement that binds its name is a `def` that returns a value other than a
+bare `None`, or yields. The rule is the same for `aux` and for the entry point. A `def` without a body beside one with
+a result, such as the prompt repeated, is left out.
 """
 
 import ast
@@ -16,21 +20,22 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trl_multiagent.code.definitions import NOTHING, find_result
-from trl_multiagent.code.names import (
+from trl_multiagent.code.dependencies import (
     DEFINITIONS,
+    FUNCTIONS,
+    FUTURE,
     IMPORTS,
     PARSE_ERRORS,
+    SETTING,
     Module,
     Statement,
-    kept_and_needed,
+    own_nodes,
 )
 
 
 MAX_CHARS = 32_000  # a longer completion counts as empty
 MAX_ATTEMPTS = 64  # runs of lines that are parsed in one completion
 MAX_PARSED = 4 * MAX_CHARS  # total characters of these runs
-MAX_REPAIRS = 4  # lines that are replaced in a function that does not parse
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CODE_START = re.compile(
@@ -38,7 +43,7 @@ CODE_START = re.compile(
 )
 INDENTED_START = re.compile(r"([ \t]+)(?:(?:async\s+)?def|class|import|from|@)\b")
 DEFINITION_START = re.compile(r"(?:async\s+def|def|class)\b")
-BLOCK_START = re.compile(r"(?:async|if|elif|else|for|while|with|try|except|finally|match|case|def|class)\b")
+RESULT = re.compile(r"^[ \t]+(?:return\b(?!\s*(?:None\s*)?(?:#|$))|yield\b)", re.MULTILINE)
 CONTINUATION = re.compile(r"(?:elif|else|except|finally)\b")
 
 
@@ -63,11 +68,13 @@ class Code:
 
     source: str  # its text. It parses, unless the only definition of the function does not
     error: str  # the place and the reason of the syntax error; empty if the text parses
-    module: Module  # the analysed code. If the text does not parse, its broken lines are replaced first
-    result: str | None  # what the function that the agent was asked for gives its callers, see `find_result`
+    statements: list[Statement]  # those of the text, without a definition that does not parse
+    defined: bool  # whether it defines the function that the agent was asked for
     problem: str  # why the function is missing or has no result; empty if it is defined with a result
     needed: list[Statement]  # the statements that the function needs, including its own definition
-    share: float  # of the completion's visible characters, 0 to 1, that belong to these and to imports of the prompt
+    # Of the completion's visible characters, the share that belongs to these and to imports of the prompt. Code fences
+    # do not count, nor do examples and tests of the function, as far as they are no longer than the function
+    share: float
     found: bool  # whether the completion contains any code, and not only prose that happens to parse, such as a word
 
 
@@ -151,52 +158,89 @@ def _imports(node: ast.stmt) -> set[tuple[str | None, ...]]:
 
 def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code:
     text = textwrap.dedent(text)
-    whole = text
+    visible = _visible_length(FENCE.sub("", text))
+    asked = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b.*", re.MULTILINE)
     tree = _parse(text)[0]
-    broken: list[str] = []
+    broken = ""  # the last definition of the function that does not parse
     if tree is None:
-        asked = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", re.MULTILINE)
-        bound = re.compile(rf"^[ \t]*{re.escape(name)}[ \t]*(?::.*)?=[^=]", re.MULTILINE)
-        segments = FENCE.split(text)
-        fenced = segments[1::2]
-        good: list[str] = []
-        budget = _Budget()
-        in_fence = any(asked.search(block) or bound.search(block) for block in fenced)
-        for segment in fenced if in_fence else segments:
+        segments, good, budget = FENCE.split(text), [], _Budget()
+        fenced = [textwrap.dedent(segment) for segment in segments[1::2]]
+        for segment in fenced if any(map(asked.search, fenced)) else segments:
             for stretch, parses in _stretches(textwrap.dedent(segment), budget):
-                (good if parses else broken).append(stretch)
+                if parses:
+                    good.append(stretch)
+                elif asked.search(stretch):
+                    broken = stretch
         text = "\n".join(good)
         tree = ast.parse(text)
-        broken = [stretch for stretch in broken if asked.search(stretch)]
     lines = _byte_lines(text)
-    module = _read_module(tree, lines)
-    kept, needed = kept_and_needed(module, name)
+    module = _read_module(tree, lines, name)
+    places = [k for k, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))]
+    roots = {name, FUTURE, SETTING}
+    kept = sorted(
+        {*places, *module.needs(roots.union(*(module.statements[k].binds for k in places)), only_last=False)}
+    )
     source = _kept_source(lines, module, kept)
-    code = Module([module.statements[place] for place in kept])
-    if broken and find_result(code, name) is None:
-        source = f"{source}\n\n\n{broken[-1]}".strip("\n")
-        lines = _byte_lines(source)
-        repaired = _repaired(source, name)
-        code = module = _read_module(ast.parse(repaired), _byte_lines(repaired))
-        needed = kept_and_needed(module, name)[1]
-    error = _parse(source)[2] if broken else ""
-    found = bool(error) or any(_is_code(statement) for statement in tree.body)
-    result = find_result(code, name)
-    problem = ""
-    if result is None:
-        problem = f"there is no function `{name}`"
-    elif result == NOTHING:
-        problem = f"`{name}` does not return a value"
-    repeated = [k for k, statement in enumerate(module.statements) if set() < _imports(statement.node) <= given]
-    own = sorted({*needed, *repeated})
-    share = 0.0 if problem else min(1.0, _text_length(lines, module, own) / _visible_length(whole))
-    return Code(source, error, code, result, problem, [module.statements[place] for place in needed], share, found)
+    needed = module.needs(roots, only_last=True)
+    own = _text_length(lines, module, sorted({*needed, *_repeated(module, given)}))
+    defined, has_result, error = *_find_function(module, name), ""
+    if broken and not defined:
+        source = f"{source}\n\n\n{broken}".strip("\n")
+        error, needed, own = _parse(source)[2], [], _visible_length(broken)
+        header = asked.search(broken)
+        assert header is not None
+        defined = _parse(f"{header.group()} ...")[0] is not None
+        has_result = defined and RESULT.search(broken) is not None
+    problem = f"`{name}` does not return a value" if defined else f"there is no function `{name}`"
+    examples = _text_length(lines, module, [k for k, one in enumerate(module.statements) if module.is_example(one)])
+    return Code(
+        source,
+        error,
+        [module.statements[place] for place in kept],
+        defined,
+        "" if has_result else problem,
+        [module.statements[place] for place in needed],
+        share=min(1.0, own / max(1, visible - min(own, examples))) if defined else 0.0,
+        found=bool(error) or any(_is_code(statement) for statement in tree.body),
+    )
 
 
-def _read_module(tree: ast.Module, lines: list[bytes]) -> Module:
+def _read_module(tree: ast.Module, lines: list[bytes], name: str) -> Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return Module([Statement(node, _segment(lines, node)) for node in tree.body])
+        statements = [Statement(node, _segment(lines, node)) for node in tree.body]
+    stubs = {
+        one: _is_stub(one.node) for one in statements if isinstance(one.node, FUNCTIONS) and one.node.name == name
+    }
+    if not all(stubs.values()):
+        statements = [one for one in statements if not stubs.get(one)]
+    return Module(statements, name)
+
+
+def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Returns whether a function has no body but a docstring, `...` or `pass`."""
+    body = (node.value if isinstance(node, ast.Expr) else node for node in function.body)
+    return all(isinstance(node, (ast.Constant, ast.Pass)) for node in body)
+
+
+def _find_function(module: Module, name: str) -> tuple[bool, bool]:
+    """Returns whether the last statement that binds a name defines it as a function, and whether that has a result."""
+    for place in module.binders.get(name, [])[-1:]:
+        for node in own_nodes(module.statements[place].node):
+            if isinstance(node, FUNCTIONS) and node.name == name:
+                return True, any(map(_is_result, own_nodes(*node.body)))
+    return False, False
+
+
+def _is_result(node: ast.AST) -> bool:
+    if isinstance(node, ast.Return):
+        return node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None)
+    return isinstance(node, ast.Yield | ast.YieldFrom)
+
+
+def _repeated(module: Module, given: set[tuple[str | None, ...]]) -> list[int]:
+    """Returns the indices of the imports that the prompt has, too."""
+    return [k for k, one in enumerate(module.statements) if set() < _imports(one.node) <= given]
 
 
 def _is_code(statement: ast.stmt) -> bool:
@@ -335,29 +379,3 @@ def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
 
 def _visible_length(text: str) -> int:
     return len("".join(_without_invisible(text).split()))
-
-
-# Definitions in broken code
-
-
-def _repaired(code: str, name: str) -> str:
-    """
-    Code that does not parse, with its broken lines replaced by similar statements; empty if that is not possible. Only
-    the definitions in it are of use: a syntax error inside a function loses the reward for syntax, but not the reward
-    for the definition. The function's own header is not replaced.
-    """
-    lines = code.split("\n")
-    for _ in range(MAX_REPAIRS):
-        _, number, error = _parse("\n".join(lines))
-        if not error or not number:
-            break
-        line = lines[min(number, len(lines)) - 1]
-        text = line.lstrip()
-        if re.match(rf"(?:async\s+)?def\s+{re.escape(name)}\b", line):
-            return ""
-        result = re.match(r"return\b|yield\b", text)
-        repaired = f"{result.group()} ..." if result else "if True:" if BLOCK_START.match(text) else "pass"
-        repaired = "pass" if text == repaired else repaired
-        lines[min(number, len(lines)) - 1] = line[: len(line) - len(text)] + repaired
-    code = "\n".join(lines)
-    return "" if _parse(code)[2] else code

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from datasets import Dataset
-
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 
 
 SEED = 20
@@ -220,6 +219,17 @@ def demo_problems(split: str) -> list[Problem]:
     return problems[:HELD_OUT] if split == "test" else problems[HELD_OUT:]
 
 
+@cache
+def problems_by_name() -> dict[str, Problem]:
+    """Returns the problems of both splits by the name of their function."""
+    return {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
+
+
+def problem_of(item: dict) -> Problem:
+    """Returns the problem of a row of [`demo_dataset`]."""
+    return problems_by_name()[item["entry_point"]]
+
+
 def demo_dataset(split: str) -> Dataset:
     """
     Returns the demo's problems in the schema of HumanEval: task_id, prompt, entry_point, test, canonical_solution.
@@ -230,7 +240,8 @@ def demo_dataset(split: str) -> Dataset:
     """
     variants = 1 if split == "test" else VARIANTS
     problems = demo_problems(split)
-    return Dataset.from_list([problem.item(variant) for variant in range(variants) for problem in problems])
+    rows = [problem.item(variant) for variant in range(variants) for problem in problems]
+    return make_dataset(rows, "the demo")
 
 
 def demo_prompts(item: dict) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The demo's output: one progress bar per phase, and a comparison of the team before and after its training."""
 
+import random
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -13,19 +14,22 @@ from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from trl_multiagent.code.extraction import extract_code
+from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import printable
-from trl_multiagent.demo.conventions import conventions
-from trl_multiagent.demo.problems import demo_problems
+from trl_multiagent.demo.model import CONVENTIONS, write_aux
+from trl_multiagent.demo.problems import Problem, problem_of
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
 from trl_multiagent.report.tables import text_table
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
 WIDTH = 98
+INPUTS = 3  # on which a function is tried
 CHUNK = 16  # held-out problems that are played at once; the progress bar advances by this number
 
 
@@ -107,14 +111,13 @@ class DemoReport(TrainerCallback):
 
     def evaluate(self, trainer: RolloutTrainer, description: str) -> Evaluation:
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""
-        problems = {problem.name: problem for split in ("train", "test") for problem in demo_problems(split)}
         results = Evaluation([item for item in self.items for _ in range(self.num_episodes)], [], [], [])
         silent = not self.is_main_process
         with tqdm(total=len(self.items), desc=description, unit="problem", dynamic_ncols=True, disable=silent) as bar:
             for start in range(0, len(self.items), CHUNK):
                 chunk = self.items[start : start + CHUNK]
                 episodes = trainer.collaborate(chunk, num_episodes=self.num_episodes)
-                asked = [problems[item["entry_point"]] for item in chunk for _ in range(self.num_episodes)]
+                asked = [problem_of(item) for item in chunk for _ in range(self.num_episodes)]
                 answers = [trainer.environment.answers(episode[-1].joint_action) for episode in episodes]
                 results.episodes += episodes
                 results.joint_actions += answers
@@ -195,3 +198,50 @@ def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluat
             axes.axhline(maximum, color=GREY, linestyle=":", label="maximum")
             axes.plot([0, steps[-1]], held_out, "o", color=COLORS[1], markersize=8, label="held-out problems")
             axes.set(title=title, xlabel="optimizer step", ylim=(-0.03 * maximum, maximum * 1.05))
+
+
+# Which convention an agent follows
+
+
+def conventions(
+    problems: Sequence[Problem], joint_actions: Sequence[JointAction], sandbox: Sandbox
+) -> list[dict[str, str | None]]:
+    """
+    Finds the convention of every agent's answer: `"A"` (aux keeps elements, main maps them), `"B"` (aux keeps and maps
+    them), or `None` for an answer that fits neither, for example because it is wrong or because main does not use
+    `aux`.
+
+    Each function runs without the partner's function: aux alone, and main with a correct aux of each convention.
+    `problems`: the problem of each joint action.
+    """
+    programs = []
+    for problem, answers in zip(problems, joint_actions, strict=True):
+        rng = random.Random(problem.name)
+        inputs = [problem.inputs(rng, length=6) for _ in range(INPUTS)]
+        kept = [problem.kept(values) for values in inputs]
+        outputs = {"A": kept, "B": [problem.mapped(values) for values in kept]}
+        aux = extract_code(answers[AUX], AUX)  # as the reward does
+        main = extract_code(answers[MAIN], problem.name)
+        for convention in CONVENTIONS:
+            programs.append(Program(aux, AUX, check(inputs, outputs[convention])))
+        solutions = [problem.solve(values) for values in inputs]
+        for convention in CONVENTIONS:
+            source = write_aux(problem, convention) + main
+            programs.append(Program(source, problem.name, check(inputs, solutions)))
+    verdicts = sandbox.run(programs)
+    return [
+        {AUX: followed(verdicts[k : k + 2]), MAIN: followed(verdicts[k + 2 : k + 4])}
+        for k in range(0, len(verdicts), 4)
+    ]
+
+
+def check(inputs: list, outputs: list) -> str:
+    """Writes the source of a test that a function returns the right output for each input."""
+    pairs = zip(inputs, outputs, strict=True)
+    return "def check(candidate):\n" + "".join(f"    assert candidate({x!r}) == {y!r}\n" for x, y in pairs)
+
+
+def followed(verdicts: Sequence[Verdict]) -> str | None:
+    """Returns the convention whose tests all passed; `None` if neither or both of them passed."""
+    passed = [name for name, verdict in zip(CONVENTIONS, verdicts, strict=True) if verdict.passed == INPUTS]
+    return passed[0] if len(passed) == 1 else None

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import TYPE_CHECKING
 
+from trl_multiagent.demo.model import ONE_TURN, TWO_TURNS
+from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.tasks.code_generation import task as code_generation
 
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import Trainer, TrainerCallback
 
 
 NAME = "demo"
-TWO_TURNS = "demo_two_turns"
 INTRODUCTION = """
 Two agents learn to write code together
 =======================================
@@ -48,9 +47,8 @@ class DemoDataset(code_generation.CodeDataset):
             raise ValueError(f"`dataset.type` is {self.type!r}; it must be one of {', '.join(map(repr, types))}.")
         if self.type == NAME and self.name != NAME:
             raise ValueError(
-                f"`dataset.type` is '{NAME}', which has its own problems, but `dataset.name` is {self.name!r}: "
-                "set it to "
-                f"'{NAME}', or choose another type."
+                f"`dataset.type` is '{NAME}', which has its own problems, but `dataset.name` is {self.name!r}: set it "
+                f"to '{NAME}', or choose another type."
             )
 
     @property
@@ -69,35 +67,23 @@ class DemoDataset(code_generation.CodeDataset):
 
 
 def is_demo_run(settings: TaskSettings) -> bool:
-    """Returns whether the run is the demo itself: its problems, answered by two agents."""
+    """Returns whether the run uses the demo's problems and two agents."""
     dataset: DemoDataset = settings.sections["dataset"]
     return dataset.is_demo and settings.num_agents == 2
 
 
 def make_environment(settings: TaskSettings) -> Environment:
-    from trl_multiagent.demo.problems import demo_prompts
-
-    dataset: DemoDataset = settings.sections["dataset"]
+    is_demo = settings.sections["dataset"].is_demo
     # A few of the demo's items have tests that trivial answers pass. Its user cannot change them, so no warning is
     # needed
-    prompts = demo_prompts if dataset.is_demo else None
-    return code_generation.make_environment(settings, prompts, warn_about_items=not dataset.is_demo)
+    return code_generation.make_environment(settings, demo_prompts if is_demo else None, warn_about_items=not is_demo)
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
-    from trl_multiagent.demo.problems import demo_dataset
-
+def load_datasets(settings: TaskSettings) -> Datasets:
     dataset: DemoDataset = settings.sections["dataset"]
     if not dataset.is_demo:
         return code_generation.load_datasets(settings)
-    eval_dataset = None if dataset.eval_split is None else demo_dataset(dataset.eval_split)
-    return demo_dataset(dataset.train_split or "train"), eval_dataset
-
-
-def build_model(num_turns: int) -> str:
-    from trl_multiagent.demo.model import demo_model
-
-    return demo_model(num_turns=num_turns)
+    return dataset.load_splits(lambda split: demo_dataset(split or "train"))
 
 
 def introduction(settings: TaskSettings) -> str | None:
@@ -107,8 +93,7 @@ def introduction(settings: TaskSettings) -> str | None:
 def callbacks(settings: TaskSettings, trainer: Trainer) -> list[TrainerCallback]:
     if not is_demo_run(settings):
         return []
-    from trl_multiagent.demo.problems import demo_dataset
-    from trl_multiagent.demo.report import DemoReport
+    from trl_multiagent.demo.report import DemoReport  # imports the trainers
 
     report = DemoReport(demo_dataset("test"))
     report.before(trainer)  # must come before the trainer draws random numbers
@@ -121,7 +106,7 @@ TASK = Task(
     make_environment,
     load_datasets,
     settings={**code_generation.TASK.settings, "dataset": DemoDataset},
-    models={NAME: partial(build_model, 1), TWO_TURNS: partial(build_model, 2)},
+    models={NAME: ONE_TURN.path, "demo_two_turns": TWO_TURNS.path},
     introduction=introduction,
     callbacks=callbacks,
 )

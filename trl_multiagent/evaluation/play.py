@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from trl_multiagent.environments.base import Environment, scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
-from trl_multiagent.evaluation.baselines import PipelineSampler
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
+from trl_multiagent.evaluation.players import PipelineSampler
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
@@ -68,7 +68,7 @@ class Policy:
     rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
     compared_with: str = ""  # name of the team that a control or an ablation belongs to
     replaced: Replaced | None = None  # the agent that an ablation replaces
-    messages: str = ""  # what an ablation does to the messages, see [`~environments.messages.MessageAblation`]
+    messages: str = ""  # what an ablation does to the messages, see [`~evaluation.players.MessageAblation`]
     mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
     def num_turns(self, config: EvaluationConfig) -> int:

@@ -1,4 +1,4 @@
-"""The report of an evaluation: JSON, a table, pictures."""
+"""The report of an evaluation: JSON, a table, a page; and the matrices of a cross-play."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ import numpy as np
 
 from trl_multiagent.environments.base import PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.cross_play import CrossPlay, summarize_cross_play
-from trl_multiagent.evaluation.metrics import FINAL, Numbers, Result, numbers_of, paired_differences
-from trl_multiagent.evaluation.statistics import Estimate, smallest_difference
+from trl_multiagent.evaluation.statistics import (
+    FINAL,
+    Estimate,
+    Numbers,
+    Result,
+    estimates,
+    numbers_of,
+    paired_differences,
+    smallest_difference,
+)
 from trl_multiagent.folders import write_json, write_text
 from trl_multiagent.report.html import REPORT_FILE, json_values, write_page
-from trl_multiagent.report.pictures import GREY, draw_intervals, draw_matrix, picture
 from trl_multiagent.report.tables import text_table
 
 
+Mix = tuple[int, ...]  # in a cross-play, the run from which each role's agent comes
 CROSS_PLAY_NOTE = (
     ", for these runs. There is no interval over runs: a mixed team depends on two of them, so a "
     "few runs do not show how others differ."
@@ -123,18 +130,14 @@ class Report:
         return json_values(contents, digits=17)
 
     def write(self, folder: Path) -> list[Path]:
-        """Writes the JSON file, the table, the picture and the page, and returns their paths."""
+        """Writes the JSON file, the table and the page, and returns their paths."""
         folder.mkdir(parents=True, exist_ok=True)
         name = "cross_play" if self.cross_play else "evaluation"
-        paths = [*(folder / f"{name}{ending}" for ending in (".json", ".txt", ".png")), folder / REPORT_FILE]
+        paths = [folder / f"{name}.json", folder / f"{name}.txt", folder / REPORT_FILE]
         contents = self.to_json()
         write_json(paths[0], contents)
-        write_page({"title": f"Evaluation: {folder.absolute().name}", "evaluation": contents}, paths[3])
         write_text(paths[1], self.table() + "\n")
-        if self.cross_play:
-            draw_cross_play(self.cross_play, paths[2])
-        else:
-            draw(self, paths[2])
+        write_page({"title": f"Evaluation: {folder.absolute().name}", "evaluation": contents}, paths[2])
         return paths
 
     # Text
@@ -285,47 +288,79 @@ def cross_play_lines(cross_play: CrossPlay) -> list[str]:
     ]
 
 
-# Pictures
+# Cross-play
 
 
-def draw(report: Report, path: Path) -> None:
-    """Draws return, pass@1 and tokens of each policy, with the intervals of the first two; one point per turn."""
-    shown, config = report.shown, report.config
-    panels = {"reward": "Reward of a turn"}
-    if any(result.column("pass@1") is not None for result in shown):
-        panels["pass@1"] = "pass@1"
-    rows = {result.name: report.numbers[result.name] for result in shown}
-    rows |= {"all teams": report.over_teams} if report.over_teams else {}
-    turns = [turn for turn in next(iter(rows.values())) if turn != FINAL]
-    title = (
-        f"{report.num_items} items, {config.num_episodes} episodes each. Lines: {config.confidence:.0%} "
-        "intervals over items"
+def roles_to_vary(roles: Sequence[str]) -> Sequence[str]:
+    """
+    Returns the roles that have a matrix. With two roles, the second one's would be the transpose of the first one's.
+    """
+    return roles[:1] if len(roles) == 2 else roles
+
+
+def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
+    """
+    Returns all teams of a cross-play, each once: the teams as trained, and those in which one role's agent is from
+    another run.
+    """
+    runs = range(num_runs)
+    return list(dict.fromkeys(mix_of(roles, role, i, j) for role in roles_to_vary(roles) for i in runs for j in runs))
+
+
+def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:
+    """Returns the team in which the agent of one role is that of run i, and all others are those of run j."""
+    return tuple(i if role == varied else j for role in roles)
+
+
+@dataclass
+class CrossPlay:
+    """
+    The results of a cross-play in one metric of the last turn. The intervals are over items, for these runs: a mixed
+    team depends on two runs, so a few runs do not show how much other runs would differ.
+    """
+
+    metric: str
+    runs: list[str]
+    # For each role of [`roles_to_vary`], the mean over items where the agent of this role is that of the run of the
+    # row, and all other agents are those of the run of the column. Shape `(num_runs, num_runs)`
+    matrices: dict[str, np.ndarray]
+    diagonal: Estimate  # the mean over teams as they were trained
+    off_diagonal: Estimate  # the mean over mixed teams
+    difference: Estimate  # the first minus the second
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "intervals": "over items, for these runs",
+            "matrices": {role: matrix.tolist() for role, matrix in self.matrices.items()},
+            **{name: getattr(self, name)._asdict() for name in ("diagonal", "off_diagonal", "difference")},
+        }
+
+
+def summarize_cross_play(
+    results: Mapping[Mix, Result], runs: Sequence[str], metric: str, config: EvaluationConfig
+) -> CrossPlay | None:
+    """
+    Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: the result of each of
+    [`mixes`]. `runs`: the names of the runs. Returns `None` if there is no such metric.
+    """
+    roles = next(iter(results.values())).policy.environment.roles
+    columns = {mix: result.column(metric) for mix, result in results.items()}
+    if any(column is None for column in columns.values()):
+        return None
+    size, varied = len(runs), roles_to_vary(roles)
+    teams = [mix_of(roles, role, i, j) for role in varied for i in range(size) for j in range(size)]
+    values = np.array([columns[mix] for mix in teams], dtype=float).reshape(len(varied), size, size, -1)
+    values = values[..., ~np.isnan(values).any(axis=(0, 1, 2))]  # items that have the metric
+    per_pair = values.mean(axis=0)
+    together = per_pair[np.eye(size, dtype=bool)].mean(axis=0)
+    mixed = per_pair[~np.eye(size, dtype=bool)].mean(axis=0)
+    low, high = next(iter(results.values())).bounds(metric)
+    diagonal, rest, difference = estimates(
+        np.stack([together, mixed, together - mixed], axis=1)[None],
+        [(low, high), (low, high), (low - high, high - low)],
+        config.num_bootstraps,
+        config.confidence,
+        config.seed,
     )
-    title += f"; all teams: over items and {len(report.teams)} teams" if report.over_teams else ""
-    with picture(path, len(panels) + 1, (4.2, 1.8 + 0.45 * len(rows)), title, sharey=True) as axes:
-        for panel, (metric, heading) in zip(axes, panels.items(), strict=False):
-            values = [
-                {turn.replace("_", " "): row.get(turn, {}).get(metric) for turn in turns} for row in rows.values()
-            ]
-            draw_intervals(panel, values)
-            panel.set(title=heading)
-            panel.set_xlim(left=min(0.0, panel.get_xlim()[0]))
-            if metric == "pass@1":
-                panel.set_xlim(-0.02, 1.02)
-        tokens = [result.cost_per_episode["generated_tokens"] for result in shown]
-        axes[-1].barh(range(len(shown)), tokens, color=GREY, height=0.5)
-        axes[-1].set(title="Generated tokens of an episode")
-        axes[0].set_yticks(range(len(rows)), [*rows])
-        axes[0].set_ylim(len(rows) - 0.5, -0.5)
-
-
-def draw_cross_play(cross_plays: Sequence[CrossPlay], path: Path) -> None:
-    """Draws the matrices, one panel per metric and role."""
-    panels = [(x, role, matrix) for x in cross_plays for role, matrix in x.matrices.items()]
-    side = max(3.2, 0.8 * len(cross_plays[0].runs) + 1.4)
-    with picture(path, len(panels), (side + 0.6, side)) as all_axes:
-        for axes, (cross_play, role, matrix) in zip(all_axes, panels, strict=True):
-            low, high = min(0.0, float(np.min(matrix))), float(np.max(matrix))
-            high = 1.0 if cross_play.metric.startswith("pass@") else high if high > low else low + 1.0
-            draw_matrix(axes, matrix, cross_play.runs, low, high)
-            axes.set(title=cross_play.metric, xlabel="run of the other agents", ylabel=f"run of {role}")
+    matrices = {role: values[k].mean(axis=2) for k, role in enumerate(varied)}
+    return CrossPlay(metric, list(runs), matrices, diagonal, rest, difference)

@@ -1,17 +1,31 @@
 """
-Estimators: pass@k, and means with confidence intervals. No function here needs a model.
+The numbers of an evaluation: pass@k, means with confidence intervals, cost and speed, computed from its transcripts.
 
 Values with known bounds have the interval of Gaffke (2005), see [`bounded_intervals`]; other values have Student's t
 interval. Several teams widen both by the variation between teams, see [`estimates`].
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from trl_multiagent.report.curves import t_interval
+from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
+from trl_multiagent.intervals import t_interval
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.evaluation.config import EvaluationConfig
+    from trl_multiagent.evaluation.play import Policy, Records
+
+
+Numbers = dict[str, dict[str, "Estimate"]]  # "turn_1", ..., "final" -> metric -> estimate
+FINAL = "final"  # the last turn, and the return of the episode
 
 
 class Estimate(NamedTuple):
@@ -139,3 +153,205 @@ def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
     counts = is_there.sum(axis=axis)
     sums = np.where(is_there, values, 0.0).sum(axis=axis)
     return np.divide(sums, counts, out=np.full(np.shape(sums), np.nan), where=counts > 0)
+
+
+# Transcripts
+
+
+@dataclass
+class Result:
+    """The results of one policy."""
+
+    policy: Policy
+    names: list[tuple[str, str]]  # turn and metric of each column of `values`
+    # The means over each item's episodes, or pass@k of the item; NaN if the item does not have the metric. Shape
+    # `(num_items, len(names))`
+    values: np.ndarray
+    cost: dict[str, float]  # sums over all episodes, see [`total_cost`]
+    speed: dict[str, Any] | None = None  # how fast the policy answered, see [`speed_of`]
+    # The smallest and the largest possible value of metrics, as in [`~trl_multiagent.environments.Environment`], with
+    # those of `return`
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def cost_per_episode(self) -> dict[str, float]:
+        return {name: value / self.cost["episodes"] for name, value in self.cost.items() if name != "episodes"}
+
+    def column(self, metric: str, turn: str = FINAL) -> np.ndarray | None:
+        """Returns the value of each item, of shape `(num_items,)`; `None` if there is no such metric."""
+        return self.values[:, self.names.index((turn, metric))] if (turn, metric) in self.names else None
+
+    def bounds(self, metric: str) -> tuple[float, float]:
+        """Returns the smallest and the largest possible value of a metric; infinite if they are not known."""
+        if metric.startswith("pass@") or metric in (PASSED, PASSED_HIDDEN):
+            return 0.0, 1.0
+        return self.ranges.get(metric, (-math.inf, math.inf))
+
+
+def compute_result(policy: Policy, records: Records, num_items: int, config: EvaluationConfig) -> Result:
+    """Computes the values of each item from the transcripts of a policy, see [`~play.play_batch`]."""
+    episodes: list[list[Records]] = [[] for _ in range(num_items)]
+    for record in records:
+        episodes[record["item"]].append(record["turns"][policy.rounds - 1 :: policy.rounds])
+    by_item = [item_values(turns, config) for turns in episodes]
+    num_turns = max(len(turns) for item_episodes in episodes for turns in item_episodes)
+    ranges = dict(policy.environment.unwrapped.metric_ranges)
+    if "reward" in ranges:
+        weight = sum(discount_of(config) ** t for t in range(num_turns))
+        low, high = ranges["reward"]
+        missed = (0.0, 0.0) if num_turns > 1 else (low, high)  # episodes may end early
+        ranges["return"] = (min(weight * low, missed[0]), max(weight * high, missed[1]))
+    turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
+    names = list(dict.fromkeys(key for values in by_item for key in values))
+    names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
+    values = np.array([[values.get(key, np.nan) for key in names] for values in by_item])
+    return Result(policy, names, values, total_cost(records), speed_of(records, policy.is_pipeline), ranges)
+
+
+def discount_of(config: EvaluationConfig) -> float:
+    return 1.0 if config.discount is None else config.discount
+
+
+def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple[str, str], float]:
+    """
+    Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts.
+    If each role has a reward of its own, `reward/<role>` and `return/<role>` are among the values.
+    """
+    roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
+    values, discount = {}, discount_of(config)
+    for role in (None, *roles):
+        returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
+        values[FINAL, f"return/{role}" if role else "return"] = float(np.mean(returns))
+    for t in range(max(map(len, episodes))):
+        by_metric = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
+        values |= {(f"turn_{t + 1}", name): value for name, value in by_metric.items()}
+    last = turn_values([turns[-1] for turns in episodes], roles, config)
+    return values | {(FINAL, name): value for name, value in last.items()}
+
+
+def role_reward(turn: dict[str, Any], role: str | None) -> float:
+    """Returns the reward of a role in a turn: its own if it has one, else the team's. The role `None` is the team."""
+    return turn.get("role_rewards", {}).get(role, turn["reward"])
+
+
+def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) -> dict[str, float]:
+    """
+    Computes the values of one turn of an item's episodes, by metric. `roles`: the roles with rewards of their own.
+    """
+    values = {"reward": float(np.mean([turn["reward"] for turn in turns]))}
+    values |= {f"reward/{role}": float(np.mean([role_reward(turn, role) for turn in turns])) for role in roles}
+    passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
+    if None not in passes:
+        passed, number = sum(x >= 1.0 for x in passes), len(passes)
+        values |= {f"pass@{k}": pass_at_k(number, passed, k) for k in config.pass_at if k <= number}
+    for name in dict.fromkeys(name for turn in turns for name in turn["metrics"]):
+        values[name] = float(np.mean([turn["metrics"][name] for turn in turns if name in turn["metrics"]]))
+    return values
+
+
+def total_cost(records: Records) -> dict[str, float]:
+    """
+    Sums the cost of the episodes, drafts included. A call is one completion; the wall time of a batch includes
+    scoring.
+    """
+    turns = [turn for record in records for turn in record["turns"]]
+    return {
+        "episodes": len(records),
+        "calls": sum(len(turn["tokens"]) for turn in turns),
+        "generated_tokens": sum(sum(turn["tokens"].values()) for turn in turns),
+        "prompt_tokens": sum(sum(turn["prompt_tokens"].values()) for turn in turns),
+        "wall_seconds": sum(x["timing"]["batch_seconds"] / x["timing"]["batch_episodes"] for x in records),
+    }
+
+
+def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
+    """
+    Computes the speed of a policy, without scoring, from the wall times of its generate calls. A call makes the
+    answers of a whole batch, so latency depends on the number of episodes that are played at a time. Every episode
+    counts for its share of its batch.
+
+    Returns:
+        `dict`: `episodes`, the mean number of episodes at a time. For each role, `latency`, the seconds that it
+        generates in an episode, and `tokens_per_second`, its tokens in each of these seconds. For the team, both as
+        `sequential_*`, if the agents answer one after the other, as they do here, and as `parallel_*`, if each agent
+        had its own machine, so that a turn took as long as its slowest agent. The agents of a pipeline cannot be
+        parallel.
+    """
+    timings = [record["timing"] for record in records]
+    tokens = Counter[str]()
+    for turn in [turn for record in records for turn in record["turns"]]:
+        tokens.update(turn["tokens"])
+
+    def measure(seconds_of_turn: Any, num_tokens: int) -> tuple[float, float]:
+        seconds = [sum(seconds_of_turn(turn) for turn in timing["generation_seconds"]) for timing in timings]
+        total = sum(x / timing["batch_episodes"] for x, timing in zip(seconds, timings, strict=True))
+        return float(np.mean(seconds)), num_tokens / total if total else math.nan
+
+    by_role = {role: measure(lambda turn, role=role: turn.get(role, 0.0), number) for role, number in tokens.items()}
+    team = {
+        "sequential": measure(lambda turn: sum(turn.values()), sum(tokens.values())),
+        "parallel": measure(lambda turn: (sum if is_pipeline else max)(turn.values()), sum(tokens.values())),
+    }
+    return {
+        "episodes": float(np.mean([timing["batch_episodes"] for timing in timings])),
+        "latency": {role: latency for role, (latency, _) in by_role.items()},
+        "tokens_per_second": {role: rate for role, (_, rate) in by_role.items()},
+        **{f"{name}_latency": latency for name, (latency, _) in team.items()},
+        **{f"{name}_tokens_per_second": rate for name, (_, rate) in team.items()},
+    }
+
+
+def numbers_of(results: Sequence[Result], config: EvaluationConfig) -> Numbers:
+    """
+    Estimates the mean over items, and over several teams, of every metric that all results have, with its confidence
+    interval.
+    """
+    names = common_names(results)
+    bounds = [[result.bounds(metric) for _, metric in names] for result in results]
+    return summarize(names, [columns_of(result, names) for result in results], bounds, config)
+
+
+def paired_differences(pairs: Sequence[tuple[Result, Result]], config: EvaluationConfig) -> Numbers:
+    """
+    Estimates the mean difference between a team and the policy that is compared with it, on the same items. The
+    confidence intervals are over items, and over pairs if there are several.
+    """
+    names = common_names([result for pair in pairs for result in pair])
+    bounds = []
+    for team, other in pairs:
+        ranges = [(*team.bounds(metric), *other.bounds(metric)) for _, metric in names]
+        bounds.append([(low - other_high, high - other_low) for low, high, other_low, other_high in ranges])
+    values = [columns_of(team, names) - columns_of(other, names) for team, other in pairs]
+    return summarize(names, values, bounds, config)
+
+
+def common_names(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """Returns the columns that all results have."""
+    return [key for key in results[0].names if all(key in result.names for result in results)]
+
+
+def columns_of(result: Result, names: Sequence[tuple[str, str]]) -> np.ndarray:
+    """Returns some columns of the values, of shape `(num_items, number of names)`."""
+    return result.values[:, [result.names.index(key) for key in names]]
+
+
+def summarize(
+    names: Sequence[tuple[str, str]],
+    values: Sequence[np.ndarray],
+    bounds: Sequence[Sequence[tuple[float, float]]],
+    config: EvaluationConfig,
+) -> Numbers:
+    """
+    Estimates all columns, by turn and metric, see [`~statistics.estimates`]. `values` and `bounds` have an entry per
+    team.
+    """
+    numbers: Numbers = {}
+    widest = [(min(low for low, _ in x), max(high for _, high in x)) for x in zip(*bounds, strict=True)]
+    columns = estimates(np.stack(values), widest, config.num_bootstraps, config.confidence, config.seed)
+    for (turn, metric), estimate in zip(names, columns, strict=True):
+        numbers.setdefault(turn, {})[metric] = estimate
+    return numbers

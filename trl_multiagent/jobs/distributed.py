@@ -1,4 +1,4 @@
-"""Connects the processes of a program: they fail together, have the same settings, and stop together."""
+"""Helpers for distributed runs: shared failures, settings and shutdown."""
 
 import contextlib
 import os
@@ -28,12 +28,30 @@ def start_processes() -> PartialState:
     Connects the processes of this run if they are not yet connected. Raises `ValueError` if accelerate found only one
     of several.
     """
-    # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
-    state = PartialState(cpu=not torch.accelerator.is_available())
+    with connecting():
+        # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
+        state = PartialState(cpu=not torch.accelerator.is_available())
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > 1 and state.num_processes == 1:
         raise ValueError(f"{launched} processes were launched, but are not connected: check the accelerate config.")
     return state
+
+
+@contextlib.contextmanager
+def connecting() -> Iterator[None]:
+    """Names the network interfaces in the error if the processes cannot be connected within the block."""
+    try:
+        yield
+    except (RuntimeError, TimeoutError) as error:  # of torch.distributed
+        raise UnavailableError(
+            f"The processes of this run cannot be connected: {describe(error)}. If a host has several networks, name "
+            "the interface that the hosts share in GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, such as eth0."
+        ) from error
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Returns whether an error of torch.distributed means that another process has ended, or cannot be reached."""
+    return isinstance(error, torch.distributed.DistError) or "gloo/transport" in str(error)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Describes the inputs of a run or stage (weights, rows, environments), and compares two such descriptions."""
+"""Fingerprints of the inputs of a run or stage (weights, rows, environments), and the differences of two of them."""
 
 import hashlib
 import json
@@ -49,12 +49,6 @@ def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
     return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
 
 
-def checksum_of_entries(entries: dict[str, Any]) -> str:
-    """Computes the SHA-256 digest of values that JSON can hold, except for their own entry `checksum`."""
-    entries = {name: value for name, value in entries.items() if name != "checksum"}
-    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
-
-
 def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
     """
     Computes a digest of all values in a dataset and of their order, which does not depend on their source or storage
@@ -94,21 +88,16 @@ def column_bytes(column: pa.Array) -> list[bytes]:
 def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
     Compares the settings of a checkpoint with those of a run. Returns both values of each setting that differs.
-    Settings that only one of them has are ignored, because releases save different settings. This does not apply to
-    the environment's own settings.
+    Settings that only one of them knows yet, because no model is loaded, are ignored. This does not apply to the
+    environment's own settings.
     """
-    changes = {
-        name: (saved[name], here[name])
-        for name in here
-        if name in saved and name != "environment settings" and saved[name] != here[name]
-    }
-    if DATASET_DIGEST in changes and "train_dataset" in changes:
-        del changes[DATASET_DIGEST]  # one message about the dataset is enough
-    if "environment settings" in saved and "environment" not in changes:
-        left, right = saved["environment settings"], here["environment settings"]
-        for name in sorted(left.keys() | right.keys()):
-            if left.get(name) != right.get(name):
-                changes[f"environment {name}"] = (left.get(name), right.get(name))
+    changes = {name: (saved[name], x) for name, x in here.items() if name in saved and saved[name] != x}
+    if "train_dataset" in changes:
+        changes.pop(DATASET_DIGEST, None)  # one message about the dataset is enough
+    left, right = changes.pop("environment settings", ({}, {}))
+    if "environment" not in changes:
+        names = [name for name in sorted({*left, *right}) if left.get(name) != right.get(name)]
+        changes |= {f"environment {name}": (left.get(name), right.get(name)) for name in names}
     return changes
 
 

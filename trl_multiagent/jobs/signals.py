@@ -1,6 +1,7 @@
 """Ends a program with one line at Ctrl-C or SIGTERM. A training first ends its current step and saves a checkpoint."""
 
 import contextlib
+import ctypes
 import os
 import shlex
 import signal
@@ -15,13 +16,6 @@ COMMAND_VARIABLE = "TRL_MULTIAGENT_COMMAND"  # environment variable: the command
 NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
-class Ended(KeyboardInterrupt):
-    """
-    A signal ends the program. If an `eval` raised `KeyboardInterrupt` itself, `python -m` would later end with
-    SIGINT's status.
-    """
-
-
 class Stopped(KeyboardInterrupt):
     """A training has ended early, after a step, because of a signal. It may have saved a `checkpoint`."""
 
@@ -32,15 +26,28 @@ class Stopped(KeyboardInterrupt):
 
 @dataclass
 class Request:
-    """The signals that this process has received."""
+    """The first signal that this process has received."""
 
-    signal: int | None = None  # the first one since `end_on_signal` began
+    signal: int | None = None
     is_expected: bool = False  # whether the program handles signals, see `end_on_signal`
-    waits: bool = False  # whether to only note a signal, because the current work, such as a training, ends by itself
-    passed_on: int | None = None  # the first one that a launcher has passed on, after which it starts nothing else
+    waits: bool = False  # whether the current work, such as a training, ends by itself after a signal
 
 
 REQUEST = Request()
+
+
+@contextlib.contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Calls `handler` at Ctrl-C and SIGTERM within the block. Only the main thread receives signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in NAMES}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
 
 
 @contextlib.contextmanager
@@ -54,86 +61,61 @@ def ending_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None, raises: bool = True) -> Iterator[None]:
+def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -> Iterator[None]:
     """
-    Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to resume. A
-    training ends after its current step, anything else at once. A second Ctrl-C always ends the program at once.
-    `arguments` returns the arguments that resume the program; by default, they name the checkpoint. Without `raises`,
-    no error is raised, which an import could turn into another one.
+    Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to go on. A
+    training ends after its current step, anything else at once, and a second Ctrl-C always at once. `arguments`
+    returns the arguments that resume the program; by default, they name the checkpoint.
     """
 
-    def say(text: str) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"{prog}: {text}", file=sys.stderr, flush=True)
-
-    def ending(number: int, error: KeyboardInterrupt | None = None) -> str:
-        after, verb, more = "", "Go on with", [] if arguments is None else arguments()
-        if isinstance(error, Stopped):
-            after = f" {error}"
-            if arguments is None and error.checkpoint is None:
-                verb = "Start again with"
-            elif arguments is None:
-                more = ["--resume_from_checkpoint", str(error.checkpoint)]
+    def say(number: int, ended: Stopped | None = None) -> None:
+        more = [] if arguments is None else arguments()
+        if arguments is None and ended is not None and ended.checkpoint is not None:
+            more = ["--resume_from_checkpoint", ended.checkpoint]
+        after = "" if ended is None else f" {ended}"
+        verb = "Go on with" if more or after == "" or arguments is not None else "Start again with"
         command = os.environ.get(COMMAND_VARIABLE, "the same command")
-        return f"ended by {NAMES[number]}{after}. {verb}: {command} {shlex.join(more)}".rstrip()
+        if os.environ.get("RANK", "0") == "0":
+            line = f"{prog}: ended by {NAMES[number]}{after}. {verb}: {command} {shlex.join(more)}"
+            print(line.rstrip(), file=sys.stderr, flush=True)
 
     def receive(number: int, frame: FrameType | None) -> None:
-        is_first, REQUEST.signal = REQUEST.signal is None, REQUEST.signal or number
-        if not is_first and number == signal.SIGINT:
-            say("ended at once.")
-            os._exit(128 + number)
-        if not is_first or REQUEST.waits:
-            return
-        if raises and int(os.environ.get("WORLD_SIZE", "1")) == 1:
-            raise Ended
-        say(ending(number))
-        os._exit(128 + number)  # clean-up could wait for other processes
+        is_second, REQUEST.signal = REQUEST.signal is not None, REQUEST.signal or number
+        if not REQUEST.waits or (is_second and number == signal.SIGINT):
+            say(number)
+            os._exit(128 + number)  # clean-up could wait for other processes
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread receives signals
-        return
-    handlers = {number: signal.signal(number, receive) for number in NAMES}
     before, REQUEST.is_expected = REQUEST.is_expected, True
     try:
-        yield
-    except KeyboardInterrupt as error:
-        if REQUEST.signal is None:
-            raise
-        say(ending(REQUEST.signal, error))
-        sys.exit(128 + REQUEST.signal)
+        with handling(receive):
+            yield
+    except Stopped as ended:
+        number = REQUEST.signal or signal.SIGTERM
+        say(number, ended)
+        sys.exit(128 + number)
     finally:
-        # Within another block, a second signal, such as one that a launcher passes on, must not look like a first one
         REQUEST.is_expected, REQUEST.signal = before, REQUEST.signal if before else None
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def ignore_signals() -> None:
-    """
-    Prevents a traceback or a second line when the program itself has ended. A Ctrl-C still ends a slow exit of Python.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
 
 @contextlib.contextmanager
 def leaving_signals_to_children() -> Iterator[None]:
     """
-    Makes a launcher wait for the program that it has started to end after Ctrl-C, which a terminal sends to both, or
-    SIGTERM. The first signal that it gets is `REQUEST.passed_on`.
+    Makes a launcher pass signals on to the programs that it has started, and wait for them to end. The first signal is
+    `REQUEST.signal`.
     """
     import psutil  # a requirement of accelerate
 
     def forward(number: int, frame: FrameType | None) -> None:
-        REQUEST.passed_on = REQUEST.passed_on or number
+        REQUEST.signal = REQUEST.signal or number
         for process in psutil.Process().children():
-            # SIGINT is passed on as SIGTERM: after a Ctrl-C, the child has its SIGINT, and a second one would end it
-            # at once
+            # After a Ctrl-C in a terminal, a child has its SIGINT, and a second one would end it at once
             process.send_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, forward) for number in NAMES}
-    try:
+    with handling(forward):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+
+
+def end_with_parent() -> None:
+    """Makes Linux send SIGTERM to this process when its parent ends, even by SIGKILL."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

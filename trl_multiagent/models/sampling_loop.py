@@ -21,6 +21,7 @@ from transformers.generation import (
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     TemperatureLogitsWarper,
@@ -160,6 +161,10 @@ class SamplingLoop:
             stopping_criteria = StoppingCriteriaList([*ends, EndTokens(self.end_tokens)])
             choice = SeededChoice(self.numbers, input_ids.size(1))
             config = copy.copy(generation_config)
+            logits_processor = LogitsProcessorList(
+                WithoutPadding(x, self.attention_mask) if isinstance(x, NoRepeatNGramLogitsProcessor) else x
+                for x in logits_processor
+            )
             if config.do_sample:
                 logits_processor = LogitsProcessorList([*logits_processor, choice])
                 config.do_sample = False  # `choice` leaves one token, and taking it is faster than drawing it
@@ -380,6 +385,19 @@ def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     # Rounding must not select a token beyond the last one with a probability
     u = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, u, right=True).squeeze(1).clamp(max=scores.size(1) - 1)  # for NaN
+
+
+class WithoutPadding(LogitsProcessor):
+    """Hides the padding of the prompts from a processor, so that its scores do not depend on the batch."""
+
+    def __init__(self, processor: LogitsProcessor, attention_mask: torch.Tensor):
+        self.processor, self.is_padding = processor, attention_mask == 0
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        # Processors ignore tokens beyond the vocabulary
+        prompts = input_ids[:, : self.is_padding.size(1)].masked_fill(self.is_padding, scores.size(1))
+        shown = torch.cat([prompts, input_ids[:, self.is_padding.size(1) :]], dim=1)
+        return self.processor(cast(torch.LongTensor, shown), scores)
 
 
 class SeededChoice(LogitsProcessor):

@@ -4,6 +4,7 @@ import string
 import tempfile
 from pathlib import Path
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -11,13 +12,15 @@ from trl_multiagent.folders import MODEL_CONFIG
 from trl_multiagent.models.pretrained import seeded
 
 
+GAIN = 300.0  # of the normalizations
 END, PAD, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
 
 
 def tiny_model(folder: str | Path) -> str:
     """
     Builds a Llama with about 50,000 random parameters and a tokenizer with one token per printable ASCII character in
-    a folder, unless a model is there already. Returns the folder.
+    a folder, unless a model is there already. Returns the folder. Small weights and large gains make it learn at the
+    rates that suit large models, such as 1e-5.
     """
     folder = Path(folder)
     if (folder / MODEL_CONFIG).is_file():
@@ -38,13 +41,17 @@ def tiny_model(folder: str | Path) -> str:
         num_key_value_heads=4,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        initializer_range=0.1,
+        initializer_range=0.1 / GAIN,
         pad_token_id=vocabulary[PAD],
         eos_token_id=vocabulary[END],
         bos_token_id=None,
     )
     with seeded(0, "tiny"):
         model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # of a normalization
+                parameter.fill_(GAIN)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         model.save_pretrained(scratch + "/model")

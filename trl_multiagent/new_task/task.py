@@ -39,7 +39,9 @@ def make_environment(settings):
         return rewards
 
     prompts = {"left": "Letters for {topic}: ", "right": "{topic} in letters: "}  # {topic} is a column of the items
-    return FunctionEnvironment(prompts, reward_funcs=[shared_letters])
+    environment = FunctionEnvironment(prompts, reward_funcs=[shared_letters])
+    environment.metric_ranges = {"reward": (0.0, 1.0)}  # for the confidence intervals of an evaluation
+    return environment
 
 
 def load_datasets(settings):

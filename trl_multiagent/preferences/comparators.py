@@ -11,8 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import describe_endpoint
+from trl_multiagent.endpoints import EndpointClient
 from trl_multiagent.environments.centralized import central_prompt, split_blocks
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
@@ -57,7 +56,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
             config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
         )
         name, other = f"api:{client.endpoint.model}", None
-        facts: dict[str, Any] = {"comparator endpoint": describe_endpoint(client.endpoint)}
+        facts: dict[str, Any] = {"comparator endpoint": client.endpoint.parameters}
         sample: Sampler = partial(ask_model, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
         name, other = _other_team(team, config, round, [SOLO] if is_central else roles)

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trl_multiagent.endpoints.endpoint import FIELDS, EndpointSettings, endpoint_section, make_endpoint
+from trl_multiagent.endpoints import FIELDS, EndpointSettings, endpoint_section, make_endpoint
 from trl_multiagent.limits import check_arguments, setting
 from trl_multiagent.rollout.sampling_options import SamplingOptions
 
@@ -28,7 +28,7 @@ API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 
 
 @dataclass
-class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline")), SamplingOptions):  # type: ignore[misc]
+class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), SamplingOptions):  # type: ignore[misc]
     """
     The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as
     `madpo`. Raises `ValueError` if a value is impossible, or contradicts another one.
@@ -59,10 +59,9 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api", "deadline
     comparator_agents: list[str] | None = setting("Model ids of `model`, one per role.")
     comparator_api_model: str | None = setting("With `api`, the model's name at its provider or `comparator_api_url`.")
     comparator_api_format: Literal["openai", "anthropic", "generic"] | None = setting(
-        "'openai' for any OpenAI-compatible endpoint, or 'anthropic'; by default decided by the model's name. "
+        "'openai' or 'anthropic', whose endpoint is OpenAI-compatible; by default decided by the model's name. "
         "'generic', of CoMLRL, is not supported."
     )
-    comparator_api_deadline: float = setting("Seconds for all requests of a chunk of items.", 1800.0, gt=0, le=1000000)
     comparator_num_candidates: int | None = setting(
         "Joint answers of the comparator per item; by default as many as the team's.", ge=1, le=1000000
     )

@@ -3,14 +3,18 @@ Turns the logs of runs into curves and tables. Runs that differ only in their se
 means and bands.
 """
 
-import functools
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from trl_multiagent.intervals import t_interval, welch_interval
+from trl_multiagent.report.pictures import COLORS, draw_curve, picture
 
 
 Runs = Sequence[Mapping[str, pd.Series]]  # the metrics of each run of a group, by name
@@ -73,6 +77,24 @@ def thinned(curve: pd.DataFrame) -> pd.DataFrame:
     size = max(1, -(-len(curve) // MAX_POINTS))
     bins: np.ndarray = np.arange(len(curve)) // size
     return curve.groupby(bins).mean().set_axis(pd.Series(curve.index).groupby(bins).last(), axis=0)
+
+
+def reward_series(series: Mapping[str, pd.Series]) -> dict[str, pd.Series]:
+    """Returns the joint rewards among the metrics of a run: of the training, and of each evaluation set."""
+    return {name: x for name, x in series.items() if re.fullmatch(r"(eval_([^/]+_)?)?reward", name)}
+
+
+def draw_reward_curve(rewards: Mapping[str, pd.Series], path: Path) -> None:
+    """Draws the series of [`reward_series`] against the optimizer step into a PNG file."""
+    colors = itertools.cycle(COLORS[1:])
+    with picture(path, size=(8, 4.5)) as (axes,):
+        for name, values in rewards.items():
+            if name == "reward":
+                draw_curve(axes, [*values.index], [*values], "training")
+            else:
+                axes.plot(values.index, values, color=next(colors), marker="o", markersize=5, label=name)
+        axes.set(title="Joint reward of the team", xlabel="optimizer step", ylabel="mean joint reward")
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 # Tables
@@ -141,44 +163,3 @@ def show_difference(one: Sequence[float], other: Sequence[float]) -> str:
     if math.isnan(low):
         return difference
     return f"{difference} [{low:+.3f}, {high:+.3f}]{'' if low > 0 or high < 0 else ', no difference shown'}"
-
-
-def welch_interval(one: Sequence[float], other: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """
-    Computes Welch's t interval of the difference of two means; NaN if a side has one value, or no side has a spread.
-    """
-    parts = [float(np.var(x, ddof=1)) / len(x) if len(x) > 1 else math.nan for x in (one, other)]
-    variance = sum(parts)
-    if not variance > 0:
-        return math.nan, math.nan
-    degrees = variance**2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (one, other), strict=True))
-    radius = t_quantile(0.5 + confidence / 2, degrees) * math.sqrt(variance)
-    difference = float(np.mean(one) - np.mean(other))
-    return difference - radius, difference + radius
-
-
-def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    """
-    Computes Student's t interval of the mean of the values that are not NaN; NaN if they are all the same, so that
-    there is no spread.
-    """
-    values = values[~np.isnan(values)]
-    if len(values) < 2:
-        return math.nan, math.nan
-    mean, spread = float(values.mean()), float(values.std(ddof=1))
-    if spread <= 1e-12 * abs(mean):
-        return math.nan, math.nan
-    radius = t_quantile(0.5 + confidence / 2, len(values) - 1) * spread / math.sqrt(len(values))
-    return mean - radius, mean + radius
-
-
-@functools.cache
-def t_quantile(probability: float, degrees: float) -> float:
-    """
-    Computes a quantile of Student's t distribution with n degrees of freedom, by numerical integration: t = sqrt(n)
-    tan(a), where the density of a is proportional to cos(a)^(n - 1).
-    """
-    angles = np.linspace(-math.pi / 2, math.pi / 2, 200_001)
-    density = np.cos(angles).clip(0) ** (degrees - 1)
-    cumulated = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(degrees) * math.tan(np.interp(probability, cumulated / cumulated[-1], angles))

@@ -73,33 +73,3 @@ def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int)
             label = f"{name} ({len(values)}, mean {fmean(values):.2f})"
             axes.hist(values, edges, weights=[1 / len(values)] * len(values), label=label, **style)
     axes.set(ylabel="share")
-
-
-def draw_intervals(axes: Any, rows: Sequence[Mapping[str, Sequence[float] | None]]) -> None:
-    """
-    Draws means with their intervals, a line of the picture per row. A row has mean, low and high, and what follows
-    them, by the name of a series. Intervals with NaN are left out.
-    """
-    names = [*rows[0]]
-    for k, name in enumerate(names):
-        color = COLORS[k % len(COLORS)]
-        offset = 0.0 if len(names) == 1 else 0.3 * (k / (len(names) - 1) - 0.5)
-        axes.plot([], [], "o", color=color, label=name if len(names) > 1 else None)
-        for y, row in enumerate(rows):
-            estimate = row[name]
-            if estimate is not None:
-                mean, low, high = estimate[:3]
-                axes.plot([low, high], [y + offset] * 2, color=color, linewidth=2)
-                axes.plot(mean, y + offset, "o", color=color)
-
-
-def draw_matrix(axes: Any, matrix: np.ndarray, names: Sequence[str], low: float, high: float) -> None:
-    """Draws a matrix of shape `(N, N)` with its numbers; its colors range from `low` to `high`."""
-    image = axes.imshow(matrix, cmap="viridis", vmin=low, vmax=high)
-    for (i, j), value in np.ndenumerate(matrix):
-        color = "black" if (value - low) / (high - low) > 0.6 else "white"
-        axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color)
-    axes.grid(False)
-    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    axes.set_yticks(range(len(names)), names)
-    axes.figure.colorbar(image, ax=axes, shrink=0.8)

@@ -1,6 +1,7 @@
 """Turns the rows of a trace into the trees of a page. `rollout/trace.py` lists their columns."""
 
 import math
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,23 @@ def trees_of(rows: Iterable[Row]) -> list[list[Row]]:
     for row in rows:
         found.setdefault((row["step"], row["split"], row["process"], row["tree"]), []).append(row)
     return list(found.values())
+
+
+def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[tuple[str, list[Row]]]:
+    """Returns the best and the worst tree, and then random ones, each with its name."""
+    ranked = sorted(trees, key=root_return, reverse=True)
+    chosen = [("best", ranked[0])]
+    if len(ranked) > 1:
+        chosen.append(("worst", ranked[-1]))
+    # Not the global generator, which the rollouts use
+    others = random.Random(seed).sample(ranked[1:-1], max(0, min(number - 2, len(ranked) - 2)))
+    return [*chosen, *(("random", tree) for tree in others)][: max(0, number)]
+
+
+def root_return(tree: list[Row]) -> float:
+    """Returns the mean return of a tree's first joint actions."""
+    returns = [row["return"] for row in tree if row["turn"] == 1]
+    return sum(returns) / len(returns)
 
 
 def tree_page(trees: list[list[Row]]) -> dict[str, Any]:

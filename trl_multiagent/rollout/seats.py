@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import EndpointError, describe_endpoint
-from trl_multiagent.endpoints.files import Answer, Question
+from trl_multiagent.endpoints import Answer, EndpointClient, EndpointError, Question
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn, ask, judge
 from trl_multiagent.environments.base import resume_settings as settings_of
 from trl_multiagent.environments.scoring import scoring, scoring_context
@@ -100,7 +98,7 @@ class EndpointSeat(Seat):
         return ask_endpoint(self.client, prompts, seed, f"The model that plays {role!r}")
 
     def describe(self) -> dict[str, Any]:
-        return {"endpoint": describe_endpoint(self.client.endpoint), "seed": self.seed}
+        return {"endpoint": self.client.endpoint.parameters, "seed": self.seed}
 
 
 class Population(Seat):

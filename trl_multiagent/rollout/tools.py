@@ -8,11 +8,12 @@ Results must depend on these alone; the seat checks this.
 """
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers.utils import get_json_schema
@@ -23,7 +24,18 @@ from trl_multiagent.environments.task_errors import TaskError, show, task_code
 from trl_multiagent.rollout.seats import Branch, Seat
 
 
-TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)  # the form of Hermes and Qwen
+# What stands around a call in the answers of Hermes, Qwen and GLM, Qwen3-Coder, Mistral, Llama, DeepSeek and gpt-oss
+CALL = re.compile(
+    r"<tool_call>(.*?)(?:</tool_call>|\Z)|(<function=.*?)(?:</function>|\Z)|\[TOOL_CALLS\]((?:(?!\[TOOL_CALLS\]).)*)"
+    r"|<\|python_tag\|>(.*)|<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)|to=functions\.(\w[^{]*\{.*)",
+    re.DOTALL,
+)
+# A call whose arguments, in JSON, follow its name
+NAMED = re.compile(r"(?:function<｜tool▁sep｜>)?(?:<function=)?([\w.-]+)[^{]*(?=\{)")
+TEXTS = re.compile(
+    r"<parameter=(.+?)>\n?(.*?)\n?</parameter>|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.S
+)
+JSON = json.JSONDecoder(strict=False)
 # The tags and the JSON are those in the chat templates of these models
 INSTRUCTIONS = (
     "You have tools. Each line between these tags describes one:\n<tools>\n{}\n</tools>\n\nTo use one, write its "
@@ -43,11 +55,11 @@ class ToolSeat(Seat):
         environment_factory (`Callable[[], Any]`): Makes the environment. As TRL does, the seat uses it again after
             `reset`.
         calls (`Callable[[str], list]`, *optional*): Returns the tool calls in an answer, each with `name` and
-            `arguments`, as a dict or as JSON. By default, they are between `<tool_call>` and `</tool_call>`.
+            `arguments`, as a dict or as a text for [`read_calls`]. By default [`find_calls`].
     """
 
-    def __init__(self, environment_factory: Callable[[], Any], calls: Callable[[str], list[Any]] = TOOL_CALL.findall):
-        self.environment, self.calls = environment_factory(), calls
+    def __init__(self, environment_factory: Callable[[], Any], calls: Callable[[str], list[Any]] | None = None):
+        self.environment, self.calls = environment_factory(), calls or find_calls
         self.name = type(self.environment).__name__
         self.methods = [name for name, _ in inspect.getmembers(type(self.environment), inspect.isfunction)]
         if "reset" not in self.methods:
@@ -105,16 +117,79 @@ class ToolSeat(Seat):
     def _call(self, texts: Sequence[str]) -> str:
         """Makes the calls in the texts, and returns their results."""
         with task_code(f"The tools of `{self.name}`"):
-            return "\n".join(self._result(call) for text in texts for call in self.calls(text))
+            return "\n".join(self._results(call) for text in texts for call in self.calls(text))
+
+    def _results(self, call: Any) -> str:
+        try:
+            calls = read_calls(call) if isinstance(call, str) else [call]
+            return "\n".join(map(self._result, calls))
+        except Exception as error:  # the agent reads it, in TRL's form
+            return str({"error": str(error)})
 
     def _result(self, call: Any) -> str:
         try:
-            call = json.loads(call) if isinstance(call, str) else call
+            call = call.get("function", call) if isinstance(call, Mapping) else call  # OpenAI's form
+            if not isinstance(call, Mapping) or "name" not in call:
+                raise ValueError(f"A call is an object with 'name' and 'arguments'; {show(call)} has no 'name'.")
             if call["name"] not in self.tools:
                 raise ValueError(f"Tool {call['name']} not found.")
-            return str(finished(getattr(self.environment, call["name"])(**call["arguments"])))
-        except Exception as error:  # the agent reads it, in TRL's form
+            method = getattr(self.environment, call["name"])
+            arguments = call.get("arguments", call.get("parameters", {}))
+            arguments = JSON.decode(arguments or "{}") if isinstance(arguments, str) else arguments
+            if not isinstance(arguments, Mapping):
+                raise ValueError(f"The 'arguments' of {call['name']} are {show(arguments)}; they must be an object.")
+            parameters = inspect.signature(method).parameters
+            for name, text in call.get("texts", {}).items():
+                is_text = name not in parameters or parameters[name].annotation is str
+                arguments = {**arguments, name: text if is_text else from_text(text)}
+            return str(finished(method(**arguments)))
+        except Exception as error:
             return str({"error": str(error)})
+
+
+def find_calls(answer: str) -> list[str]:
+    """
+    Returns the texts of the tool calls in an answer, in the forms that open models write. An answer may also consist of
+    calls in JSON, as those of Llama and of OpenAI's interface do.
+    """
+    if answer.strip()[:1] in ("{", "["):
+        with contextlib.suppress(ValueError, RecursionError):
+            calls = read_calls(answer)
+            if calls and all(is_call(call) for call in calls):
+                return [answer]
+    return [next(text for text in match.groups() if text is not None) for match in CALL.finditer(answer)]
+
+
+def is_call(value: Any) -> bool:
+    """Returns whether a JSON value has the keys of a tool call."""
+    keys = {*value} if isinstance(value, Mapping) else set()
+    return "function" in keys or ("name" in keys and not keys.isdisjoint(("arguments", "parameters")))
+
+
+def read_calls(text: str) -> list[Any]:
+    """Reads the calls in a text that [`find_calls`] returned. Raises `ValueError` if they are malformed."""
+    text, found = text.strip(), TEXTS.findall(text)
+    named = NAMED.match(text)
+    if found or (named is None and text[:1] not in ("{", "[")):  # the arguments are texts
+        name = re.split(r"[<>\s]", text.removeprefix("<function="), maxsplit=1)[0]
+        return [{"name": name, "texts": {(a or c).strip(): b or d for a, b, c, d in found}}]
+    try:
+        value, _ = JSON.raw_decode(text, named.end() if named else 0)
+    except json.JSONDecodeError as error:
+        rest = text[error.pos :][:20]
+        raise ValueError(f"The call is not complete JSON: {error.msg}, but there is {rest or 'nothing'!r}.") from None
+    if named:
+        return [{"name": named[1], "arguments": value}]
+    value = value.get("tool_calls", value) if isinstance(value, dict) else value
+    return value if isinstance(value, list) else [value]
+
+
+def from_text(text: str) -> Any:
+    """Returns the JSON value that a text is, or the text."""
+    try:
+        return JSON.decode(text)
+    except ValueError:
+        return text
 
 
 def finished(value: Any) -> Any:

@@ -3,29 +3,35 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.messages import CUT, SHUFFLED, MessageAblation
 from trl_multiagent.environments.task import TaskSettings
-from trl_multiagent.evaluation.baselines import DiscussionEnvironment, answer_limit
-from trl_multiagent.evaluation.cross_play import Mix, mix, mixes
 from trl_multiagent.evaluation.play import NOTHING, OTHER_TEAM, UNTRAINED, LoadedTeam, Policy, Replaced
+from trl_multiagent.evaluation.players import (
+    CUT,
+    SHUFFLED,
+    DiscussionEnvironment,
+    MessageAblation,
+    MixedTeam,
+    answer_limit,
+)
+from trl_multiagent.evaluation.report import Mix, mixes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent
 from trl_multiagent.jobs.stage import chunks_of
 from trl_multiagent.rollout.sampler import check_stop_strings
-from trl_multiagent.runs.control import Control
-from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource
+from trl_multiagent.runs.evaluation import Evaluation, TeamSource
 from trl_multiagent.runs.models import make_loader
-from trl_multiagent.runs.prepared import first_rows
-from trl_multiagent.runs.seats import Run, seated
 from trl_multiagent.settings.derive import check_names, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 
+
+if TYPE_CHECKING:
+    from trl_multiagent.runs.matched_baseline import Control
 
 SHORT_NAMES = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
 
@@ -39,10 +45,13 @@ def make_environment(evaluation: Evaluation) -> Environment:
     Makes the task's environment. Raises `ConfigError` if a team has other roles, or it cannot play so many turns.
     """
     environment = evaluation.settings.task.environment(settings_for_task(evaluation))
-    run = Run(Path(evaluation.teams[0].location), evaluation.base)
-    arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # not the seed of the training
-    settings = dataclasses.replace(evaluation.settings, arguments=arguments)
-    environment = seated(settings, environment, evaluation.output_dir, run)
+    if evaluation.settings.seats:
+        from trl_multiagent.runs.seats import Run, seated
+
+        run = Run(Path(evaluation.teams[0].location), evaluation.base)
+        arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # not the seed of the training
+        settings = dataclasses.replace(evaluation.settings, arguments=arguments)
+        environment = seated(settings, environment, evaluation.output_dir, run)
     for team in evaluation.teams:
         if team.roles is not None and team.roles != tuple(environment.roles):
             raise ConfigError(
@@ -95,7 +104,7 @@ def load_items(evaluation: Evaluation) -> Dataset:
         )
     if len(items) == 0:
         raise ConfigError("There are no items to evaluate on: the evaluation set is empty.")
-    items = first_rows(items, evaluation.settings.sections["dataset"].eval_size)
+    items = items.select(range(min(len(items), evaluation.settings.sections["dataset"].eval_size or len(items))))
     smallest = min(map(len, chunks_of(len(items), evaluation.config.items_per_batch)))
     if evaluation.config.ablate and smallest == 1:
         raise ConfigError(
@@ -134,7 +143,7 @@ def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[st
 # Policies
 
 
-def make_policies(evaluation: Evaluation, environment: Environment, controls: dict[str, Control]) -> list[Policy]:
+def make_policies(evaluation: Evaluation, environment: Environment, controls: "Mapping[str, Control]") -> list[Policy]:
     """
     Makes the policies to play: the teams, in order, then the policies to compare them with. Raises `ConfigError` if
     one is impossible.
@@ -197,7 +206,7 @@ def baseline_policies(evaluation: Evaluation, environment: Environment) -> list[
     return policies
 
 
-def control_policies(evaluation: Evaluation, controls: dict[str, Control]) -> list[Policy]:
+def control_policies(evaluation: Evaluation, controls: "Mapping[str, Control]") -> list[Policy]:
     """Makes the policies of the trained controls, one per team."""
     if evaluation.config.control == "single_agent":
         environment = make_single_environment(evaluation, "control")
@@ -261,6 +270,15 @@ def message_policies(evaluation: Evaluation, environment: Environment) -> list[P
         for team in evaluation.teams
         for how in (CUT, SHUFFLED)
     ]
+
+
+def mix(parts: Mapping[str, LoadedTeam]) -> LoadedTeam:
+    """
+    Makes a team of agents that come from several teams. `parts`: the team of each role's agent, in the order of the
+    roles.
+    """
+    description = {f"agent {role}": part.description[f"agent {role}"] for role, part in parts.items()}
+    return LoadedTeam(MixedTeam({role: part.team for role, part in parts.items()}), description)
 
 
 def mixed_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:

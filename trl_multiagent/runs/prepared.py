@@ -27,15 +27,15 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
-from trl_multiagent.folders import CARD_FILE, locked
-from trl_multiagent.jobs.distributed import check_agreement
+from trl_multiagent.folders import locked
+from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, root_nodes
 from trl_multiagent.runs.models import check_models, check_repo_id, make_loader, make_peft_config
-from trl_multiagent.runs.run import end_on_wrong_input, read_settings
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.runs.seats import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, make_training_args, run_id, task_settings
@@ -45,20 +45,15 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.checkpoint_files import (
-    STATE_FILE,
-    read_checkpoint,
-    refusing_together,
-    verify_checkpoint,
-)
+from trl_multiagent.trainers.base.checkpoints import check_changes, describe_run, read_checkpoint
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
-from trl_multiagent.trainers.base.run_settings import check_changes, check_steps, describe_run
 
 
 # Arguments whose keys or entries are roles
 ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
-NO_FOLDER = "`resume_from_checkpoint: true` continues the run that RUN_ID or `output_dir` names: set one of them."
+AUTO = "auto"  # value of `resume_from_checkpoint`: the last checkpoint in the folder of the run, if there is one
+NO_FOLDER = "`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one of them."
 # Values of `report_to` whose packages transformers cannot detect
 NOT_DETECTED = ("azure_ml", "flyte")
 
@@ -208,15 +203,10 @@ class PreparedRun(Settings):
 
     def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
         """
-        Raises `ValueError` if the checkpoint to resume is damaged, belongs to another run, or has already taken all
-        steps.
+        Raises `ValueError` if the checkpoint to resume belongs to another run. The trainer compares its checksums.
         """
-        args = self.training_args
-        saved = verify_checkpoint(folder)
-        if not self.results_are_missing(folder):
-            check_steps(folder, saved["global_step"], len(train_dataset), args)
         here = self.describe(environment, train_dataset, self.outline(environment.roles))
-        check_changes(folder, differences(saved["settings"], here), args)
+        check_changes(folder, differences(read_checkpoint(folder)["settings"], here), self.training_args)
 
     def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
         """Returns the settings that a checkpoint and all processes of the run must share."""
@@ -224,13 +214,6 @@ class PreparedRun(Settings):
         trainer_name = type(args).__name__.removesuffix("Config")
         run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
         return {**run, **describe_environment(environment)}
-
-    def results_are_missing(self, checkpoint: str) -> bool:
-        """Returns whether the run ended between its checkpoint and the team's card, which is saved last."""
-        if not self.saves_team:
-            return False
-        card = self.team_folder / CARD_FILE
-        return not card.is_file() or card.stat().st_mtime < (Path(checkpoint) / STATE_FILE).stat().st_mtime
 
 
 def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
@@ -295,22 +278,20 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     names = [re.sub(r"[^\w.-]", "_", name) if name else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
     broadcast_object_list(names)
     folder = output_dir or str(Path(settings.output.base_dir) / f"{prefix}_{names[0]}")
-    if not resume:
-        return folder, None
-    checkpoint: str | None = None
-    if isinstance(resume, str):
-        checkpoint, folder = resume, output_dir or str(Path(resume).parent)
+    if isinstance(resume, str) and resume != AUTO:
         if not Path(resume).is_dir():
             raise ConfigError(f"`resume_from_checkpoint` is {resume!r}, but there is no such folder.")
-    elif output_dir is None and name is None:
+        return output_dir or str(Path(resume).parent), resume
+    if resume and output_dir is None and name is None:
         raise ConfigError(NO_FOLDER)
-    elif Path(folder).is_dir():
-        checkpoint = get_last_checkpoint(folder)
-    if checkpoint is None:
+    last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    if resume is True and last is None:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
-    with config_errors("`resume_from_checkpoint`: "):
-        read_checkpoint(checkpoint)
-    return folder, checkpoint
+    if last is not None and not resume and ALGORITHMS[settings.algorithm].run == ROLLOUTS:
+        settings.notes.append(
+            f"{last} is not used: this run starts at step 0. `--resume_from_checkpoint auto` continues from it."
+        )
+    return folder, last if resume else None
 
 
 def check_results(settings: Settings, args: Any) -> None:
@@ -403,7 +384,7 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
     processes.
     """
     state, checkpoint = PartialState(), run.resume_from_checkpoint
-    with end_on_wrong_input(run.prog), refusing_together():
+    with end_with_one_line(run.prog), end_on_wrong_input(run.prog), fail_together(state):
         if state.num_processes > 1:
             check_agreement(state, run.describe(environment, train_dataset, team=None))
         # The trainer of a run on preferences compares the checkpoint itself

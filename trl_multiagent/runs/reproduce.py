@@ -69,8 +69,8 @@ def run_command(arguments: Sequence[str], prog: str) -> int:
     """
     Runs a command of `trl-multiagent`, unless a signal has asked the program `prog` to end. Returns its exit status.
     """
-    if REQUEST.passed_on is None:
+    if REQUEST.signal is None:
         return subprocess.run([sys.executable, "-m", "trl_multiagent.cli", *arguments]).returncode
     command = os.environ.get(COMMAND_VARIABLE, "the same command")
-    print(f"{prog}: ended by {NAMES[REQUEST.passed_on]}. Go on with: {command}", file=sys.stderr)
-    return 128 + REQUEST.passed_on
+    print(f"{prog}: ended by {NAMES[REQUEST.signal]}. Go on with: {command}", file=sys.stderr)
+    return 128 + REQUEST.signal

@@ -27,8 +27,8 @@ from trl_multiagent.runs.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.checkpoint_files import remove, remove_unfinished
-from trl_multiagent.trainers.base.distribution import forget_engine
+from trl_multiagent.trainers.base.checkpoints import remove, remove_unfinished
+from trl_multiagent.trainers.base.team_trainer import forget_engine
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
 

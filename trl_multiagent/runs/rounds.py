@@ -31,8 +31,8 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.folders import PREFERENCES_FILE, is_collection, read_json
 from trl_multiagent.hub import push_folder
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
-from trl_multiagent.jobs.fingerprint import checksum_of_weights, differences
-from trl_multiagent.jobs.signals import end_on_signal
+from trl_multiagent.jobs.fingerprint import checksum_of_weights
+from trl_multiagent.jobs.signals import Stopped, end_on_signal
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
@@ -44,6 +44,7 @@ from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import check_models
 from trl_multiagent.runs.plan import HEADING, agents, collaboration, count, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import (
+    AUTO,
     NO_FOLDER,
     check_folder,
     check_run,
@@ -60,10 +61,8 @@ from trl_multiagent.settings.derive import Settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
-from trl_multiagent.trainers.base.distribution import forget_engine, without_sharding
-from trl_multiagent.trainers.base.run_settings import check_changes
 from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.team_trainer import forget_engine, without_sharding
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
 
@@ -106,7 +105,7 @@ class PreferenceRun:
         self.trained_with, self.in_rounds = algorithm, algorithm in ITERATIVE
         self.num_rounds: int = arguments["num_iterations"] if self.in_rounds else 1
         self.preference_dataset: str | None = arguments.get("preference_dataset")
-        if extras.resume_from_checkpoint is True:  # every run resumes; an early stage has no checkpoint yet
+        if extras.resume_from_checkpoint in (True, AUTO):  # every run resumes; an early stage has no checkpoint yet
             if not settings.has_named_folder:
                 raise ConfigError(NO_FOLDER)
             extras.resume_from_checkpoint = None
@@ -317,15 +316,10 @@ class PreferenceRun:
             args.output_dir, args.push_to_hub = str(folder), False
         last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
         checkpoint = run.resume_from_checkpoint or last
-        saved = None if checkpoint is None else verify_checkpoint(checkpoint)
         forget_engine()
         team = run.load_team(self.roles, source)
         trainer_class: Any = ALGORITHMS[self.trained_with].trainer_class()
-        trainer = trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data)
-        trainer.may_be_complete = True
-        if checkpoint is not None and saved is not None:
-            check_changes(checkpoint, differences(saved["settings"], trainer._run_settings()), args)
-        return trainer, checkpoint
+        return trainer_class(team=team, args=args, eval_dataset=self.eval_items, **data), checkpoint
 
     def evaluate(self, trainer: Any) -> dict[str, float] | None:
         """
@@ -403,7 +397,7 @@ class PreferenceRun:
     def stop_if_asked(self) -> None:
         """Ends the program if a signal has asked for it in the last step of a training."""
         if is_asked_to_stop(self.state):
-            raise KeyboardInterrupt
+            raise Stopped("between two rounds")
 
     def say(self, text: str) -> None:
         if self.state.is_main_process:

@@ -74,11 +74,11 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     """
     from trl_multiagent.jobs.distributed import OtherProcessError, OtherProcessUnavailable
     from trl_multiagent.models.positions import TooLongError
-    from trl_multiagent.trainers.base.failed_saves import WriteError
+    from trl_multiagent.trainers.base.checkpoints import CheckpointError, WriteError
 
     try:
         yield
-    except (UnavailableError, TooLongError, WriteError) as error:
+    except (UnavailableError, TooLongError, CheckpointError, WriteError) as error:
         fail(prog, error)
     except ImportError as error:
         fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))

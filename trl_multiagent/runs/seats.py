@@ -7,8 +7,7 @@ from typing import Any
 
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_multiagent.endpoints.client import EndpointClient
-from trl_multiagent.endpoints.endpoint import EndpointSettings, make_endpoint
+from trl_multiagent.endpoints import EndpointClient, EndpointSettings, make_endpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_function
@@ -22,7 +21,7 @@ from trl_multiagent.settings.derive import Settings, task_settings
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.settings.schema import SeatSettings, keys_of
 from trl_multiagent.team.seat import TeamSeat
-from trl_multiagent.trainers.base.checkpoint_files import step_of
+from trl_multiagent.trainers.base.checkpoints import step_of
 
 
 START = "start"  # the name of the models from which the run starts, in the population of its own checkpoints

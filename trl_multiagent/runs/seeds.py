@@ -16,7 +16,7 @@ import torch
 from accelerate import PartialState
 
 from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
-from trl_multiagent.jobs.signals import REQUEST, leaving_signals_to_children
+from trl_multiagent.jobs.signals import REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import seed_table, series_of
 from trl_multiagent.report.run_page import read_run
@@ -150,8 +150,8 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
     running: dict[str, tuple[subprocess.Popen, int]] = {}
     with leaving_signals_to_children(), contextlib.ExitStack() as stack:
         while running or (waiting and not status):
-            if REQUEST.passed_on and waiting:  # the current run may end with status 0, but no other may start
-                status = status or -REQUEST.passed_on
+            if REQUEST.signal and waiting:  # the current run may end with status 0, but no other may start
+                status = status or -REQUEST.signal
             while waiting and slots and not status:
                 name, slot = next(iter(waiting)), slots.pop()
                 output = None
@@ -159,7 +159,11 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
                     output = stack.enter_context((folder / f"{name}.log").open("a"))
                     print(f"{name}: started, its output goes to {output.name}", flush=True)
                 process = subprocess.Popen(
-                    waiting.pop(name), stdout=output, stderr=output, env=os.environ | visible_devices(slot, num_jobs)
+                    waiting.pop(name),
+                    stdout=output,
+                    stderr=output,
+                    env=os.environ | visible_devices(slot, num_jobs),
+                    preexec_fn=end_with_parent,  # a run without the program that started it would lock its folder
                 )
                 running[name] = process, slot
             time.sleep(SECONDS_BETWEEN_LOOKS)

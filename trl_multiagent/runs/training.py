@@ -23,7 +23,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.schema import Wandb
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.failed_saves import WriteError
+from trl_multiagent.trainers.base.checkpoints import writing
 from trl_multiagent.trainers.base.progress import show_one_bar
 
 
@@ -73,9 +73,8 @@ def train(
 def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
     """
     Trains the team. Saves the merged settings in the run's folder and, unless `output.save_final_model` is false, the
-    team, its model card and its learning curve in the team's folder. If an earlier attempt was interrupted while
-    saving, saving is retried. Raises `WriteError`, or in other processes `OtherProcessError`, if the team could not be
-    saved there; the message names the folder that was used instead.
+    team, its model card and its learning curve in the team's folder. Raises `WriteError`, or in other processes
+    `OtherProcessError`, if the team could not be saved there.
     """
     set_up_wandb(run.wandb)
     with fail_together(trainer.accelerator):
@@ -86,8 +85,6 @@ def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
         for callback in run.task.callbacks(run.task_settings, trainer):
             trainer.add_callback(callback)
     checkpoint = run.resume_from_checkpoint
-    if checkpoint is not None and run.results_are_missing(checkpoint):
-        trainer.may_be_complete = True
     with ending_later():  # so that a complete training is also saved
         trainer.train(resume_from_checkpoint=checkpoint)
         save_results(run, trainer)
@@ -110,13 +107,9 @@ def save_results(run: PreparedRun, trainer: Trainer) -> None:
     dataset_name = hub_id(name) if name and run.dataset.may_be_hub_id else None
     with fail_together(trainer.accelerator):
         trainer.save_model(str(run.team_folder), _internal_call=True)  # this does not push
-    with fail_together(trainer.accelerator):
-        try:
-            trainer.create_model_card(dataset_name=dataset_name)
-            copy_run_files(run, trainer)
-        except OSError as error:
-            where = f"The team itself is in {run.team_folder.absolute()}."
-            raise WriteError(f"The model card could not be written ({error}). {where}") from error
+    with fail_together(trainer.accelerator), writing("The team is saved; its card", run.run_folder):
+        trainer.create_model_card(dataset_name=dataset_name)
+        copy_run_files(run, trainer)
     if trainer.is_world_process_zero():
         print(f"Saved team       {run.team_folder}", flush=True)
     if run.training_args.push_to_hub:  # last, so that nothing is lost if the push fails

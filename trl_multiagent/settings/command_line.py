@@ -33,7 +33,7 @@ USUAL = {
     "beta": "Coefficient of the KL penalty; of the loss, with preferences.",
     "output_dir": "Folder of the run.",
     "report_to": "Where metrics go: none, wandb, tensorboard, ...",
-    "resume_from_checkpoint": "Checkpoint to resume from; true for the last one of the folder.",
+    "resume_from_checkpoint": "Checkpoint to resume from; true for the last one of the folder; auto: if there is one.",
 }
 OF_ROLLOUTS = ("num_turns", "num_generations", "items_per_device")
 OF_COLLECTIONS = {

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings
-from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.limits import short
 from trl_multiagent.settings.algorithms import (
     ACTOR_CRITICS,
@@ -392,6 +392,8 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
         more = batch_arguments(settings, args)
         return config_class(**arguments | more) if more else args
+    except UnavailableError:
+        raise  # the processes cannot be connected, whatever the arguments are
     except Exception as error:  # transformers raises errors of many kinds
         problem = str(error) if isinstance(error, ValueError | ImportError) else describe(error)
         given = settings.values[algorithm]

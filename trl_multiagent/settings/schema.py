@@ -147,7 +147,8 @@ class AlgorithmExtras:
         "One agent per role, or one agent that answers for all roles, in tagged blocks, in one turn.", "decentralized"
     )
     resume_from_checkpoint: str | bool | None = setting(
-        "Checkpoint folder to resume from; true: the last one in the folder that RUN_ID or `output_dir` names."
+        "Checkpoint folder to resume from; true: the last one in the folder that RUN_ID or `output_dir` names; auto: "
+        "the same, or step 0 if there is none."
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_multiagent.code.checks import source_problem, unusable_test
-from trl_multiagent.code.names import PARSE_ERRORS
+from trl_multiagent.code.dependencies import PARSE_ERRORS
 from trl_multiagent.code.sandbox.asserts import read_asserts
 from trl_multiagent.environments.dataset_rows import check_fields
 

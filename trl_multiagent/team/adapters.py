@@ -21,12 +21,11 @@ from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from trl_multiagent.folders import CARD_FILE, CHECKSUMS_FILE, MODEL_CONFIG, check_checksums, checksum_of_file
+from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
-    find_file,
     hub_arguments,
     keep_adapter_in_float32,
     load_model,
@@ -170,19 +169,11 @@ def load_adapters(
             # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
             base_source, revision = AgentSource(cast(str, config.base_model_name_or_path)), config.revision
         key = base_source, revision
-        base, checksums = None, getattr(adapted.get(key), "base_checksums", {})
+        base = None
         if key not in adapted:
             with seeded(seed, SHARED_FOLDER):
                 kwargs = {**model_init_kwargs, "revision": revision}
                 base = load_model(base_source.name, **base_source.arguments, **kwargs)
-            if kwargs.get("device_map") != "meta":  # with which no weights are read
-                checksums = checksums_of_base(base_source.name, {**hub, "revision": revision})
-        if checksums and peft_config is None and check_checksums(source.name) not in ({}, checksums):
-            raise ValueError(
-                f"The base {base_source.name} does not have the weights on which {source.name} was trained. "
-                "Restore them, or remove "
-                f"{CHECKSUMS_FILE} from the folder of the adapter if the change is meant."
-            )
         with seeded(seed, role):  # also for saved adapters, because PEFT draws weights before it reads the file
             if peft_config is not None:
                 own_config = copy.deepcopy(peft_config)
@@ -198,22 +189,8 @@ def load_adapters(
                 else:
                     adapted[key] = PeftModel.from_pretrained(base, source.name, **kwargs)
         models[role] = adapted[key]
-        cast(Any, models[role]).base_checksums = checksums
         keep_adapter_in_float32(models[role], role)
     return models
-
-
-def checksums_of_base(name: str, hub: dict[str, Any]) -> dict[str, str]:
-    """
-    Returns the checksums of the weights of a base, by file. In the cache of the Hub, they are the names of the files
-    that are linked.
-    """
-    config = find_file(name, MODEL_CONFIG, **hub)
-    checksums = {}
-    for path in [] if config is None else sorted(Path(config).parent.glob("*.safetensors")):
-        linked = path.resolve()
-        checksums[path.name] = linked.name if len(linked.name) == 64 else checksum_of_file(linked)
-    return checksums
 
 
 def save_adapter(model: PeftModel, role: str, folder: Path, state_dict: dict[str, torch.Tensor] | None) -> None:

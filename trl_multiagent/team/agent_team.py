@@ -18,7 +18,7 @@ from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
-from trl_multiagent.folders import CARD_FILE, TEAM_FILE, check_checksums, write_checksums
+from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub import open_repo, team_files, upload_folder
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_packed
@@ -198,9 +198,6 @@ class AgentTeam(nn.Module):
         sources, saved_form = find_sources(name, None if roles is None else check_agent_names(roles), hub)
         configs = peft_config if isinstance(peft_config, Mapping) else dict.fromkeys(sources, peft_config)
         configs = {role: config for role, config in configs.items() if config is not None}
-        if model_init_kwargs.get("device_map") != "meta":  # with which no weights are read
-            for source in set(sources.values()):
-                check_checksums(source.name)
         shares, adapted = form_of_sources(sources, saved_form, configs, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
         if "gguf_file" in model_init_kwargs and saved_form is None:
@@ -239,8 +236,6 @@ class AgentTeam(nn.Module):
             elif role == name:  # a shared model is saved once
                 save_model(model, target, weights)
             self.tokenizers[role].save_pretrained(target)
-        for place, role in {self.folder(role): role for role in self.roles}.items():
-            write_checksums(folder / place, getattr(self.policies[role], "base_checksums", None))
         TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
         if self.critics is not None:
             self.critics.save(folder, self, state_dict)

@@ -5,7 +5,6 @@ import functools
 import json
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import RewardTrainer
 
@@ -35,13 +34,12 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.report.model_card import hub_id
 from trl_multiagent.report.tables import markdown_table
-from trl_multiagent.trainers.base.checkpoint_files import verify_checkpoint
+from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.common_config import check_trained_weights
-from trl_multiagent.trainers.base.common_trainer import CheckpointCallback, CommonTrainerMixin
-from trl_multiagent.trainers.base.failed_saves import writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 
 
@@ -224,19 +222,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         super()._set_signature_columns_if_needed()
         self._signature_columns = [*self._signature_columns, CHOSEN_REWARD, REJECTED_REWARD]
 
-    # Training
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """
-        Trains the model, as `Trainer.train` does. Raises `ValueError` if the checkpoint is incomplete or damaged.
-        """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        self._resumed = Path(str(resume_from_checkpoint)) if resume_from_checkpoint else None
-        if self._resumed is not None:
-            verify_checkpoint(self._resumed)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
     # Loss and evaluation
 
     def _pair_losses(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
@@ -337,9 +322,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             merged = copy.deepcopy(self.model).float().merge_and_unload()  # small updates are lost in 16 bits
             with temporarily_set(self, model=merged):
                 super()._save(output_dir)
-
-    def _handling_failure(self, unfinished: Path) -> AbstractContextManager[None]:
-        return writing("A checkpoint of the reward model", unfinished)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists

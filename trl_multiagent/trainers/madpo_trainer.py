@@ -33,11 +33,11 @@ from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.checkpoints import describe_run
 from trl_multiagent.trainers.base.generation import TrainerGenerator
 from trl_multiagent.trainers.base.log import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
 from trl_multiagent.trainers.base.rollout_trainer import check_team
-from trl_multiagent.trainers.base.run_settings import describe_run
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig

@@ -7,10 +7,9 @@ from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.analysis import analyze
 from trl_multiagent.tasks.code_generation.feedback import shown_checks
 from trl_multiagent.tasks.code_generation.prompts import CodePrompts
-from trl_multiagent.tasks.code_generation.reward import CodeResult
+from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
 
 
 ITEM = {

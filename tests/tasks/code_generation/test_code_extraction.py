@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from trl_multiagent.code.extraction import MAX_CHARS, extract_code
-from trl_multiagent.tasks.code_generation.analysis import analyze
+from trl_multiagent.tasks.code_generation.reward import analyze
 
 
 PROMPT = 'def f(xs):\n    """Do something with the list."""\n'
@@ -116,7 +116,6 @@ def test_a_scripts_own_part_is_left_out():
             f: whatever
             def f(x):
                 return x + STEP
-            f = staticmethod(f)
             assert f(1) == 100
             print(f(undefined_name))
             for case in [1, 2]:
@@ -130,7 +129,7 @@ def test_a_scripts_own_part_is_left_out():
     )
     kept = [ast.unparse(node).split("\n")[0] for node in ast.parse(source).body]
     assert kept[:4] == ["import sys", "sys.setrecursionlimit(5000)", "STEP: int = 1", "STEP += 1"]
-    assert kept[4:] == ["def f(x):", "f = staticmethod(f)"]
+    assert kept[4:] == ["def f(x):"]
 
 
 READS = "def f(x):\n    return TABLE[x]\n"
@@ -153,7 +152,10 @@ ALL_NEEDED = {
     ),
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
-    "lambda before what it reads": "f = lambda x: g(x)\ng = lambda x: N\nN = 3\n",
+    "two registered functions of one name": (
+        "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef _(x):\n    return "
+        "1\n@f.register(str)\ndef _(x):\n    return 2\n"
+    ),
 }  # fmt: skip
 
 
@@ -223,12 +225,6 @@ def test_a_cut_off_tail_is_dropped_but_not_the_function_itself():
     assert run(again)["f"](3) == 3
 
 
-def test_a_function_that_is_an_assignment_is_found_in_a_fence():
-    text = "We set f = g(x) (see below:\nx = 1\n```\nf = lambda x: x + 1\n```\nf = 3 (no.\n"
-    assert extract_code(text, "f") == "f = lambda x: x + 1"
-    assert facts("def f(xs):\n    return 1", aux="aux = (a helper\n").syntax_problem == ""
-
-
 def test_statements_on_one_line_and_bytes_columns():
     source = extract_code("É = 'é'; y = 2; print(y); z = y + 1\ndef f(x): return x + z + len(É)", "f")
     assert run(source)["f"](0) == 4 and "print" not in source
@@ -254,6 +250,7 @@ def test_the_program_is_prefix_aux_main_and_the_setup_is_the_prefix_alone():
 
 
 FUNCTION = "def f(x):\n    return x + 1\n"
+LONGER = "def f(number):\n    if number < 0:\n        return -1\n    return number + 1\n"
 
 
 @pytest.mark.parametrize(
@@ -264,9 +261,11 @@ FUNCTION = "def f(x):\n    return x + 1\n"
         "def f(x):  # why\n    # how\n    return x  # so\n    # end\n",
         'def f(x):\n    """Doc\n\nstring."""\n    return x\n',
         "@staticmethod\n# why\ndef f(x):\n    return 'é'\n",
-        "f = lambda x: x\n",
         "import math\nN = 3\ndef h(x):\n    return math.floor(x)\ndef f(x):\n    return h(x) + N\n",
         "def f(x):\n    y y = 1\n    return x\n",
+        f"```python\n{FUNCTION}```\n",
+        f"{LONGER}print(f(2))\nassert f(3) == 4\n",
+        f'{LONGER}if __name__ == "__main__":\n    print(f(2))\n',
     ],
 )
 def test_a_completion_that_is_the_function_and_what_it_needs(text):
@@ -277,18 +276,15 @@ def test_a_completion_that_is_the_function_and_what_it_needs(text):
 @pytest.mark.parametrize(
     ("text", "most"),
     [
-        (f"```python\n{FUNCTION}```\n", 0.7),
         (FUNCTION * 10, 0.1),
         (FUNCTION + "".join(f"def g{n}(x):\n    return g{n - 1}(x)\n" for n in range(10)), 0.15),
         (FUNCTION + "def g(x):\n    return (x\n", 0.6),
         ("try:\n    def f(x):\n        return 2\nexcept E:\n    pass\n" * 10, 0.1),
         (FUNCTION + "f.a = 1\n" * 10, 0.4),
-        (FUNCTION + "f = f\n" * 10, 0.5),
         (FUNCTION + "# junk\n" * 10, 0.3),
         (FUNCTION + "f(1)\nprint(f(2))\nassert f(3)\ny = f(4)\n" * 5, 0.2),
         ("import math\n" * 10 + FUNCTION.replace("x + 1", "math.floor(x)"), 0.3),
         ("def f(x):\n    y y = 1\n    return x\n" + "def g(x):\n    return x\n" * 9, 0.2),
-        ("def f(x):\n    pass\n", 0.0),
         ("def f(x):\n    return 1\n" + "#" * MAX_CHARS, 0.0),
     ],
 )
@@ -306,21 +302,11 @@ def test_what_is_not_the_function_lowers_its_share(text, most):
     [
         "def aux(x):\n    if x:\n        return 1",
         "def aux(x):\n    pass\ndef aux(x):\n    return 1",
-        "aux = lambda x: x",
-        "if (aux := lambda x: x):\n    pass",
-        "from functools import partial\naux = partial(pow, 2)",
-        "def make():\n    return lambda x: x\naux = make()",
-        "class A:\n    def __call__(self, x):\n        return 1\naux = A()",
         "def deco(g):\n    return g\n@deco\ndef aux(x):\n    return 1",
         "try:\n    import numpy\n    def aux(x):\n        return 2\nexcept ImportError:\n    aux = None",
         "def aux(x):\n    yield from x",
-        # without a value, but with an effect
-        "def aux(xs):\n    xs.sort()",
-        "def aux(xs):\n    ys = xs\n    ys.append(1)\n    return None",
-        "def aux(xs):\n    def go(i):\n        xs[i] = 0\n    go(0)",
-        "def swap(a, i):\n    a[i] = 1\ndef sort(a):\n    swap(a, 0)\ndef aux(a):\n    sort(a)",
-        "import random\ndef aux(a):\n    random.shuffle(a)",
-        "N = 0\ndef aux(x):\n    global N\n    N += 1",
+        # the prompt repeated after the answer
+        'def aux(x):\n    return 1\ndef aux(x):\n    """Does it."""\n',
     ],
 )
 def test_a_function_with_a_result_is_a_definition_of_aux_and_of_the_entry_point(text):
@@ -334,7 +320,9 @@ def test_a_function_with_a_result_is_a_definition_of_aux_and_of_the_entry_point(
         ("def aux(x):\n    # return x\n    '''return x'''\n    y = 'return x'", "does not return a value"),
         ("def aux(x):\n    if x:\n        return None\n    return", "does not return a value"),
         ("def aux(x):\n    def g():\n        return 1\n    g()", "does not return a value"),
-        ("def aux(x):\n    return 1\ndef aux(x):\n    pass", "does not return a value"),
+        ("def aux(x):\n    return 1\ndef aux(x):\n    x = 2", "does not return a value"),
+        ("def aux(xs):\n    xs.sort()", "does not return a value"),
+        ("aux = lambda x: x", "no function `aux`"),
         ("def g(x):\n    pass\naux = g", ""),
         ("def g():\n    def aux(x):\n        return x\n    return 1", "no function `aux`"),
         ("'''\ndef aux(x):\n    return x\n'''", "no function `aux`"),
@@ -354,7 +342,7 @@ def test_what_has_no_result_is_no_definition(text, problem):
     found = analyze(PROMPT, "f", text, "def f(xs):\n    return 1").aux_problem
     assert found and problem in found
     result = analyze(PROMPT, "f", None, text.replace("aux", "f"))
-    assert result.main_problem and result.main_function_share == 0.0
+    assert result.main_problem
 
 
 @pytest.mark.parametrize(
@@ -363,7 +351,6 @@ def test_what_has_no_result_is_no_definition(text, problem):
         ("def f(xs):\n    return [x for x xs]", True),
         ("def f(xs):\n    if xs\n        return 1\n    return 2", True),
         ("def f(xs):\n    ys ys = 1\n    # return ys", False),
-        ("def f(xs):\n    def g():\n        return 1\n    ys ys = 1", False),
         ("def f(xs:\n    return 1", False),
     ],
 )
@@ -395,7 +382,6 @@ def test_the_syntax_problem_names_part_line_and_column():
         "def f(xs):\n    global aux\n    return aux(xs) + 1",
         "OPS = []\nOPS.append(aux)\ndef f(xs):\n    return OPS[0](xs) + 1",
         "def d(g):\n    def w(x):\n        return aux(g(x))\n    return w\n@d\ndef f(xs):\n    return 1",
-        "import functools\nf = functools.partial(sorted, key=aux)",
     ],
 )
 def test_what_calls_aux_or_hands_it_on_names_it(main):
@@ -439,13 +425,6 @@ def test_an_entry_point_from_aux_does_not_count_and_does_not_harm():
     [
         ("def f(xs):\n    '''Docstring.'''\n    # comment\n    return aux(sorted(xs))", True),
         ("def f(xs):\n    y: list = aux(xs)\n    z = y\n    return z", True),
-        ("def f(xs):\n    (g := aux)\n    y = g(xs)\n    return y", True),
-        ("def f(xs):\n    def g(x):\n        return aux(x)\n    return g(xs)", True),
-        ("def f(xs):\n    from functools import partial\n    return partial(aux, xs)()", True),
-        ("def f(xs):\n    return list(map(aux, [xs]))[0]", True),
-        ("def f(xs):\n    yield from aux(xs)", True),
-        ("f = lambda xs: aux(xs)", True),
-        ("def h(x):\n    return aux(x)\ndef f(xs):\n    return h(xs)", True),
         ("def f(xs):\n    [xs.y] = [aux(xs)]\n    return xs.y", False),
         ("def f(xs):\n    return list(map(aux, xs))", False),
         ("def f(xs):\n    g = lambda x: aux(x) + 1\n    return g(xs)", False),

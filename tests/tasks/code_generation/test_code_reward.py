@@ -82,8 +82,9 @@ BROKEN = "def {}(xs):\n    return xs xs\n"
         (AUX, AUX + "def f(xs):\n    return scale(aux(xs))\n", 2.5),
         # a value thrown away: -0.5
         (AUX, "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5),
-        # an aux that works in place is defined and used; that its value does not matter costs as much as ever
-        ("def aux(xs):\n    xs.append(0)\n", "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.5),
+        # an aux that works in place has no return value, but may be used
+        ("def aux(xs):\n    xs.append(0)\n", "def f(xs):\n    aux(xs)\n    return scale(sum(xs))\n", 3.1),
+        ("def aux(xs):\n    xs[:] = [sum(xs)]\n", "def f(xs):\n    aux(xs)\n    return scale(xs[0])\n", 3.6),
         # aux is called by other functions: what runs decides
         (AUX, "def f(xs):\n    return scale(list(map(aux, [xs]))[0])\n", 4.0),
         (AUX, "def f(xs):\n    return scale([*map(aux, xs), sum(xs)][-1]) if not xs else scale(sum(xs))\n", 2.5),

@@ -10,7 +10,7 @@ import pytest
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.tasks.code_generation import reward as reward_module
-from trl_multiagent.tasks.code_generation.analysis import analyze
+from trl_multiagent.tasks.code_generation.reward import analyze
 
 from typical_pairs import ALL_AUX, EVEN, ITEM, SUM_OF_SQUARES
 
@@ -144,12 +144,6 @@ REPLACED = {
         (HELP, G + "def f(xs):\n    global help\n    help = g\n    return sum(x * x for x in aux(xs))\n"),
     "main hides its function behind an import":
         (HELP, "import math as help\n" + G.replace("g(", "help(") + SUM_OF_SQUARES),
-    "main changes aux's defaults":
-        ("def aux(xs, h=None):\n    return h(xs)\n", G + "aux.__defaults__ = (g,)\n" + SUM_OF_SQUARES),
-    "main writes an attribute of aux": ("def aux(xs):\n    return aux.h(xs)\n", G + "aux.h = g\n" + SUM_OF_SQUARES),
-    "main writes an attribute of a module":
-        ("import math\ndef aux(xs):\n    return math.h(xs)\n", "import math\n" + G + "math.h = g\n" + SUM_OF_SQUARES),
-    "main changes the built-in names": (HELP, "import builtins\n" + G + "builtins.help = g\n" + SUM_OF_SQUARES),
     "aux looks a global name up": ("def aux(xs):\n    return globals()['g'](xs)\n", G + SUM_OF_SQUARES),
     "aux reads the entry point's global names":
         ("def aux(xs):\n    return f.__globals__['g'](xs)\n", G + SUM_OF_SQUARES),
@@ -157,16 +151,6 @@ REPLACED = {
     "main writes the function that aux calls": (
         "def aux(*xs):\n    return help(*xs)\n",
         "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES),
-    "main puts a function into aux's code": (
-        "def aux(*xs):\n    def g(*xs):\n        return 1\n    return g(*xs)\n",
-        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = "
-        "aux.__code__.replace(co_consts=tuple(\n"
-        "    g.__code__ if getattr(one, 'co_name', '') == 'g' else one for one in aux.__code__.co_consts))\n"
-        + SUM_OF_SQUARES,
-    ),
-    "main gives aux other code": (
-        ONE,
-        "def g(*xs):\n    return [x for x in xs[0] if x % 2 == 0]\naux.__code__ = g.__code__\n" + SUM_OF_SQUARES),
 }  # fmt: skip
 # What passes between the agents is data: objects and functions of the program could do the other agent's work
 CODE = {

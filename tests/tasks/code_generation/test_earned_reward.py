@@ -9,7 +9,7 @@ import pytest
 
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
-from trl_multiagent.tasks.code_generation.trivial import (
+from trl_multiagent.tasks.code_generation.item_facts import (
     ItemFacts,
     facts_program,
     prompt_examples,

@@ -9,9 +9,8 @@ from trl_multiagent.code.sandbox import Check, Verdict
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.analysis import analyze
 from trl_multiagent.tasks.code_generation.expert import MAX_EDITS, Expert, expert_question, parse_edits
-from trl_multiagent.tasks.code_generation.reward import CodeResult
+from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
 from trl_multiagent.tasks.code_generation.task import External
 
 from endpoint_server import Reply, endpoint_server
@@ -69,16 +68,13 @@ def test_the_expert_sees_problem_and_code_and_no_test():
         ('{"aux": "a", "main": "m"} or rather {"aux": "b"}', {"aux": "a", "main": "m"}),
         ('{"edits": {"aux": "a", "main": "m"}}', {"aux": "a", "main": "m"}),
         ('{"aux": "a", "solve": "m"}', {"aux": "a", "main": "m"}),
-        ('{"aux": ["a", "b"], "main": {"edit": "m", "why": "n"}}', {"aux": "a\nb", "main": "m\nn"}),
         ('{"aux": "line\nbreak", "main": "{\\"main\\": 1}"}', {"aux": "line\nbreak", "main": '{"main": 1}'}),
-        ("{'aux': 'a', 'main': 'it is \"m\"'}", {"aux": "a", "main": 'it is "m"'}),
-        ('{"aux": "a \\"quoted\\"", "main": "cut o', {"aux": 'a "quoted"'}),
-        (r'{"aux": "half \ud800 of one", "main": "\ud83d\ude00"}', {"aux": "half ? of one", "main": "\U0001f600"}),
         ('{"aux": 3, "main": true}', {}),
+        ('{"aux": ["a", "b"], "main": "m"}', {"main": "m"}),
+        ('{"aux": "a", "main": "cut o', {}),
         ('[{"aux": "a"}]', {"aux": "a"}),
         ("", {}),
         ('{"a":' * 3000, {}),
-        ('{"aux": ' + "[" * 500 + '"a"' + "]" * 500 + "}", {}),
         (json.dumps({"aux": "x" * 9999}), {"aux": "x" * MAX_EDITS + "..."}),
     ],
 )
@@ -95,7 +91,7 @@ def test_a_turn_is_asked_at_once_and_each_agent_gets_its_own_part(tmp_path):
         return {"4": '{"main": "only main 4"}', "5": "nothing"}.get(k, json.dumps({"aux": f"a{k}", "main": f"m{k}"}))
 
     with endpoint_server(answer) as server:
-        environment = make_environment(tmp_path, **at(server, expert_input_price=2.0))
+        environment = make_environment(tmp_path, **at(server))
         turns = [turn(f"def aux(x):\n    return number{k}\n") for k in range(6)]
         histories = [[x] for x in turns] + [[]]
         prompts = environment.next_prompts([ITEM] * 7, histories)
@@ -107,8 +103,8 @@ def test_a_turn_is_asked_at_once_and_each_agent_gets_its_own_part(tmp_path):
     assert prompts[4]["aux"] == plain()["aux"] and "only main 4" in prompts[4]["main"]
     assert prompts[5] == plain() and prompts[6] == environment.prompts(ITEM, [])
     expected = {"requests": 6, "failures": 0, "cached": 0, "missing_parts": 3, "input_tokens": 60, "output_tokens": 30}
-    expected |= {"total_tokens": 90, "cost": 120e-6, "total_cost": 120e-6}
-    assert {name: metrics[f"expert/{name}"] for name in expected} == pytest.approx(expected)
+    expected["total_tokens"] = 90
+    assert {name: metrics[f"expert/{name}"] for name in expected} == expected
     again = environment.metrics()
     assert (again["expert/requests"], again["expert/cached"], again["expert/total_tokens"]) == (0, 6, 90)
 
@@ -141,18 +137,12 @@ def test_a_model_on_this_machine(roles, tmp_path):
     assert 3 <= metrics["expert/output_tokens"] <= 12 and metrics["expert/input_tokens"] > 900
 
 
-def test_a_saved_team_as_expert(tmp_path):
+def test_an_expert_that_cannot_be_loaded(tmp_path):
     tiny_team().save_pretrained(tmp_path / "team")
-    tiny_team(("left", "right")).save_pretrained(tmp_path / "others")
-    environment = make_environment(tmp_path, expert_model=str(tmp_path / "team"), expert_max_tokens=30)
-    (prompts,) = environment.next_prompts([ITEM], [[turn()]])
-    assert all("proposes for" in prompt for prompt in prompts.values())  # each agent's whole answer
-    assert prompts["aux"].split("\n")[1:] != prompts["main"].split("\n")[1:]
-    wrong = make_environment(tmp_path, expert_model=str(tmp_path / "others"))
-    with pytest.raises(UnavailableError, match="a team with the roles left, right, but edits are for aux, main"):
-        wrong.next_prompts([ITEM], [[turn()]])
+    with pytest.raises(UnavailableError, match=r"team' is a team; the expert is a single model"):
+        make_environment(tmp_path, expert_model=str(tmp_path / "team")).prepare(2)
     missing = make_environment(tmp_path, expert_model="nobody/nothing")
-    with pytest.raises(UnavailableError, match=r"`external.expert_model` 'nobody/nothing' cannot be loaded"):
+    with pytest.raises(UnavailableError, match=r"`external.expert_model`: the team cannot be loaded from 'nobody/no"):
         missing.prepare(2)
     missing.prepare(1)  # a single turn needs no expert
 
@@ -161,7 +151,7 @@ def test_a_saved_team_as_expert(tmp_path):
     ("settings", "local", "url"),
     [
         ({}, False, "https://api.deepseek.com"),
-        ({"expert_model": "claude-x"}, False, "https://api.anthropic.com"),
+        ({"expert_model": "claude-x"}, False, "https://api.anthropic.com/v1"),
         ({"expert_model": "org/model"}, True, None),
         ({"expert_model": "deepseek-ai/deepseek-coder-1.3b-instruct"}, True, None),
         ({"expert_model": "org/model", "expert_base_url": "http://h/v1"}, False, "http://h/v1"),
@@ -185,10 +175,8 @@ def test_the_temperature_is_the_peers_except_for_claude():
     [
         ({"expert_model": None}, "needs `external.expert_model`"),
         ({"expert_model": "./nowhere"}, "`external.expert_model` is './nowhere', but there is no such folder"),
-        ({"expert_model": "/"}, "`external.expert_model` is '/', but this folder holds no model and no saved team"),
-        ({"expert_model": "a/b", "expert_token_budget": 9}, "`external.expert_token_budget` is for an endpoint"),
-        ({"expert_token_budget": 2048}, "`external.expert_token_budget` is 2048, which is not enough for one request"),
-        ({"expert_extra_body": {"messages": []}}, "has 'messages', which every request has"),
+        ({"expert_model": "/"}, "`external.expert_model` is '/', but this folder holds no model: it has none of"),
+        ({"expert_model": "a/b", "expert_extra_body": {"x": 1}}, "`external.expert_extra_body` is for an endpoint"),
         ({"expert_extra_body": {"api_key": "sk-1"}}, "has 'api_key', which looks like a key"),
         ({"expert_cache_dir": __file__}, "`external.expert_cache_dir` must be a folder"),
     ],

@@ -17,8 +17,7 @@ from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.rollout.history import whole_prompt
 from trl_multiagent.rollout.history_options import HistoryOptions
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.analysis import analyze
-from trl_multiagent.tasks.code_generation.reward import CodeResult
+from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
 
 
 GOLDEN = Path(__file__).parents[2] / "golden"

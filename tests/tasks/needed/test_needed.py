@@ -14,7 +14,7 @@ import pytest
 
 from trl_multiagent.environments import FunctionEnvironment, TaskError, TaskSettings, Turn
 from trl_multiagent.environments.base import Outcome
-from trl_multiagent.environments.messages import MessageAblation, partners_of
+from trl_multiagent.evaluation.players import MessageAblation, partners_of
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.tasks.needed import TASK, NeededEnvironment, Rule, Walk

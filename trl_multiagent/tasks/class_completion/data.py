@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from trl_multiagent.code.names import PARSE_ERRORS
+from trl_multiagent.code.dependencies import PARSE_ERRORS
 from trl_multiagent.code.sandbox import Program, Sandbox
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,

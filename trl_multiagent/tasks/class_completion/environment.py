@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import parse_completion
-from trl_multiagent.code.names import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.code.shown_text import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt

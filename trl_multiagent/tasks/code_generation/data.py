@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trl_multiagent.code.checks import bound_names
-from trl_multiagent.code.names import PARSE_ERRORS, names_in
+from trl_multiagent.code.dependencies import PARSE_ERRORS, names_in
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_SUFFIXES,
     check_fields,
@@ -18,7 +18,7 @@ from trl_multiagent.environments.dataset_rows import (
     select_rows,
 )
 from trl_multiagent.environments.embedded import EMBEDDED
-from trl_multiagent.tasks.code_generation.roles import AUX
+from trl_multiagent.tasks.code_generation.prompts import AUX
 from trl_multiagent.tasks.problems import FIELDS, check_problem
 
 

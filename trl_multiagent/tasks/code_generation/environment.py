@@ -11,6 +11,8 @@ from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction
 from trl_multiagent.tasks.code_generation import feedback
 from trl_multiagent.tasks.code_generation.expert import Expert
 from trl_multiagent.tasks.code_generation.prompts import (
+    AUX,
+    MAIN,
     SEEN,
     UNSEEN,
     CodePrompts,
@@ -20,7 +22,6 @@ from trl_multiagent.tasks.code_generation.prompts import (
     single_prompt,
 )
 from trl_multiagent.tasks.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 

@@ -4,36 +4,129 @@ The expert: another model that reads the problem and the team's program, and pro
 Its prompt contains no tests and no results of tests. Each agent gets the edits of its own function only.
 """
 
-import ast
+import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.code.names import PARSE_ERRORS
-from trl_multiagent.endpoints.client import CHARACTERS_PER_TOKEN, EndpointClient, Usage
-from trl_multiagent.endpoints.endpoint import describe_endpoint, describe_requests
-from trl_multiagent.endpoints.files import Answer, Question
+from trl_multiagent.endpoints import (
+    ANTHROPIC,
+    APIS,
+    CHARACTERS_PER_TOKEN,
+    FIELDS,
+    Answer,
+    EndpointClient,
+    EndpointSettings,
+    Question,
+    Usage,
+    endpoint_section,
+    make_endpoint,
+)
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.tasks.code_generation.expert_settings import DEFAULT_TEMPERATURE, ExpertSettings
+from trl_multiagent.environments.task import setting
+from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.folders import MODEL_FILES, holds_model
+from trl_multiagent.tasks.code_generation.prompts import AUX
 from trl_multiagent.tasks.code_generation.reward import CodeResult
-from trl_multiagent.tasks.code_generation.roles import AUX
 
 
 if TYPE_CHECKING:
     from trl_multiagent.rollout.sampler import TeamSampler
 
 
-FOLDER = "_expert"  # in the folder of the run; names with an underscore are not pushed
+DEFAULT_MODEL = "deepseek-coder"
+DEFAULT_TEMPERATURE = 0.3
+LOCAL = "local"
+# The keys of the fields of `EndpointSettings`
+KEYS = {field: f"expert_{field}" for field in FIELDS if field != "top_p"} | {"key_env": "expert_api_key_env"}
+
+ANSWERS = "_expert/answers"  # in the folder of the run; names with an underscore are not pushed
 MAX_EDITS = 4000  # characters of the edits that an agent gets
 MAX_TEXT = 2000  # characters of an agent's answer without code
 MAX_ANSWER = 50_000  # characters of the expert's answer, its last ones
-MAX_DEPTH = 3  # of lists and objects in place of a text
-SOLO = "expert"  # the role of a model that proposes edits for all agents
+SOLO = "expert"  # the role of a model on this machine
+JSON = json.JSONDecoder(strict=False)  # strings may contain line breaks
 
 Edits = dict[str, str]  # role -> what to change in its function
+
+
+@dataclass
+class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))):  # type: ignore[misc]
+    """The model that proposes edits with `external.mode: expert_edits`. Other modes ignore these settings."""
+
+    expert_model: str | None = setting(
+        "With expert_edits, the model that proposes edits: its name at a provider or at `expert_base_url`; or a "
+        "folder or Hub id of a model, which then runs on this machine.",
+        DEFAULT_MODEL,
+    )
+    expert_api: str | None = setting(
+        "'openai', 'anthropic', whose endpoint is OpenAI-compatible, or 'local' for a model on this machine; by "
+        "default decided by the model's name.",
+        choices=(*APIS, LOCAL),
+    )
+    expert_temperature: float | None = setting(
+        f"Temperature of the expert; {DEFAULT_TEMPERATURE} by default, and the provider's own for Anthropic.",
+        ge=0,
+        le=2,
+    )
+    expert_cache_dir: str | None = setting("Folder of the answers, which runs may share; by default in the run's.")
+    expert_on_failure: str = setting(
+        "What happens without an answer: 'error' ends the run, 'plain' gives the agents the prompt of the mode plain.",
+        "error",
+        choices=("error", "plain"),
+    )
+
+    @property
+    def expert_is_local(self) -> bool:
+        """
+        Whether the expert runs on this machine. A name with a slash is a folder or an id on the Hub, unless an
+        endpoint is given.
+        """
+        assert self.expert_model is not None
+        if self.expert_api is not None:
+            return self.expert_api == LOCAL
+        return self.expert_base_url is None and ("/" in self.expert_model or Path(self.expert_model).is_dir())
+
+    def expert_endpoint(self) -> EndpointSettings:
+        """
+        Makes the endpoint to ask. Raises `ValueError` if a setting is impossible, or it is not known where the model
+        is.
+        """
+        given = {field: getattr(self, key) for field, key in KEYS.items()}
+        endpoint = make_endpoint(**given, called=lambda field: f"external.{KEYS[field]}")
+        if endpoint.temperature is None and endpoint.api != ANTHROPIC:
+            return dataclasses.replace(endpoint, temperature=DEFAULT_TEMPERATURE)
+        return endpoint
+
+    def check_expert(self) -> None:
+        """Checks the settings that the mode `expert_edits` needs. Raises `ValueError` if one is impossible."""
+        model = self.expert_model
+        if model is None:
+            raise ValueError("`external.mode: expert_edits` needs `external.expert_model`, which proposes edits.")
+        if not self.expert_is_local:
+            self.expert_endpoint()
+            if self.expert_cache_dir is not None and Path(self.expert_cache_dir).is_file():
+                raise ValueError(
+                    f"`external.expert_cache_dir` must be a folder, but {self.expert_cache_dir} is a file."
+                )
+            return
+        folder = Path(model)
+        if not folder.is_dir() and (model.startswith(("/", "./", "../", "~")) or model.count("/") > 1):
+            raise ValueError(f"`external.expert_model` is {model!r}, but there is no such folder.")
+        if folder.is_dir() and not holds_model(folder):
+            raise ValueError(
+                f"`external.expert_model` is {model!r}, but this folder holds no model: it has none of "
+                f"{', '.join(MODEL_FILES)}."
+            )
+        for name in ("expert_base_url", "expert_api_key_env", "expert_extra_body"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"`external.{name}` is for an endpoint, but the expert {model!r} runs on this machine. Remove "
+                    "it, or set `external.expert_api: openai`."
+                )
 
 
 class Expert:
@@ -46,64 +139,64 @@ class Expert:
         settings.check_expert()
         self.settings, self.roles = settings, tuple(roles)
         is_local = settings.expert_is_local
-        self.source = LocalExpert(settings) if is_local else EndpointExpert(settings, run_folder / FOLDER)
+        self.source = LocalExpert(settings) if is_local else EndpointExpert(settings, run_folder)
         self.missing_parts = self.total_tokens = 0
-        self.total_cost = 0.0
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
         Gets edits for the answers in the last turns of many branches at once: for each branch, by role. Roles without
         edits are missing. Raises [`UnavailableError`] if there is no answer, and `expert_on_failure` is not `"plain"`.
         """
-        proposals = self.source.propose(items, turns, self.roles)
-        failures = [proposal for proposal in proposals if isinstance(proposal, Exception)]
+        answers = self.source.ask([expert_question(*x, self.roles) for x in zip(items, turns, strict=True)])
+        failures = [answer for answer in answers if isinstance(answer, Exception)]
         if failures and self.settings.expert_on_failure == "error":
             raise UnavailableError(
-                f"The expert proposed no edits for {len(failures)} of {len(proposals)} answers: {failures[0]}. "
-                "Solve this "
-                "and continue the run from its last checkpoint, or set `external.expert_on_failure: plain`."
+                f"The expert proposed no edits for {len(failures)} of {len(answers)} answers: {failures[0]}. "
+                "Solve this and continue the run from its last checkpoint, or set `external.expert_on_failure: plain`."
             )
-        edits = [{} if isinstance(proposal, Exception) else proposal for proposal in proposals]
-        answered = len(proposals) - len(failures)
-        self.missing_parts += answered * len(self.roles) - sum(map(len, edits))
+        edits: list[Edits] = []
+        for item, answer in zip(items, answers, strict=True):
+            edits.append({} if isinstance(answer, Exception) else parse_edits(answer, self.roles, item["entry_point"]))
+        self.missing_parts += (len(answers) - len(failures)) * len(self.roles) - sum(map(len, edits))
         return edits
 
     def metrics(self) -> dict[str, float]:
-        """Numbers since the last call of this method, and the tokens and the cost since the start."""
+        """Numbers since the last call of this method, and the tokens since the start."""
         used = self.source.take_usage()
         self.total_tokens += used.input_tokens + used.output_tokens
-        self.total_cost += used.cost
         numbers = {**vars(used), "missing_parts": self.missing_parts, "total_tokens": self.total_tokens}
-        if self.settings.expert_input_price is None and self.settings.expert_output_price is None:
-            del numbers["cost"]
-        else:
-            numbers["total_cost"] = self.total_cost
         self.missing_parts = 0
         return {f"expert/{name}": float(value) for name, value in numbers.items()}
 
     def plan(self, items: Sequence[dict], requests: int, answer_tokens: int) -> str:
         """
-        Describes the largest cost of some requests. Sends nothing. Of the items, which may be none, the longest
-        counts. `answer_tokens`: tokens of one agent's answer at most.
+        Describes the largest number of requests and their tokens. Sends nothing. Of the items, which may be none, the
+        longest counts. `answer_tokens`: tokens of one agent's answer at most.
         """
         questions = (question_text(item, item["prompt"], {}, self.roles) for item in items)
         question = max(map(len, questions), default=0) // CHARACTERS_PER_TOKEN
-        tokens = requests * (question + len(self.roles) * answer_tokens), requests * self.settings.expert_max_tokens
-        endpoint = None if self.settings.expert_is_local else self.settings.expert_endpoint()
-        return f"{self.settings.expert_model}, {describe_requests(endpoint, requests, *tokens)}"
+        input_tokens = requests * (question + len(self.roles) * answer_tokens)
+        output_tokens = requests * self.settings.expert_max_tokens
+        return (
+            f"{self.settings.expert_model}, {requests} requests with about {input_tokens} prompt tokens and "
+            f"{output_tokens} answer tokens at most, {self.source.place}"
+        )
 
 
 class EndpointExpert:
-    """
-    An expert at an endpoint, which answers about all agents at once, in JSON. `folder`: for the tokens that are used,
-    and for answers.
-    """
+    """An expert at an endpoint."""
 
-    def __init__(self, settings: ExpertSettings, folder: Path):
-        cache = settings.expert_cache_dir
-        self.client = EndpointClient(settings.expert_endpoint(), folder, None if cache is None else Path(cache))
+    def __init__(self, settings: ExpertSettings, run_folder: Path):
+        folder = run_folder / ANSWERS if settings.expert_cache_dir is None else Path(settings.expert_cache_dir)
+        self.client = EndpointClient(settings.expert_endpoint(), folder)
         self.take_usage = self.client.take_usage
         self.stops = settings.expert_on_failure == "error"
+
+    @property
+    def place(self) -> str:
+        """Where the model is, for a plan."""
+        endpoint, problem = self.client.endpoint, self.client.endpoint.problem()
+        return f"at {endpoint.base_url}{f' ({problem})' if problem else ''}"
 
     def prepare(self) -> None:
         """Checks that the endpoint can be used. Raises `UnavailableError` if not."""
@@ -113,27 +206,19 @@ class EndpointExpert:
 
     def describe(self) -> dict[str, Any]:
         """Returns what the edits depend on, as plain values."""
-        return describe_endpoint(self.client.endpoint)
+        return self.client.endpoint.parameters
 
-    def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
-        """Returns the edits for each team's last answers, or why there are none."""
-        questions = [
-            Question(({"role": "user", "content": expert_question(item, turn, roles)},))
-            for item, turn in zip(items, turns, strict=True)
-        ]
-        answers = self.client.ask(questions, stop_at_failure=self.stops)
-        return [
-            parse_edits(answer.text, roles, item["entry_point"]) if isinstance(answer, Answer) else answer
-            for item, answer in zip(items, answers, strict=True)
-        ]
+    def ask(self, questions: Sequence[str]) -> list[str | Exception]:
+        """Returns the answer to each question, or why there is none."""
+        asked = [Question(({"role": "user", "content": question},)) for question in questions]
+        answers = self.client.ask(asked, stop_at_failure=self.stops)
+        return [answer.text if isinstance(answer, Answer) else answer for answer in answers]
 
 
 class LocalExpert:
-    """
-    An expert on this machine, sampled with transformers: a model, which answers about all agents at once in JSON, or a
-    saved team with the same roles, each agent of which proposes edits for one. The methods are those of
-    [`EndpointExpert`].
-    """
+    """An expert on this machine, sampled with transformers. The methods are those of [`EndpointExpert`]."""
+
+    place = "on this machine"
 
     def __init__(self, settings: ExpertSettings):
         self.model = settings.expert_model
@@ -153,65 +238,42 @@ class LocalExpert:
         """Loads the model. Raises `UnavailableError` if that is not possible."""
         if self.sampler is not None:
             return
-        from accelerate import PartialState
-        from transformers.integrations import is_deepspeed_zero3_enabled
-
         from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
-        from trl_multiagent.team.load import load_player
+        from trl_multiagent.team.load import LoadError, TeamLoader
 
         assert self.model is not None
-        if is_deepspeed_zero3_enabled():
-            raise UnavailableError(
-                f"Under ZeRO-3, the expert {self.model!r} would be loaded in parts: serve it, and set "
-                "`external.expert_base_url`."
-            )
         try:
-            team = load_player(self.model, [SOLO], dtype="auto")
-        except (OSError, ValueError, ImportError, TypeError) as error:
-            reason = describe(error)
-            raise UnavailableError(f"`external.expert_model` {self.model!r} cannot be loaded: {reason}") from error
-        team = team.requires_grad_(False).eval().to(str(PartialState().device))
+            team = TeamLoader(self.model, torch_dtype="auto").load_player(self.model, [SOLO])
+        except LoadError as error:
+            raise UnavailableError(f"`external.expert_model`: {error}") from error
+        if team.roles != (SOLO,):
+            raise UnavailableError(f"`external.expert_model` {self.model!r} is a team; the expert is a single model.")
+        team.requires_grad_(False).eval()
         limit = {"temperature": self.sampling["temperature"], "max_new_tokens": self.sampling["max_tokens"]}
         self.sampler = TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536, seed=0))
 
-    def propose(self, items: Sequence[dict], turns: Sequence[Turn], roles: Sequence[str]) -> list[Edits | Exception]:
+    def ask(self, questions: Sequence[str]) -> list[str | Exception]:
         from trl_multiagent.rollout.episodes import derive_seed
         from trl_multiagent.rollout.tree import Node
 
         self.prepare()
         assert self.sampler is not None
-        asked = self.sampler.team.roles
-        is_team = len(asked) > 1
-        if is_team and set(asked) != set(roles):
-            raise UnavailableError(
-                f"`external.expert_model` is a team with the roles {', '.join(asked)}, but edits are for "
-                f"{', '.join(roles)}."
-            )
-        nodes = []
-        for item, turn in zip(items, turns, strict=True):
-            prompts = {role: expert_question(item, turn, roles, only=role if is_team else None) for role in asked}
-            # As with an endpoint, whose answers are kept, a question has one answer
-            nodes.append(Node(item, (), {**prompts}, tree=derive_seed(*prompts.values())))
-        samples = self.sampler(nodes, 1)
-        for of_role in samples.values():
-            self.usage.requests += len(of_role)
-            self.usage.input_tokens += sum(len(sample.prompt_ids) for sample in of_role)
-            self.usage.output_tokens += sum(len(sample.completion_ids[0]) for sample in of_role)
-        answers = [{role: samples[role][k].texts[0].strip() for role in asked} for k in range(len(nodes))]
-        if is_team:
-            return [{role: shorten(text, MAX_EDITS) for role, text in one.items() if text} for one in answers]
-        return [
-            parse_edits(one[asked[0]], roles, item["entry_point"]) for item, one in zip(items, answers, strict=True)
-        ]
+        # As with an endpoint, whose answers are kept, a question has one answer
+        nodes = [Node({}, (), {SOLO: question}, tree=derive_seed(question)) for question in questions]
+        samples = self.sampler(nodes, 1)[SOLO]
+        self.usage.requests += len(samples)
+        self.usage.input_tokens += sum(len(sample.prompt_ids) for sample in samples)
+        self.usage.output_tokens += sum(len(sample.completion_ids[0]) for sample in samples)
+        return [sample.texts[0] for sample in samples]
 
 
 # Questions and answers
 
 
-def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | None = None) -> str:
+def expert_question(item: dict, turn: Turn, roles: Sequence[str]) -> str:
     """
     Returns the prompt of the expert about a team's answers in the last turn, whose outcome has the [`CodeResult`] as
-    `info`. With `only`, a role, it asks about the function of this role alone, and for text in place of JSON.
+    `info`.
     """
     result: CodeResult = turn.outcome.info
     missing = {
@@ -219,7 +281,7 @@ def expert_question(item: dict, turn: Turn, roles: Sequence[str], only: str | No
         for role, name in function_names(item["entry_point"], roles).items()
         if name in result.analysis.without_code
     }
-    return question_text(item, result.analysis.source, missing, roles, only)
+    return question_text(item, result.analysis.source, missing, roles)
 
 
 def function_names(entry_point: str, roles: Sequence[str]) -> dict[str, str]:
@@ -227,9 +289,7 @@ def function_names(entry_point: str, roles: Sequence[str]) -> dict[str, str]:
     return {role: AUX if role == AUX else entry_point for role in roles}
 
 
-def question_text(
-    item: dict, source: str, missing: Mapping[str, str], roles: Sequence[str], only: str | None = None
-) -> str:
+def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Sequence[str]) -> str:
     """
     Returns the text of a question, see [`expert_question`]. `missing`: answers without code, by the name of the
     missing function.
@@ -240,8 +300,7 @@ def question_text(
     if AUX in roles:
         team = (
             "Two programmers solve a problem together: one writes the helper function `aux`, the other writes "
-            f"`{entry_point}`, which "
-            "should use it. They cannot see each other's code."
+            f"`{entry_point}`, which should use it. They cannot see each other's code."
         )
     parts = [
         team,
@@ -252,15 +311,11 @@ def question_text(
         f"For `{name}` there is no code, but this answer:\n\n{shorten(text.strip(), MAX_TEXT) or '(nothing)'}"
         for name, text in missing.items()
     ]
-    if only is not None:
-        parts.append(f"Say in short what to change in `{names[only]}`, so that the program becomes correct:")
-    else:
-        form = ", ".join(f'"{role}": "what to change in `{name}`"' for role, name in names.items())
-        parts.append(
-            "Propose edits, short and concrete, so that the program becomes correct. Every programmer only sees "
-            "the edits of the own "
-            f"function. Answer with one JSON object and nothing else:\n\n{{{form}}}"
-        )
+    form = ", ".join(f'"{role}": "what to change in `{name}`"' for role, name in names.items())
+    parts.append(
+        "Propose edits, short and concrete, so that the program becomes correct. Every programmer only sees "
+        f"the edits of the own function. Answer with one JSON object and nothing else:\n\n{{{form}}}"
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -268,61 +323,23 @@ def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     """
     Reads the edits of an answer, by role, without the roles for which there are none: those of the last JSON object
     that has most of the roles, wherever it stands in the text. `main` may also be called by the entry point's name.
-    Strings of an object that was cut off are read, too.
     """
     best: Edits = {}
-    for values in _objects_in(text[-MAX_ANSWER:]):
-        given = {str(key).strip().lower(): _as_text(value) for key, value in values.items()}
+    text = text[-MAX_ANSWER:]
+    for match in re.finditer(r"\{", text):
+        try:
+            values, _ = JSON.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        given = {role: values.get(role, values.get(name)) for role, name in function_names(entry_point, roles).items()}
         edits = {
-            role: shorten(part, MAX_EDITS)
-            for role, name in function_names(entry_point, roles).items()
-            if (part := given.get(role) or given.get(name.lower()))
+            role: shorten(part.strip(), MAX_EDITS)
+            for role, part in given.items()
+            if isinstance(part, str) and part.strip()
         }
         if edits and len(edits) >= len(best):
             best = edits
     return best
-
-
-def _objects_in(text: str) -> Iterator[dict]:
-    """
-    Yields the JSON objects in a text, in order. Without any, a Python dict, or the strings of an object that was cut
-    off.
-    """
-    decoder = json.JSONDecoder(strict=False)  # strings may contain line breaks
-    found = []
-    for match in re.finditer(r"\{", text):
-        try:
-            value, _ = decoder.raw_decode(text, match.start())
-        except (ValueError, RecursionError):
-            continue
-        found += [value] if value else []
-    if found:
-        yield from found
-        return
-    try:
-        value = ast.literal_eval(text[text.find("{") : text.rfind("}") + 1])
-    except (*PARSE_ERRORS, TypeError):
-        value = None
-    if isinstance(value, dict):
-        yield value
-        return
-    strings = re.findall(r'"(\w+)"\s*:\s*"((?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)"', text)
-    yield {name: decoder.decode(f'"{quoted}"') for name, quoted in strings}
-
-
-def _as_text(value: Any, depth: int = 0) -> str:
-    """
-    Returns the text of a JSON value: of a list, its entries, one per line; of an object, its values. Other values are
-    no edits.
-    """
-    if isinstance(value, str):
-        # JSON can hold halves of characters, which no tokenizer and no file takes
-        return value.encode("utf-8", "replace").decode("utf-8").strip()
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if not isinstance(value, list) or depth == MAX_DEPTH:
-        return ""
-    return "\n".join(filter(None, (_as_text(entry, depth + 1) for entry in value)))
 
 
 def shorten(text: str, limit: int) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trl_multiagent.code.sandbox import Check
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 from trl_multiagent.tasks.code_generation.reward import CodeResult
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
 
 
 EXPERT_EDITS = "expert_edits"

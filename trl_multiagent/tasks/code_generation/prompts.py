@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
 from trl_multiagent.environments.task import setting
-from trl_multiagent.tasks.code_generation.roles import AUX
 from trl_multiagent.tasks.problems import read_problem
 
+
+AUX = "aux"  # the agent that writes the helper function, which is also named `aux`
+MAIN = "main"  # the agent that writes the entry point
 
 UNSEEN = "You cannot see each other's code."
 SEEN = "Your partner's code is above."  # instead of it, in baselines whose agents see each other's code

@@ -6,17 +6,20 @@ numbers; it also rewards some answers that do not solve the task. `earned` only 
 modified programs to decide, where `paper` reads the code.
 """
 
+import ast
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trl_multiagent.code.dependencies import IMPORTS, Statement, names_in
+from trl_multiagent.code.extraction import Code, join_sources, read_completion
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
-from trl_multiagent.tasks.code_generation.analysis import Analysis, analyze
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
-from trl_multiagent.tasks.code_generation.trivial import ItemFacts, facts_program, read_facts
-from trl_multiagent.tasks.problems import count_asserts
+from trl_multiagent.tasks.code_generation.item_facts import ItemFacts, facts_program, read_facts
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
+from trl_multiagent.tasks.problems import count_asserts, read_problem
 
 
 logger = logging.getLogger(__name__)
@@ -40,6 +43,33 @@ KINDS = ("paper", "earned")
 COLLABORATION = ("executed", "static")
 REFERENCE_FACTOR = 20  # deadline of a check, in multiples of the reference solution's processor time
 MIN_TIMEOUT = 1.0  # shortest deadline of a check, in seconds
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The facts that the syntax trees of a team's answer show."""
+
+    source: str  # the whole program: the prompt's prefix, aux's part, main's part
+    setup: str  # the prompt's prefix alone
+    aux_problem: str  # why aux's answer does not define `aux` with a result, empty if it does
+    main_problem: str  # the same for main's answer and the entry point
+    syntax_problem: str  # the parts of the program that do not parse, with place and reason
+    without_code: tuple[str, ...] = ()  # the functions for which an agent answered with a text that contains no code
+    # Whether code that the entry point needs names the aux agent's function. Only a run of the tests shows whether it
+    # is called
+    names_aux: bool = False
+    # If so, aux's part and main's part as programs of their own, each with the prefix and the imports of both
+    apart: tuple[str, str] = ("", "")
+    # The size of the smaller part over that of both, in nodes of the syntax tree: of `aux`, of the entry point, and of
+    # what they need. 0 if the entry point does not name `aux`, None for a single agent
+    size_share: float | None = None
+    thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
+    drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
+    # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements
+    # that it needs: imports, variables, helpers, calls that fill a table, and repeated imports of the prompt. 0
+    # without `aux`, 1 for a single agent
+    aux_function_share: float = 1.0
+    main_function_share: float = 1.0  # the same for main's completion and the entry point
 
 
 @dataclass(frozen=True)
@@ -310,3 +340,93 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
         info=result,
         extra={"tests": "", "suspicious": ""} if verdict is None else verdict.columns(),
     )
+
+
+# The analysis of an answer. The program is joined in the order prompt, aux, main, so the last definition of a name counts.
+# Main's entry point replaces one that aux wrote; an `aux` that main defines is main's own function, and calling it is no
+# collaboration
+
+
+def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:
+    """
+    Analyses the raw answers of a team to a problem of the dataset, in which main writes the function `entry_point`.
+    `aux_completion` is `None` for a single agent.
+    """
+    problem = read_problem(prompt, entry_point)
+    prefix = problem.prefix
+    aux = read_completion(aux_completion or "", AUX, prefix)
+    main = read_completion(main_completion, entry_point, prefix)
+    answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
+    names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
+    return Analysis(
+        source=join_sources(prefix, aux.source, main.source),
+        setup=prefix,
+        aux_problem=aux.problem,
+        main_problem=main.problem,
+        syntax_problem="; ".join(
+            f"code for `{name}`, {code.error}" for name, code in ((AUX, aux), (entry_point, main)) if code.error
+        ),
+        without_code=tuple(name for name, code in answers if not code.found),
+        names_aux=names_aux,
+        apart=_apart(prefix, aux, main) if names_aux else ("", ""),
+        size_share=None if aux_completion is None else _size_share(aux, main) if names_aux else 0.0,
+        thin_wrapper=names_aux and _is_thin_wrapper(main.needed, entry_point),
+        drops_value=names_aux and not aux.problem and any(_drops_value(statement.node) for statement in main.needed),
+        aux_function_share=1.0 if aux_completion is None else aux.share,
+        main_function_share=main.share,
+    )
+
+
+def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
+    """
+    Returns whether `aux` and the entry point are the functions that the two agents define when the whole program runs.
+    """
+    if not (aux.defined and main.defined) or aux.error or main.error:
+        return False
+    statements = (*aux.statements, *main.statements)
+    replaced = any(AUX in statement.binds for statement in main.statements)
+    return not replaced and not any({AUX, entry_point} & statement.declares for statement in statements)
+
+
+def _size_share(aux: Code, main: Code) -> float:
+    sizes = [sum(1 for statement in code.needed for _ in ast.walk(statement.node)) for code in (aux, main)]
+    return min(sizes) / sum(sizes)
+
+
+def _apart(prefix: str, aux: Code, main: Code) -> tuple[str, str]:
+    """Returns the programs of aux and of main, each by itself."""
+    nodes = [statement.node for code in (aux, main) for statement in code.statements]
+    imports = "\n".join(dict.fromkeys(ast.unparse(node) for node in nodes if isinstance(node, IMPORTS)))
+    return join_sources(imports, prefix, aux.source), join_sources(imports, prefix, main.source)
+
+
+def _is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
+    """Returns whether the entry point is only `return aux(...)`, or `x = aux(...); return x`."""
+    functions = [one.node for one in needed if isinstance(one.node, ast.FunctionDef) and one.node.name == entry_point]
+    values = set()  # names of the value of `aux`
+    for node in functions[-1].body if functions else ():
+        value = getattr(node, "value", None)
+        is_value = _is_call_of_aux(value) or (isinstance(value, ast.Name) and value.id in values)
+        if isinstance(node, ast.Return):
+            return is_value
+        if is_value and isinstance(node, (ast.Assign, ast.AnnAssign)):
+            values |= names_in(*(node.targets if isinstance(node, ast.Assign) else [node.target]))
+        elif not isinstance(value, ast.Constant):  # such as the docstring
+            return False
+    return False
+
+
+def _drops_value(statement: ast.stmt) -> bool:
+    """Returns whether a call of `aux` stands by itself, or its value is assigned to a variable that nothing reads."""
+    nodes = [*ast.walk(statement)]
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for node in nodes:
+        if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign, ast.NamedExpr)) and _is_call_of_aux(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if all(target is None or (isinstance(target, ast.Name) and target.id not in read) for target in targets):
+                return True
+    return False
+
+
+def _is_call_of_aux(node: ast.AST | None) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == AUX

@@ -16,12 +16,10 @@ from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 from trl_multiagent.tasks.code_generation.data import DATASET_TYPES, load_code_dataset
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.expert import Expert
-from trl_multiagent.tasks.code_generation.expert_settings import ExpertSettings
+from trl_multiagent.tasks.code_generation.expert import Expert, ExpertSettings
 from trl_multiagent.tasks.code_generation.feedback import EXPERT_EDITS, MODES, OTHER_NAMES
-from trl_multiagent.tasks.code_generation.prompts import CodePrompts
+from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN, CodePrompts
 from trl_multiagent.tasks.code_generation.reward import COLLABORATION, KINDS, CodeReward
-from trl_multiagent.tasks.code_generation.roles import AUX, MAIN
 from trl_multiagent.tasks.problems import count_asserts
 from trl_multiagent.tasks.programs import SandboxSettings
 

@@ -1,68 +1,348 @@
-"""Resumes runs exactly, and rejects a checkpoint of another run."""
+"""
+Checkpoints: written atomically, compared with their checksums, refused by another run, and resumed exactly.
+
+A checkpoint is written to a folder for unfinished ones, and moved to its final place once every process has written
+its part, so a crash at any time leaves the previous checkpoint intact. Its last file has the settings of the run and
+the checksums of all other files.
+"""
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.integrations import TensorBoardCallback, is_deepspeed_zero3_enabled
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, get_last_checkpoint
+from datasets import Dataset
+from peft import PeftModel
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    SaveStrategy,
+    TrainOutput,
+    get_last_checkpoint,
+    sort_checkpoints,
+)
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.folders import CRITICS_FOLDER, TEAM_FILE, is_disk_full
-from trl_multiagent.jobs.distributed import check_agreement, fail_together
-from trl_multiagent.jobs.fingerprint import Changes, checksum_of_weights, differences
-from trl_multiagent.team.files import AGENTS_FOLDER
-from trl_multiagent.trainers.base.checkpoint_files import (
-    PROCESS_FILE,
-    REFERENCE_FILE,
-    refusing_together,
-    remove_unfinished,
-    verify_checkpoint,
+from trl_multiagent.folders import checksum_of_file, is_disk_full
+from trl_multiagent.jobs.distributed import (
+    OtherProcessError,
+    check_agreement,
+    fail_together,
+    is_asked_to_stop,
+    is_lost_process,
 )
-from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
-from trl_multiagent.trainers.base.failed_saves import (
-    SaveError,
-    WriteError,
-    fallback_folder,
-    save_in_fallback_folder,
-    write_problem,
+from trl_multiagent.jobs.fingerprint import (
+    DATASET_DIGEST,
+    Changes,
+    checksum_of_weights,
+    describe_agent,
+    describe_dataset,
+    differences,
+    digest_of_rows,
+    format_value,
 )
-from trl_multiagent.trainers.base.run_settings import (
-    OPTIMIZER_SETTINGS,
-    check_changes,
-    check_steps,
-    describe_run,
-    describe_schedule,
-    format_changes,
-)
+from trl_multiagent.jobs.signals import Stopped, ending_later
+from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 
 
 logger = logging.get_logger(__name__)
 
-CHANGES_FILE = "resume_changes.json"  # in the output folder
+STATE_FILE = "team_trainer_state.json"  # written last: the settings of the run, and the checksums of all other files
+PROCESS_FILE = "team_process_{}.json"  # the state of one process
+ENVIRONMENT_FILE = "environment_{}.pt"  # the state of the environment, of one process
+REFERENCE_FILE = "reference.pt"
+# Folder of checkpoints that are being written or removed. It is not uploaded, and its folders do not count as
+# checkpoints
+UNFINISHED_FOLDER = "_unfinished"
+
+# These are in the optimizer's state, which replaces other values when a run resumes
+OPTIMIZER_ARGUMENTS = {"optim", "optim_args", "learning_rate", "agent_learning_rates", "critic_learning_rate"}
+OPTIMIZER_ARGUMENTS |= {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"}
+# The arguments of `TrainingArguments` that a resumed run must share with its checkpoint
+DECISIVE_ARGUMENTS = OPTIMIZER_ARGUMENTS | {"seed", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"}
+DECISIVE_ARGUMENTS |= {"bf16", "fp16", "max_grad_norm"}
+# The arguments that decide when all processes evaluate, save and log together. A resumed run may have other values
+SCHEDULE: tuple[str, ...] = ("max_steps", "num_train_epochs", "load_best_model_at_end", "metric_for_best_model")
+SCHEDULE += ("eval_", "per_device_eval_", "logging_", "save_")  # beginnings of their names
+# Options that are not compared. The base is compared by its weights; the others depend on how the adapter was loaded
+UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 
 
-class CheckpointMixin(CommonTrainerMixin):
+class CheckpointError(ValueError):
+    """A run cannot resume from a checkpoint. The message has one line."""
+
+
+class WriteError(RuntimeError):
+    """Files could not be written, for example because the disk is full. A recipe shows only the message."""
+
+
+# Files
+
+
+def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Makes a TRL trainer resume exactly. Part of [`TeamTrainerMixin`].
+    Reads the last file of a checkpoint.
 
-    In addition, a checkpoint holds the reference policy if it is updated during the training, and the settings of the
-    run.
+    Returns:
+        `dict`: The keys are `global_step`, `versions`, `weights_only` and `checksums`; for a team also `settings`,
+        `changes` and `wandb_run_id`.
+
+    Raises:
+        CheckpointError: The folder holds no complete checkpoint.
+    """
+    path = Path(folder, STATE_FILE)
+    try:
+        state = json.loads(path.read_text())
+        return state | {"checksums": dict(state["checksums"]), "global_step": int(state["global_step"])}
+    except FileNotFoundError:
+        problem = "is not a complete checkpoint of trl_multiagent: there is no"
+    except (ValueError, LookupError, TypeError):
+        problem = "is damaged:"
+    raise CheckpointError(f"{folder} {problem} {path}.{resume_advice(folder)}")
+
+
+def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
+    """
+    Reads the last file of a checkpoint, and compares all other files with their checksums.
+
+    Raises:
+        CheckpointError: The checkpoint is incomplete or damaged, or holds only weights. The message names the files.
+    """
+    state = read_checkpoint(folder)
+    saved, here = state["checksums"], checksums_of(Path(folder), state["checksums"])
+    damaged = ", ".join(name for name in saved if here.get(name) != saved[name])
+    if damaged:
+        raise CheckpointError(
+            f"{folder} is damaged: missing, or changed since it was saved: {damaged}.{resume_advice(folder)}"
+        )
+    if state["weights_only"]:
+        raise CheckpointError(
+            f"{folder} was saved with `save_only_model`: it holds only weights, so no run can resume from it. Start a "
+            "new run from the weights."
+        )
+    return state
+
+
+def checksums_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Computes the checksums of those files in a folder that exist, several at a time."""
+    names = [name for name in names if (folder / name).is_file()]
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(names, pool.map(lambda name: checksum_of_file(folder / name), names), strict=True))
+
+
+def files_in(folder: Path) -> list[str]:
+    """Returns the sorted names of all files below a folder."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def resume_advice(folder: str | Path) -> str:
+    """Returns the last sentence of a message about a damaged checkpoint, with the newest one before it."""
+    folder = Path(folder)
+    earlier = [path for path in sort_checkpoints(str(folder.parent)) if step_of(path) < step_of(folder)]
+    if not earlier:
+        return " Copy it again, or resume from another checkpoint."
+    return f" Copy it again, or resume from the checkpoint before it: {earlier[-1]}."
+
+
+def step_of(checkpoint: str | Path) -> int:
+    """Returns the optimizer step in the name of a checkpoint, or 0."""
+    step = Path(checkpoint).name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+    return int(step) if step.isdecimal() else 0
+
+
+def publish(unfinished: Path, finished: Path, **entries: Any) -> None:
+    """
+    Writes the last file of a checkpoint, with the checksums of all others and further entries, and moves the folder to
+    its final place. Only then does it count as a checkpoint.
+    """
+    names = files_in(unfinished)
+    for name in names:
+        flush(unfinished / name)
+    versions = {name: version(name) for name in ("torch", "transformers", "trl")}
+    state = {**entries, "versions": versions, "checksums": checksums_of(unfinished, names)}
+    (unfinished / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
+    for path in (unfinished / STATE_FILE, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished):
+        flush(path)
+    if finished.exists():
+        remove(finished)
+    os.replace(unfinished, finished)
+    flush(finished.parent)
+
+
+def flush(path: Path) -> None:
+    """Flushes a file, or the list of names in a folder, to the disk, so that it survives a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | None]) -> None:
+    """
+    Removes the unprotected checkpoints of the first steps until at most `limit` checkpoints are left, if possible.
+    """
+    if limit is None or limit < 1:
+        return
+    checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder))]
+    kept = [Path(path).resolve() for path in protected if path is not None]
+    for checkpoint in [path for path in checkpoints if path not in kept][: max(0, len(checkpoints) - limit)]:
+        remove(checkpoint)
+
+
+def remove(checkpoint: Path) -> None:
+    """Removes a checkpoint. It is renamed first, so that a partly removed folder never counts as a checkpoint."""
+    renamed = checkpoint.parent / UNFINISHED_FOLDER / f"removed-{checkpoint.name}"
+    renamed.parent.mkdir(exist_ok=True)
+    os.replace(checkpoint, renamed)
+    shutil.rmtree(renamed)
+
+
+def remove_unfinished(run_folder: str | Path) -> None:
+    """Removes the unfinished checkpoints that an interrupted run has left."""
+    folder = Path(run_folder) / UNFINISHED_FOLDER
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """
+    Turns any exception within the block into a [`WriteError`] that names `what` was being written, and the folder.
+    """
+    try:
+        yield
+    except (WriteError, OtherProcessError):
+        raise
+    except Exception as error:  # on a full disk, the libraries raise errors of many kinds
+        if is_lost_process(error):
+            raise
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+        problem = f"{describe(error)}; {shutil.disk_usage(existing).free / 1e6:.1f} MB are free there"
+        raise WriteError(f"{what} could not be written in {folder} ({problem}).") from error
+
+
+# The settings of a run, which are compared with those of the checkpoint from which it resumes
+
+
+def describe_run(
+    algorithm: str, roles: Sequence[str], team: AgentTeam | None, train_dataset: Dataset, args: TeamConfig
+) -> dict[str, Any]:
+    """
+    Returns the settings that a checkpoint must match, as plain values; those of agents and adapters only if there is a
+    `team`.
+    """
+    arguments = args.to_dict()
+    general = {field.name for field in dataclasses.fields(TrainingArguments)}
+    own = [name for name in arguments if name not in general and name not in args.free_on_resume]
+    decisive = [name for name in own if not name.startswith(args.free_prefixes_on_resume)]
+    plugin = args.deepspeed_plugin
+    trained_roles = [role for role in roles if role not in (args.frozen_agents or ())]
+    settings: dict[str, Any] = {
+        "trainer": algorithm,
+        "roles": list(roles),
+        "critics": args.critic_names(trained_roles),
+    }
+    if team is not None:
+        settings |= {
+            f"agent {role}": describe_agent(agent, critic_parameters(team, role))
+            for role, agent in team.agents.items()
+        }
+        settings |= describe_adapters(team)
+    settings |= {
+        "train_dataset": describe_dataset(train_dataset),
+        DATASET_DIGEST: digest_of_rows(train_dataset),
+        "number of processes": args.world_size,
+        "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
+        **{name: value for name, value in arguments.items() if name in DECISIVE_ARGUMENTS or name in decisive},
+    }
+    return json.loads(json.dumps(settings, default=str))
+
+
+def describe_schedule(args: TrainingArguments, eval_dataset: Any) -> dict[str, Any]:
+    """
+    Returns the settings that all processes must share but a resumed run may change: the schedule, and the evaluation
+    datasets.
+    """
+    datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
+    schedule = {name: value for name, value in args.to_dict().items() if name.startswith(SCHEDULE)}
+    return schedule | {
+        f"eval_dataset {name}".rstrip(): describe_dataset(dataset)
+        for name, dataset in datasets.items()
+        if isinstance(dataset, Dataset)
+    }
+
+
+def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
+    """Returns the parameters of the critics' adapters on the model of an agent."""
+    model = team.policies[role]
+    if team.critics is None or not isinstance(model, PeftModel):
+        return []
+    adapters = [backbone.adapter for backbone in team.critics.backbones.values() if backbone.adapter is not None]
+    return [parameter for adapter in adapters for parameter in adapter_parameters(model, adapter)]
+
+
+def describe_adapters(team: AgentTeam) -> dict[str, Any]:
+    """Returns the options of each agent's LoRA adapter."""
+    options = {}
+    for role in team.adapted_roles:
+        config = team.policies[role].peft_config[role].to_dict()
+        for name in config.keys() - UNCOMPARED_ADAPTER_OPTIONS:
+            value = config[name]
+            options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
+    return options
+
+
+def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
+    """Raises [`CheckpointError`] if there are changes since a checkpoint, unless `resume_changes` allows them."""
+    in_optimizer = {name: change for name, change in changes.items() if name in OPTIMIZER_ARGUMENTS}
+    refused = in_optimizer if args.resume_changes == "allow" else changes
+    if refused:
+        allowing = "" if in_optimizer else "allow the changes with `resume_changes: allow`, "
+        raise CheckpointError(
+            f"{folder} is a checkpoint of another run: {format_changes(refused)}. Give the run the checkpoint's "
+            f"settings, {allowing}or start a run from the checkpoint's weights: AgentTeam.from_pretrained({folder!r})."
+        )
+
+
+def format_changes(changes: Changes) -> str:
+    """Lists changed settings on one line, with both values."""
+    return "; ".join(
+        f"{name}: {format_value(old)} in the checkpoint, {format_value(new)} in this run"
+        for name, (old, new) in changes.items()
+    )
+
+
+class CheckpointMixin(Trainer):
+    """
+    Makes a trainer write its checkpoints atomically, resume exactly, and end after a step when it gets a signal.
+
+    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference
+    policy if it is updated during the training, and the settings of the run. A subclass adds [`CheckpointCallback`].
     """
 
+    optimizer: Any
+    lr_scheduler: Any
     ref_model: Any = None  # the reference policy, if it is a separate model
+    _metrics: Any  # by mode and name: the values that have not been logged yet
+    _tr_loss: Any  # sum of the losses since the last log
+    _resumed: Path | None = None  # the checkpoint from which this run resumes
     _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
-    # Whether a run may resume from a checkpoint of the last step. It then takes no step, and only repeats the end of
-    # the training
-    may_be_complete = False
+    _may_stop = True  # whether a checkpoint of the current step can be saved now
+    _saving = False  # whether a checkpoint is being written, to the folder for unfinished ones
 
     def train(
         self,
@@ -71,7 +351,7 @@ class CheckpointMixin(CommonTrainerMixin):
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
         """
-        Trains the team, as `Trainer.train` does.
+        Trains the model, as `Trainer.train` does.
 
         Args:
             resume_from_checkpoint (`str` or `bool`, *optional*):
@@ -79,29 +359,28 @@ class CheckpointMixin(CommonTrainerMixin):
             trial, ignore_keys_for_eval: See `Trainer.train`.
 
         Raises:
-            ValueError: The checkpoint is incomplete or damaged, belongs to another run, or has taken all steps; or the
-            processes have
+            ValueError: The checkpoint is incomplete or damaged, or belongs to another run; or the processes have
                 different settings, data or models.
             WriteError: A file could not be written, because the disk is full.
         """
-        is_last = resume_from_checkpoint is True
-        folder = get_last_checkpoint(self.args.output_dir) if is_last else resume_from_checkpoint
-        if is_last and folder is None:
-            raise ValueError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
+        folder = self._last_checkpoint() if resume_from_checkpoint is True else resume_from_checkpoint
+        if resume_from_checkpoint is True and folder is None:
+            raise CheckpointError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
         with fail_together(self.accelerator):
-            frozen = self._checksum_of_frozen_weights()
+            frozen = None if is_deepspeed_zero3_enabled() else checksum_of_weights(self._frozen_weights())
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
             schedule = describe_schedule(self.args, self.eval_dataset)
         check_agreement(self.accelerator, {**self._settings, **schedule})
         self._resumed = Path(str(folder)) if folder else None
         if self._resumed is not None:
-            saved = self._check_checkpoint(self._resumed)
-            self._continue_tracking(saved)
+            with fail_together(self.accelerator):
+                self._check_checkpoint(self._resumed)
         if self.args.should_save:
             remove_unfinished(self.args.output_dir)
         try:
-            start = None if self._resumed is None else str(self._resumed)
-            return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
+            with ending_later():
+                start = None if self._resumed is None else str(self._resumed)
+                return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
         except UnavailableError as error:
             checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
             # Other processes do not handle this error, so they could not take part in saving
@@ -110,47 +389,84 @@ class CheckpointMixin(CommonTrainerMixin):
                 raise
             self._save_checkpoint(self.model, trial)
             raise UnavailableError(f"{error} The checkpoint of this step is {checkpoint}.") from error
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
-            raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
+        except WriteError as error:
+            raise WriteError(f"{error} {self._last_complete()}") from error
+        except (OSError, RuntimeError) as error:
+            if is_disk_full(error):
+                raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
+            if is_lost_process(error):
+                reason = f"Another process has ended, or cannot be reached: {describe(error)}"
+                raise OtherProcessError(f"{reason}. {self._last_complete()}") from error
+            raise
+
+    def _last_checkpoint(self) -> str | None:
+        """Returns the last checkpoint of this run."""
+        folder = Path(self.args.output_dir)
+        return get_last_checkpoint(str(folder)) if folder.is_dir() else None
 
     def _last_complete(self) -> str:
         """Returns a sentence naming the last complete checkpoint."""
-        folder = Path(self.args.output_dir)
-        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        last = self._last_checkpoint()
         return "There is no checkpoint." if last is None else f"The last complete checkpoint is {last}."
 
     # Saving
 
-    def _checkpoint_state(self) -> dict[str, Any]:
-        return {"settings": self._settings, "changes": self._changes, "tracking": self._tracking()}
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED_FOLDER) if self._saving else folder
 
-    @contextlib.contextmanager
-    def _handling_failure(self, unfinished: Path) -> Iterator[None]:
-        """Saves at least the team if the block fails to write a checkpoint, and ends the run with a [`WriteError`]."""
-        try:
-            yield
-        except SaveError:
-            raise  # the message already names the folder of the team
-        except Exception as error:
-            if not self.args.should_save:
-                raise
-            problem = (
-                f"The checkpoint of step {self.state.global_step} could not be written in {unfinished} "
-                f"({write_problem(unfinished, error)}). {self._last_complete()}"
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        # transformers writes the weights on the first process only. With `save_on_each_node`, every node needs them
+        with temporarily_set(PreTrainedModel, should_save_on_this_rank=lambda model, is_main_process: is_main_process):
+            super().save_model(*args, **kwargs)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        run_folder = Path(self._get_output_dir(trial))
+        finished = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        unfinished = run_folder / UNFINISHED_FOLDER / finished.name
+        with writing(f"The checkpoint of step {self.state.global_step}", unfinished):
+            self._write_checkpoint(model, trial, unfinished, finished)
+        if self.args.should_save:
+            rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
+            remove_unfinished(run_folder)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(finished))
+
+    def _write_checkpoint(self, model: torch.nn.Module, trial: Any, unfinished: Path, finished: Path) -> None:
+        if self.args.should_save:
+            remove_unfinished(finished.parent)
+        self.accelerator.wait_for_everyone()  # no process may write before the folder is removed
+        with temporarily_set(self, _saving=True):
+            super()._save_checkpoint(model, trial)
+        if self.state.best_global_step:
+            best = finished.with_name(f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+            if best == finished or best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        if self.args.should_save:
+            # again, with the final path of the best checkpoint
+            self.state.save_to_json(unfinished / TRAINER_STATE_NAME)
+        self.accelerator.wait_for_everyone()  # every process has written its part
+        parts = () if self.args.save_only_model or self.args.save_on_each_node else range(self.args.world_size)
+        missing = [k for k in parts if not (unfinished / PROCESS_FILE.format(k)).is_file()]
+        if self.args.should_save and missing:
+            logger.warning_once(
+                f"The checkpoints in {finished.parent} lack the parts of processes {', '.join(map(str, missing))}, whose "
+                "nodes have another folder of this name: no run can resume from them. Set `save_on_each_node=True`."
             )
-            if (unfinished / TEAM_FILE).is_file():  # the team itself was written: moving it needs no more disk space
-                folder = fallback_folder(unfinished.parent.parent)
-                folder.mkdir()
-                for name in (AGENTS_FOLDER, CRITICS_FOLDER, TEAM_FILE):
-                    if (unfinished / name).exists():
-                        os.replace(unfinished / name, folder / name)
-                raise WriteError(f"{problem} The team is in {folder.absolute()}.") from error
-            if is_deepspeed_zero3_enabled():  # each process has only a part of the weights
-                raise
-            result = save_in_fallback_folder(self.team, self.args.output_dir)
-            raise WriteError(f"{problem} {result}") from error
+        if self.args.should_save:
+            wandb_run = None
+            if "wandb" in self.args.report_to:
+                import wandb
+
+                wandb_run = None if wandb.run is None else wandb.run.id
+            facts = {"global_step": self.state.global_step, "weights_only": self.args.save_only_model}
+            record = {"settings": self._settings, "changes": self._changes, "wandb_run_id": wandb_run}
+            publish(unfinished, finished, **facts, **record)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -159,6 +475,34 @@ class CheckpointMixin(CommonTrainerMixin):
             if self.args.should_save:
                 torch.save(weights, Path(output_dir) / REFERENCE_FILE)
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        process = self.args.process_index
+        (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
+
+    def _process_state(self) -> dict[str, Any]:
+        """Returns the metrics of this process that are not yet logged, as plain values."""
+        return {
+            "metrics": self._metrics,
+            "loss": self._tr_loss.item(),
+            "logged_loss": self._total_loss_scalar,
+            "last_logged_step": self._globalstep_last_logged,
+            "seconds": time.monotonic() - self._start_time,
+        }
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Ends the training after the step if the program got a signal. The last step ends it anyway."""
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+        if self.control.should_training_stop or not self._may_stop or not is_asked_to_stop(self.accelerator):
+            return
+        step = f"after step {self.state.global_step} of {self.state.max_steps}"
+        if self.args.save_strategy == SaveStrategy.NO:
+            raise Stopped(f"{step}, without a checkpoint, because `save_strategy` is 'no'")
+        folder = Path(self._get_output_dir(None)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if not folder.is_dir():
+            self._save_checkpoint(self.model, None)
+        raise Stopped(f"{step}, which is saved", str(folder))
+
     # Resuming
 
     def _run_settings(self) -> dict[str, Any]:
@@ -166,69 +510,47 @@ class CheckpointMixin(CommonTrainerMixin):
         Returns the settings that must be the same in the run and in a checkpoint that it resumes from, as plain
         values.
         """
-        return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
+        return {}
 
-    def _checksum_of_frozen_weights(self) -> str | None:
-        """
-        Computes a checksum of the weights that are neither trained nor saved. `None` under ZeRO-3, which divides them.
-        """
-        if is_deepspeed_zero3_enabled():
-            return None
-        frozen = []
-        if self.team.has_adapters:
-            frozen += [parameter for parameter in self.team.models.parameters() if not parameter.requires_grad]
-        if self.team.critics is not None:
-            frozen += [parameter for parameter in self.team.critics.parameters() if not parameter.requires_grad]
-        if self.ref_model is not None and not self.args.sync_ref_model:
-            frozen += self.ref_model.parameters()
-        return checksum_of_weights(frozen)
+    def _frozen_weights(self) -> Sequence[torch.nn.Parameter]:
+        """Returns the weights that are neither trained nor saved."""
+        return []
 
-    def _check_checkpoint(self, folder: Path) -> dict[str, Any]:
+    def _check_checkpoint(self, folder: Path) -> None:
         """
-        Verifies that this run can resume from a checkpoint, and records allowed changes of settings. Returns the state
-        of the checkpoint, see [`~checkpoint_files.read_checkpoint`].
-
-        Raises:
-            ValueError: On all processes, if on any of them the checkpoint is damaged, belongs to another run, or has
-            taken all steps.
+        Verifies that this run can resume from a checkpoint, warns about allowed changes and other versions, and makes
+        Weights & Biases continue the same run. Raises [`CheckpointError`] if the checkpoint is damaged or belongs to
+        another run.
         """
-        saved = verify_checkpoint(folder)
+        saved = verify_checkpoint(folder) if self.accelerator.is_local_main_process else read_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)
-        with refusing_together():
+        if changes:
             check_changes(str(folder), changes, self.args)
-            if not self.may_be_complete:
-                check_steps(str(folder), saved["global_step"], len(self.train_dataset), self.args)
-            process_file = PROCESS_FILE.format(self.args.process_index)
-            if not (folder / process_file).is_file():
-                raise ValueError(
-                    f"{folder} has no {process_file}, the part of process {self.args.process_index}. If the nodes "
-                    "have no common output folder, save with `save_on_each_node=True`."
-                )
-        if self.is_world_process_zero():
-            warn_about_differences(folder, saved, changes)
-        self._record_changes(folder, saved, changes)
-        return saved
-
-    def _record_changes(self, folder: Path, saved: dict[str, Any], changes: Changes) -> None:
-        """Adds changed settings to the record that is saved in later checkpoints and in the output folder."""
-        self._changes = list(saved.get("changes", []))
-        self._changed_optimizer_settings = any(name in OPTIMIZER_SETTINGS for name in changes)
+        process_file = PROCESS_FILE.format(self.args.process_index)
+        if not (folder / process_file).is_file():
+            raise CheckpointError(
+                f"{folder} has no {process_file}, the part of process {self.args.process_index}. Resume with as many "
+                "processes as before. If the nodes have no common output folder, save with `save_on_each_node=True`."
+            )
+        self._changes = list(saved["changes"])
         if changes:
             as_dicts = {name: {"before": old, "after": new} for name, (old, new) in changes.items()}
-            self._changes.append({"checkpoint": str(folder), "step": saved["global_step"], "changes": as_dicts})
-        if self._changes and self.args.should_save:
-            path = Path(self.args.output_dir, CHANGES_FILE)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self._changes, indent=2) + "\n")
+            self._changes.append({"step": saved["global_step"], "changes": as_dicts})
+        if self.is_world_process_zero():
+            if changes:
+                logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
+            for name, saved_version in saved["versions"].items():
+                if saved_version != version(name):
+                    logger.warning(
+                        f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results "
+                        "may differ."
+                    )
+        if saved["wandb_run_id"] is not None and "wandb" in self.args.report_to:
+            os.environ.setdefault("WANDB_RUN_ID", saved["wandb_run_id"])
+            os.environ.setdefault("WANDB_RESUME", "allow")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        run_settings: list[dict[str, Any]] = []
-        if checkpoint is not None and self._changed_optimizer_settings:  # never under DeepSpeed
-            groups = self.optimizer.param_groups
-            run_settings = [{name: x for name, x in group.items() if name != "params"} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
-        if run_settings:
-            self._apply_optimizer_settings(run_settings)
         if checkpoint is not None and self.ref_model is not None and self.args.sync_ref_model:
             weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
             reference = self.accelerator.unwrap_model(self.ref_model)
@@ -241,67 +563,80 @@ class CheckpointMixin(CommonTrainerMixin):
                 if self.is_world_process_zero():
                     reference.load_state_dict(weights)
 
-    def _apply_optimizer_settings(self, run_settings: list[dict[str, Any]]) -> None:
-        """Sets the optimizer's settings to those of this run. The learning rate keeps its position in the schedule."""
-        for group, settings in zip(self.optimizer.param_groups, run_settings, strict=True):
-            scheduled_fraction = group["lr"] / group["initial_lr"] if group["initial_lr"] else 1.0
-            group.update(settings)
-            group["lr"] = settings["initial_lr"] * scheduled_fraction
-        self.lr_scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
-        self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+    def _init_training_state(self, max_steps: int, epoch_steps: int, num_epochs: int, *args: Any) -> tuple[int, int]:
+        position = super()._init_training_state(max_steps, epoch_steps, num_epochs, *args)
+        if self.state.global_step < max_steps:
+            return position
+        logger.warning(f"{self._resumed} has taken {self.state.global_step} of {max_steps} steps: none is left.")
+        return num_epochs, 0  # `Trainer` would train in the rest of an epoch in which the last step was taken
+
+    def _begin_training(self) -> None:
+        """Restores the state of this process. Called after the trainer has reset its counters."""
+        self._start_time = time.monotonic()
+        # The intervals of saving, logging and evaluating are those of this run, not of the checkpoint
+        self.state.compute_steps(self.args, self.state.max_steps)
+        if self._resumed is not None:
+            process = self.args.process_index
+            self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
+
+    def _is_between_batches(self) -> bool:
+        """Returns whether the next optimizer step begins with a new batch."""
+        return True
+
+    def _load_process_state(self, state: dict[str, Any]) -> None:
+        for mode, metrics in state["metrics"].items():
+            self._metrics[mode].clear()
+            self._metrics[mode].update(metrics)
+        self._tr_loss.fill_(state["loss"])
+        self._total_loss_scalar = state["logged_loss"]
+        self._globalstep_last_logged = state["last_logged_step"]
+        self._start_time -= state["seconds"]
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        if skip_scheduler and self._resumed is not None:  # `eval_on_start` does not apply to a resumed run
+            return {}
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
 
     def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> TrainOutput:
-        try:
-            return super()._finalize_training(trial, num_train_samples, start_time)
-        except Exception as error:
-            # Under ZeRO-3, each process has only a part of the weights
-            if not self.args.should_save or is_deepspeed_zero3_enabled():
-                raise
-            result = save_in_fallback_folder(self.team, self.args.output_dir)
-            error_class = WriteError if is_disk_full(error) else SaveError
-            raise error_class(f"The training ended with {describe(error)}. {result}") from error
-
-    # Trackers: a resumed run continues the records of the interrupted one
-
-    def _tracking(self) -> dict[str, str | None]:
-        """Returns the id of the Weights & Biases run and the folder of TensorBoard, or `None` if they are not used."""
-        run_id = folder = None
-        if "wandb" in self.args.report_to:
-            import wandb
-
-            run_id = None if wandb.run is None else wandb.run.id
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, TensorBoardCallback):
-                folder = callback.logging_dir
-        return {"wandb_run_id": run_id, "tensorboard_folder": folder}
-
-    def _continue_tracking(self, saved: dict[str, Any]) -> None:
-        """Makes the trackers continue the records that a checkpoint names."""
-        run_id, folder = saved["tracking"]["wandb_run_id"], saved["tracking"]["tensorboard_folder"]
-        if run_id is not None and "wandb" in self.args.report_to:
-            os.environ.setdefault("WANDB_RUN_ID", run_id)
-            os.environ.setdefault("WANDB_RESUME", "allow")
-        for callback in self.callback_handler.callbacks:
-            if not isinstance(callback, TensorBoardCallback) or callback.logging_dir is not None:
-                continue  # another tracker, or TENSORBOARD_LOGGING_DIR sets the folder
-            if folder is not None and Path(folder).is_dir():
-                callback.logging_dir = folder
-                if self.is_world_process_zero():  # it logs the entries after the checkpoint again
-                    callback.tb_writer = callback._SummaryWriter(log_dir=folder, purge_step=saved["global_step"] + 1)
+        best = self.state.best_model_checkpoint
+        if self.args.should_save and self.args.save_total_limit == 1 and best is not None:
+            rotate(Path(self._get_output_dir(trial)), 1, [best])  # `Trainer` would not remove checkpoints atomically
+        # The loss of the steps since the last log, averaged over processes as a log does
+        self._tr_loss = self.accelerator.reduce(self._tr_loss, "mean")
+        # The mean loss, the time and the speed cover the whole run, whatever happened to the clock
+        self._initial_global_step = 0
+        return super()._finalize_training(trial, num_train_samples, time.time() - time.monotonic() + self._start_time)
 
 
-def warn_about_differences(folder: Path, saved: dict[str, Any], changes: Changes) -> None:
-    """Warns about settings and libraries that have changed since a checkpoint was saved."""
-    if changes:
-        logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
-    if "checksums" not in saved:
-        logger.warning(f"{folder} was saved by an earlier release, without checksums: damage cannot be detected.")
-    for name, saved_version in saved["versions"].items():
-        if saved_version != version(name):
-            logger.warning(
-                f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results may "
-                "differ."
-            )
+class CheckpointCallback(TrainerCallback):
+    """
+    Restores the state of a resumed run, and postpones some saves.
+
+    A save at the last step of an epoch is postponed to the end of the epoch, after the epoch's evaluation and log. So
+    a run that resumes there begins with the next epoch. If a batch is used for several optimizer steps, a save is
+    postponed to the last of them, because a checkpoint has no batch. A run that ends because of a signal waits for the
+    same moment.
+    """
+
+    def __init__(self, trainer: CheckpointMixin):
+        self.trainer = trainer
+        self.save_is_due = False
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.trainer._begin_training()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        ends_epoch = state.epoch == int(state.epoch) or control.should_training_stop
+        self.trainer._may_stop = not ends_epoch and self.trainer._is_between_batches()
+        if control.should_save or self.save_is_due:
+            self.save_is_due = not self.trainer._may_stop
+            control.should_save = not self.save_is_due
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        control.should_save |= self.save_is_due
+        self.save_is_due, self.trainer._may_stop = False, True
 
 
 @contextlib.contextmanager

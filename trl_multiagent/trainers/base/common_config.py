@@ -1,7 +1,9 @@
 """The configuration that all trainers of this package share."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -9,6 +11,7 @@ from accelerate.utils import is_deepspeed_available
 from transformers import Trainer
 from transformers.utils import is_torch_bf16_gpu_available
 
+from trl_multiagent.jobs.distributed import connecting
 from trl_multiagent.limits import check_arguments
 
 
@@ -45,6 +48,13 @@ class CommonConfig(Base):
         super().__post_init__()
         self.get_process_log_level()  # raises an error for unknown levels
         self._check_combinations()
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return super()._setup_devices
+        with connecting():
+            return super()._setup_devices
 
     def _check_combinations(self) -> None:
         """Raises `ValueError` if an argument contradicts another one, or needs one that is missing."""

@@ -25,8 +25,8 @@ from trl_multiagent.hub import (
     team_files,
     upload_error_with_advice,
 )
+from trl_multiagent.report.curves import draw_reward_curve, reward_series, run_table, series_of
 from trl_multiagent.report.model_card import environment_name, team_card
-from trl_multiagent.report.series import averaging_window, draw_reward_curve, metric_table, reward_series, reward_table
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -72,7 +72,8 @@ class TeamHubMixin(Trainer):
         tags += [f"trackio:{trackio_url}"] if trackio_url is not None else []
         folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        rewards = reward_series(history)
+        series = series_of(history)
+        rewards = reward_series(series)
         facts = {**self._card_facts(), "processes": args.world_size}
         changes = [
             (change["step"], name, values["before"], values["after"])
@@ -91,9 +92,8 @@ class TeamHubMixin(Trainer):
             "changes": [("step", "setting", "before", "after"), *changes],
             "has_recipe": (folder / RECIPE_FILE).is_file(),
             "best_metric": args.metric_for_best_model if args.load_best_model_at_end else None,
-            "rewards": reward_table(rewards),
-            "window": averaging_window(rewards),
-            "metrics": metric_table(history, averaging_window(rewards)),
+            "results": run_table(series),
+            "has_curve": bool(rewards),
             "links": {
                 "Weights & Biases": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
                 "Trackio": trackio_url,

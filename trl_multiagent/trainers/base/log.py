@@ -14,15 +14,14 @@ from transformers.utils import logging
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.folders import write_json
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.report.trees import trees_of
+from trl_multiagent.report.trees import choose_trees, trees_of
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.trainers.base.completions import choose_trees, print_trees
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals, StepTotals, Total, rollout_totals, sum_totals
 from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
-from trl_multiagent.trainers.base.trackers import log_completion_tables, log_trees_as_text
+from trl_multiagent.trainers.base.trackers import log_completion_tables, print_completions
 from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError
 
 
@@ -183,9 +182,8 @@ class Observer:
         trainer, rows = self.trainer, gather_object(self.shown_rows)
         self.shown_rows = None
         if rows and trainer.accelerator.is_main_process:
-            print_trees(rows, trainer.num_completions_to_print)
+            print_completions(rows, trainer.num_completions_to_print)
             log_completion_tables(rows, trainer.args, trainer.log_unique_prompts)
-            log_trees_as_text(rows, trainer.num_completions_to_print, trainer.callback_handler.callbacks)
 
     def flush(self) -> None:
         """Writes the rows of the trace that are not written yet."""

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from trl_multiagent.trainers.base.common_trainer import CommonTrainerMixin
-from trl_multiagent.trainers.base.distribution import num_own_rows
+from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin, num_own_rows
 
 
 Means = Mapping[str, tuple[float, float]]  # the mean and the weight of each metric in a micro-batch

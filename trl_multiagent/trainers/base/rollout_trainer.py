@@ -25,8 +25,7 @@ from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
-from trl_multiagent.trainers.base.checkpoint_files import ENVIRONMENT_FILE
-from trl_multiagent.trainers.base.checkpoints import replayable
+from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE, replayable
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss, sampling_correction

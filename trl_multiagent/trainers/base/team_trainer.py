@@ -1,18 +1,23 @@
-"""Makes a trainer of TRL train a team."""
+"""Makes a trainer of TRL train a team, in one process or several."""
 
 import contextlib
 import inspect
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
-from transformers.integrations import integration_utils
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
+from torch.utils.data import DataLoader
+from transformers import TrainingArguments
+from transformers.integrations import integration_utils, is_deepspeed_zero3_enabled, unset_hf_deepspeed_config
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 from transformers.utils import logging
 from trl.models import prepare_deepspeed
 from trl.trainer.callbacks import SyncRefModelCallback
@@ -27,11 +32,8 @@ from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.episodes import turns_of_episodes
 from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.checkpoints import CheckpointMixin
+from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
 from trl_multiagent.trainers.base.common_config import check_trained_weights
-from trl_multiagent.trainers.base.common_trainer import CheckpointCallback
-from trl_multiagent.trainers.base.distribution import check_distribution, without_repeated
-from trl_multiagent.trainers.base.failed_saves import WriteError, save_team, write_problem
 from trl_multiagent.trainers.base.hub import TeamHubMixin
 from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
 from trl_multiagent.trainers.base.run_report import RunReport
@@ -50,7 +52,87 @@ INSTEAD = {
 }
 
 
-class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
+class CommonTrainerMixin(CheckpointMixin):
+    """
+    Makes a trainer evaluate, predict and train in any order.
+
+    If accelerate has prepared a model for an evaluation, it does not wrap the model for a training. Without the
+    wrapper, processes do not share gradients, and each trains its own model. So evaluations here do not prepare the
+    model.
+    """
+
+    deepspeed: Any  # the engine; `None` before a training
+    model_wrapped: Any
+    _was_given_optimizer: bool | None = None  # `None` before a training
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        # Without a seed, each process takes one from its random numbers, which differ between processes after a
+        # training
+        config = self.accelerator.dataloader_config
+        if config.data_seed is None:
+            config.data_seed = self.args.seed
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        is_given = self._was_given_optimizer is None and self.optimizer is not None
+        if is_given and self.args.rounds_stochastically:
+            raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
+        return super().train(*args, **kwargs)
+
+    def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+        check_trained_weights(self.model.named_parameters(), self.args)  # a callback may have changed them
+        return super().training_step(model, *args, **kwargs)
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
+    ) -> tuple[torch.nn.Module, DataLoader]:
+        if self.is_deepspeed_enabled and self.deepspeed is not None:
+            self._reset_engine(resume_from_checkpoint)
+        elif self._was_given_optimizer is None:
+            self._was_given_optimizer = self.optimizer is not None or self.lr_scheduler is not None
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
+            raise RuntimeError(
+                "accelerate has not wrapped the model for several processes, so each of them would train its own "
+                "model. Was the "
+                "model given to `Accelerator.prepare` or `prepare_model` before the training?"
+            )
+        return prepared
+
+    def _reset_engine(self, resume_from_checkpoint: str | None) -> None:
+        """Resets the state of DeepSpeed, so that a second training can create a new engine."""
+        if self._was_given_optimizer:
+            raise ValueError(
+                "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer can be used for one "
+                "training only. Create another "
+                "trainer for the next one, or leave `optimizers` out."
+            )
+        if resume_from_checkpoint is None and self.is_world_process_zero():
+            logger.warning(
+                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, "
+                "is reset; without "
+                "DeepSpeed it would be kept."
+            )
+        self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        # Before a training there is no engine. transformers makes one for an evaluation only under ZeRO-3
+        had_engine = self.deepspeed is not None
+        needs_engine = had_engine or is_deepspeed_zero3_enabled()
+        try:
+            with (
+                temporarily_set(self, is_deepspeed_enabled=self.is_deepspeed_enabled and needs_engine),
+                temporarily_set(self.accelerator, prepare_model=lambda model, **_: model),
+                self.accelerator.autocast(),  # which the preparation would have added
+            ):
+                return super().evaluation_loop(*args, **kwargs)
+        finally:
+            if self.deepspeed is not None and not had_engine:  # it has no optimizer; the training makes its own
+                self.accelerator.free_memory()
+                self.deepspeed, self.model_wrapped = None, self.model
+
+
+class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
@@ -331,21 +413,26 @@ class TeamTrainerMixin(CheckpointMixin, TeamHubMixin):
 
     # Saving and loading the team: `team.json`, and one standard folder per agent
 
+    def _run_settings(self) -> dict[str, Any]:
+        return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
+
+    def _frozen_weights(self) -> list[torch.nn.Parameter]:
+        frozen = []
+        if self.team.has_adapters:
+            frozen += [parameter for parameter in self.team.models.parameters() if not parameter.requires_grad]
+        if self.team.critics is not None:
+            frozen += [parameter for parameter in self.team.critics.parameters() if not parameter.requires_grad]
+        if self.ref_model is not None and not self.args.sync_ref_model:
+            frozen += self.ref_model.parameters()
+        return frozen
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if not self.args.should_save:
             return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        save_team(self.team, folder, state_dict, self.args.output_dir)
-        try:
+        with writing("The team", folder):
+            self.team.save_pretrained(folder, state_dict)
             torch.save(self.args, folder / "training_args.bin")
-        except Exception as error:
-            if self._saving:  # the checkpoint is incomplete, so the save as a whole has failed
-                raise
-            raise WriteError(
-                f"{folder / 'training_args.bin'} could not be written ({write_problem(folder, error)}). The team "
-                "itself is in "
-                f"{folder.absolute()}."
-            ) from error
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         self.team.load_weights(resume_from_checkpoint)
@@ -440,3 +527,80 @@ def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
             "`router_aux_loss_coef=0.0`."
         )
     return coefs
+
+
+# Several processes
+
+
+def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
+    """
+    Drops the rows that accelerate has repeated, possibly all, see [`num_own_rows`]. The sampler returns each row
+    `copies` times.
+    """
+    number = copies * len(accelerator.gradient_state.active_dataloader.dataset)
+    return rows[: num_own_rows(accelerator, len(rows), number)]
+
+
+def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
+    """
+    Returns how many rows of this process's latest batch are not repeated. These are the first of its `num_rows` rows.
+    accelerate repeats rows to fill the last batches of all processes. `length`: the number of rows of the dataset,
+    with the copies that the sampler makes.
+    """
+    remainder = length % (num_rows * accelerator.num_processes)
+    if accelerator.num_processes == 1 or not accelerator.gradient_state.end_of_dataloader or remainder == 0:
+        return num_rows
+    # In the last batches, the first rows count, one process after the other
+    return min(num_rows, max(0, remainder - accelerator.process_index * num_rows))
+
+
+def forget_engine() -> None:
+    """
+    Resets accelerate, so that the next trainer can configure DeepSpeed. accelerate keeps its first configuration, and
+    refuses others.
+    """
+    AcceleratorState._reset_state()
+
+
+@contextlib.contextmanager
+def without_sharding(args: TrainingArguments) -> Iterator[None]:
+    """
+    Makes models load whole within the block, even if the trainer shards them (ZeRO-3), because a collection samples on
+    each process alone.
+    """
+    plugin = args.deepspeed_plugin
+    if plugin is not None:  # while it is registered, transformers shards the models that it loads
+        unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if plugin is not None:
+            plugin.set_deepspeed_weakref()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def check_distribution(accelerator: Accelerator) -> None:
+    """
+    Raises `ValueError` if the run is distributed in a way that cannot work, or that accelerate has silently replaced.
+    """
+    # The environment variables name the requested engine. On the CPU, accelerate may silently use another one
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        raise ValueError(
+            "FSDP cannot train a team: it gathers weights at every forward pass, also during generation, so processes "
+            "whose rollout trees differ would wait for each other forever. Use ZeRO-3, which shards the same state: "
+            "accelerate_configs/zero3.yaml."
+        )
+    uses_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not uses_deepspeed:
+        raise ValueError(
+            f"DeepSpeed was requested, but accelerate runs {accelerator.distributed_type.value} instead. If "
+            "ACCELERATE_USE_CPU is set, unset it: DeepSpeed detects the CPU by itself."
+        )
+    if uses_deepspeed:
+        zero = accelerator.state.deepspeed_plugin.deepspeed_config["zero_optimization"]
+        if zero["stage"] == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save", False):
+            raise ValueError(
+                "DeepSpeed's `stage3_gather_16bit_weights_on_model_save` (accelerate: `zero3_save_16bit_model`) is "
+                "not true. Set it to true: without it, a saved team would have no weights."
+            )

@@ -1,26 +1,24 @@
-"""Adds to trackers: a group of metrics per agent, trees, and the report of a run."""
+"""Shows completions in the terminal and in trackers, and gives trackers a group of metrics per agent and the report."""
 
 import importlib
-import io
+import math
+import random
 import re
-import textwrap
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from transformers import TrainerCallback, TrainingArguments
-from transformers.integrations import TensorBoardCallback
+from transformers import TrainingArguments
 from transformers.integrations.integration_utils import rewrite_logs
 from trl import GRPOConfig
+from trl.trainer.utils import print_prompt_completions_sample
 
+from trl_multiagent.console import printable
 from trl_multiagent.folders import naming
 from trl_multiagent.rollout.trace import TraceRow, roles_of
-from trl_multiagent.trainers.base.completions import print_trees
 from trl_multiagent.trainers.base.trace_files import as_frame
 
 
-TEXT_WIDTH = 100  # of trees as text
+NUM_PRINTED = 3  # joint actions
 OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
 
 
@@ -37,6 +35,27 @@ def trackers_with_tables(args: TrainingArguments) -> list[Any]:
     """Returns those of the modules `wandb` and `trackio` that the run reports to."""
     modules = [importlib.import_module(name) for name in ("wandb", "trackio") if name in args.report_to]
     return [module for module in modules if module.__name__ == "trackio" or module.run is not None]
+
+
+def print_completions(rows: list[TraceRow], number: int | None) -> None:
+    """Prints random joint actions as TRL prints completions, with a line per agent."""
+    # Not the global generator, which the rollouts use
+    chosen = random.Random(rows[0]["step"]).sample(rows, min(len(rows), NUM_PRINTED if number is None else number))
+    lines = [(row, role) for row in chosen for role in roles_of(rows) if row[f"completion/{role}"] is not None]
+    if not lines:
+        return
+    prompts, completions = (
+        [printable(row[f"{name}/{role}"]) for row, role in lines] for name in ("prompt", "completion")
+    )
+    advantages = [row[f"advantage/{role}"] for row, role in lines]
+    print_prompt_completions_sample(
+        prompts,
+        completions,
+        {name.title(): [row[name] for row, _ in lines] for name in ("reward", "return")},
+        None if set(advantages) == {None} else [math.nan if x is None else x for x in advantages],
+        rows[0]["step"],
+        extra={"Agent": [role for _, role in lines], "Turn": [row["turn"] for row, _ in lines]},
+    )
 
 
 def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
@@ -58,16 +77,6 @@ def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts
     frame = frame.astype(object).where(frame.notna(), None)  # a missing text must not be NaN
     for tracker in trackers_with_tables(args):
         tracker.log({"completions": tracker.Table(dataframe=frame)})
-
-
-def log_trees_as_text(rows: list[TraceRow], number: int | None, callbacks: Iterable[TrainerCallback]) -> None:
-    """Writes the trees that a terminal shows to TensorBoard if it is used, which has texts and no tables."""
-    for callback in callbacks:
-        if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
-            console = Console(file=io.StringIO(), width=TEXT_WIDTH)
-            print_trees(rows, number, console)
-            text = textwrap.indent(console.file.getvalue(), "    ")  # a block of code in Markdown
-            callback.tb_writer.add_text(f"completions/{rows[0]['split']}", text, rows[0]["step"])
 
 
 def log_report(path: Path, args: TrainingArguments) -> None:

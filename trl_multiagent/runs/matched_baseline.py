@@ -25,7 +25,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.distributed import start_processes
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource, algorithm_of, safe_settings
+from trl_multiagent.runs.evaluation import Evaluation, TeamSource, algorithm_of, safe_settings
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training
 from trl_multiagent.runs.run import settings_of
 from trl_multiagent.runs.training import train
@@ -144,14 +144,12 @@ class Control:
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 
-def make_controls(evaluation: Evaluation, task: Task | Mapping[str, str]) -> dict[str, Control]:
+def make_controls(evaluation: Evaluation, kind: str, task: Task | Mapping[str, str]) -> dict[str, Control]:
     """
     Makes the controls of the teams that the settings ask for, by the names of the teams. Raises `ConfigError` if one
     is impossible.
     """
-    kind, settings, base = evaluation.config.control, evaluation.settings, evaluation.base
-    if kind is None:
-        return {}
+    settings, base = evaluation.settings, evaluation.base
     if settings.is_centralized or settings.num_agents == 1:
         raise ConfigError("`evaluation.control` is for teams, but this run has one agent: leave it out.")
     model = evaluation.config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
@@ -199,6 +197,17 @@ def make_control(
         own["task"] = evaluation.arguments.task
     settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, evaluation.arguments.config)
     return Control(team.run_config, cost, folder, num_agents, settings, stage)
+
+
+def cost_note(controls: Mapping[str, Control]) -> str:
+    """Describes the cost of the trainings of the teams and of their controls."""
+    answers, tokens = map(sum, zip(*(control.cost for control in controls.values()), strict=True))
+    own_answers, own_tokens = map(sum, zip(*(read_cost(x.folder) for x in controls.values()), strict=True))
+    return (
+        f"Trainings of team and control: {answers:,} and {own_answers:,} scored answers, {tokens:,} and "
+        f"{own_tokens:,} generated tokens. The "
+        "reward of a single agent may have another maximum than that of a team, so compare what passes."
+    )
 
 
 def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:

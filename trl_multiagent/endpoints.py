@@ -1,0 +1,315 @@
+"""Models behind OpenAI-compatible endpoints. OpenAI's own client sends, repeats and limits the requests."""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from trl_multiagent.console import printable
+from trl_multiagent.limits import setting
+
+
+OPENAI, ANTHROPIC = "openai", "anthropic"
+APIS = (OPENAI, ANTHROPIC)
+# Providers: a part of the model's name, the base URL, the variable with the key. The first match counts
+PROVIDERS = (
+    ("claude", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
+    ("deepseek", "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
+    ("qwen3-coder", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1", "DASHSCOPE_API_KEY"),
+    ("gpt-", "https://api.openai.com/v1", "OPENAI_API_KEY"),
+)
+SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
+CHARACTERS_PER_TOKEN = 3  # estimate
+MAX_MESSAGE = 500  # characters of an error
+
+
+class EndpointError(RuntimeError):
+    """A question got no answer. The message says why, on one line."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(" ".join(message.split()))[:MAX_MESSAGE])
+
+
+# Settings
+
+
+@dataclass(frozen=True)
+class EndpointSettings:
+    """
+    A model behind an endpoint. [`make_endpoint`] derives missing settings from the model's name. [`endpoint_section`]
+    adds them to a section that has other settings, too.
+    """
+
+    model: str = setting("The model's name, at its provider or at `base_url`.")
+    api: str = setting(
+        "'openai' or 'anthropic', whose endpoint is OpenAI-compatible; by default decided by the model's name.",
+        choices=APIS,
+    )
+    base_url: str = setting("URL of the endpoint; by default that of the model's provider.")
+    key_env: str | None = setting(
+        "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With a URL "
+        "and without this, no key is sent."
+    )
+    max_tokens: int = setting("Maximum number of tokens of an answer.", 2048, ge=1)
+    temperature: float | None = setting("Sampling temperature; by default the endpoint's own.", ge=0, le=2)
+    top_p: float | None = setting("Nucleus sampling probability; by default the endpoint's own.", gt=0, le=1)
+    extra_body: dict[str, Any] | None = setting("Additional fields of each request.")
+    timeout: float = setting("Seconds that one request may take.", 120.0, gt=0, le=1000000)
+    tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1, le=1000)
+    concurrency: int = setting("Number of parallel requests in each process.", 16, ge=1, le=10000)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The arguments of a request, other than the messages, on which its answer depends."""
+        limit = "max_tokens"
+        if urlsplit(self.base_url).hostname == "api.openai.com":
+            limit = "max_completion_tokens"  # newer models refuse the other name, which other servers need
+        given = {"temperature": self.temperature, "top_p": self.top_p, "extra_body": self.extra_body}
+        return {"model": self.model, limit: self.max_tokens} | {x: y for x, y in given.items() if y is not None}
+
+    def problem(self) -> str | None:
+        """Returns why this process cannot use the endpoint, or `None`. This contacts nothing."""
+        if importlib.util.find_spec("openai") is None:
+            return "the package openai is not installed: pip install 'trl-multiagent[endpoints]'"
+        if self.key_env is not None and not self.key:
+            return f"the environment variable {self.key_env}, which must hold the key for {self.model}, is not set"
+        return None
+
+    @property
+    def key(self) -> str:
+        """The key in the environment; empty without one."""
+        return os.environ.get(self.key_env or "", "").strip()
+
+    def __str__(self) -> str:
+        return f"{self.model} at {self.base_url}"
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(EndpointSettings)}
+
+
+def endpoint_section(keys: Mapping[str, str], own: Collection[str]) -> Any:
+    """
+    Makes a base class for a section that has settings of an endpoint among others. It is a dataclass with those fields
+    of [`EndpointSettings`] that are in `keys`, each under its name there. Fields in `own` are left out: the section
+    defines them itself.
+    """
+    fields = []
+    for name, key in keys.items():
+        if name not in own:
+            field: Any = FIELDS[name]
+            hint = field.type | None if field.default is None else field.type
+            fields.append((key, hint, setting(field.metadata["help"], field.default, **field.limits)))
+    return dataclasses.make_dataclass("EndpointSection", fields, kw_only=True)  # see `SamplingOptions`
+
+
+def make_endpoint(
+    model: str,
+    base_url: str | None = None,
+    key_env: str | None = None,
+    api: str | None = None,
+    called: Callable[[str], str] = str,
+    **settings: Any,
+) -> EndpointSettings:
+    """
+    Makes the settings of an endpoint. Missing ones follow from the model's name.
+
+    Args:
+        model (`str`): The model's name. If it contains `claude`, `deepseek`, `qwen3-coder` or `gpt-`, the provider
+            follows from it.
+        base_url, key_env, api (`str`, *optional*): See [`EndpointSettings`]. A key is only sent to a URL that is given
+            here if `key_env` is given, too.
+        called (`Callable[[str], str]`, *optional*): Returns the name of a field in messages.
+        **settings: The other fields of [`EndpointSettings`].
+
+    Raises:
+        ValueError: The provider does not follow from the name and there is no `base_url`; or a value is no URL, or
+            would put a key into saved settings.
+    """
+    name = "claude" if api == ANTHROPIC else model.lower()
+    provider = next((provider for provider in PROVIDERS if provider[0] in name), None)
+    if key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", key_env):
+        # The value is not shown, because it may be the key itself
+        raise ValueError(
+            f"`{called('key_env')}` must be the name of an environment variable in capital letters, such as "
+            "DEEPSEEK_API_KEY: keys do not belong in settings."
+        )
+    for field in settings.get("extra_body") or {}:
+        if SECRET.search(field):
+            raise ValueError(
+                f"`{called('extra_body')}` has {field!r}, which looks like a key: settings are saved with the run. "
+                f"Name the environment variable that holds it in `{called('key_env')}`."
+            )
+    if base_url is None:
+        if provider is None:
+            raise ValueError(f"The endpoint of the model {model!r} is not known: set `{called('base_url')}`.")
+        _, base_url, own_key = provider
+        key_env = key_env or own_key
+    elif re.search("[@?#]", base_url):  # not shown, because it may hold a key
+        name = called("base_url")
+        raise ValueError(f"`{name}` must not have a user, password or anything after a `?`: it is saved with the run.")
+    elif not re.match("https?://[^/]", base_url):
+        raise ValueError(f"`{called('base_url')}` must be a URL such as http://localhost:8000/v1.")
+    api = api or (ANTHROPIC if provider is PROVIDERS[0] else OPENAI)
+    return EndpointSettings(model, api, base_url, key_env, **settings)
+
+
+# Requests
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request to a model."""
+
+    messages: tuple[dict[str, str], ...]  # chat messages with `role` and `content`; the first may be a system message
+    sample: str = ""  # distinguishes questions with the same messages that need different answers
+
+    def key(self, parameters: dict[str, Any]) -> str:
+        """Returns the name of the answer's file. It depends on the messages, the parameters and the sample."""
+        parts = [list(self.messages), parameters, self.sample]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a model. The numbers of tokens are 0 if the endpoint does not report them."""
+
+    text: str
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass
+class Usage:
+    """The use of an endpoint, in questions and tokens."""
+
+    requests: int = 0
+    failures: int = 0
+    cached: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class EndpointClient:
+    """
+    Sends questions to an endpoint, and keeps the answers on the disk.
+
+    Args:
+        endpoint ([`EndpointSettings`]): The endpoint.
+        folder (`Path`): Where answers are kept. Several processes and runs may share it.
+    """
+
+    def __init__(self, endpoint: EndpointSettings, folder: Path):
+        self.endpoint, self.folder = endpoint, folder
+        self.usage = Usage()  # since the last call of `take_usage`
+
+    def take_usage(self) -> Usage:
+        """Returns the usage since the last call of this method."""
+        usage, self.usage = self.usage, Usage()
+        return usage
+
+    def ask(self, questions: Sequence[Question], stop_at_failure: bool = False) -> list[Answer | EndpointError]:
+        """
+        Sends all questions at the same time, as far as `concurrency` allows. A question that occurs twice is sent
+        once. With `stop_at_failure`, no more requests are sent after a question got no answer.
+
+        Returns:
+            `list[Answer | EndpointError]`: The answer to each question, or the error that prevented it.
+        """
+        keys = [question.key(self.endpoint.parameters) for question in questions]
+        kept = {key: answer for key in dict.fromkeys(keys) if (answer := self.read(key)) is not None}
+        missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in kept}
+        self.usage.cached += sum(key in kept for key in keys)
+        results = self._request(missing, stop_at_failure) if missing else {}
+        answers = [result for result in results.values() if isinstance(result, Answer)]
+        self.usage.failures += len(missing) - len(answers)
+        self.usage.input_tokens += sum(answer.input_tokens for answer in answers)
+        self.usage.output_tokens += sum(answer.output_tokens for answer in answers)
+        return [(kept | results)[key] for key in keys]
+
+    def _request(self, missing: dict[str, Question], stop_at_failure: bool) -> dict[str, Answer | EndpointError]:
+        endpoint, failures, state = self.endpoint, list[EndpointError](), random.getstate()
+        problem = endpoint.problem()
+        if problem is not None:
+            return dict.fromkeys(missing, EndpointError(problem))
+        from openai import OpenAI
+
+        self.usage.requests += len(missing)
+        sdk = OpenAI(
+            base_url=endpoint.base_url,
+            api_key=endpoint.key or "none",  # so that the client reads none from the environment
+            max_retries=endpoint.tries - 1,
+            timeout=endpoint.timeout,
+        )
+
+        def answer(key: str) -> Answer | EndpointError:
+            if stop_at_failure and failures:
+                return failures[0]
+            try:
+                result = self._ask_one(sdk, missing[key])
+                self.write(key, result)
+            except EndpointError as error:
+                failures.append(error)
+                return error
+            return result
+
+        pool = ThreadPoolExecutor(endpoint.concurrency)
+        try:
+            return dict(zip(missing, pool.map(answer, missing), strict=True))
+        finally:
+            pool.shutdown(cancel_futures=True)
+            sdk.close()
+            random.setstate(state)  # the client's retries draw random numbers
+
+    def _ask_one(self, sdk: Any, question: Question) -> Answer:
+        from openai import APIStatusError, OpenAIError
+
+        endpoint = self.endpoint
+        try:
+            body = sdk.chat.completions.create(messages=list(question.messages), **endpoint.parameters)
+        except (OpenAIError, ValueError) as error:  # the latter for an answer that is no JSON
+            reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+            if isinstance(error, APIStatusError):
+                reason = f"status {error.status_code}: {error.response.text}"
+            if endpoint.key:  # an endpoint may repeat it
+                reason = reason.replace(endpoint.key, "[key]")
+            raise EndpointError(f"{endpoint} gave no answer: {reason}") from None
+        if not getattr(body, "choices", None):
+            raise EndpointError(f"{endpoint} gave no answer: it is no chat completion of OpenAI's interface")
+        used = body.usage
+        tokens = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
+        return Answer(body.choices[0].message.content or "", *tokens)
+
+    # The answers on the disk
+
+    def read(self, key: str) -> Answer | None:
+        """Returns a kept answer; `None` if there is none, or if its file is damaged."""
+        try:
+            return Answer(**json.loads(self._path(key).read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+
+    def write(self, key: str, answer: Answer) -> None:
+        """Keeps an answer. Other processes may write the same one. Raises `EndpointError` if the disk is full."""
+        path = self._path(key)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_text(json.dumps(asdict(answer)), encoding="utf-8")
+            unfinished.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise EndpointError(f"an answer cannot be kept in {path}: {error.strerror}") from None
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / f"{key}.json"

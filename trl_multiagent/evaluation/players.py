@@ -1,0 +1,212 @@
+"""
+What an evaluation plays beside a team: baselines, teams that do not read their messages, and teams whose agents come
+from several teams.
+
+Baselines are an untrained model alone or as a team, on the same items as the trained team. `raw_single_agent`: one
+agent gets the whole task. `concatenation`: the agents answer independently, and the environment joins their answers.
+`pipeline`: they answer one after the other, and each sees the answers before its own. `discussion`: all write a draft,
+each sees the others' drafts, and all answer again.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, ask, judge
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
+from trl_multiagent.models.chat_markers import marker_pattern, without_markers
+from trl_multiagent.models.grouped_lora import Stacked
+from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler, render_chat
+from trl_multiagent.rollout.tree import Node, Samples, acting
+
+
+CUT, SHUFFLED = "cut", "shuffled"
+AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
+
+
+class PipelineSampler(TeamSampler):
+    """
+    Samples the agents one after the other. `environment.show_answers` adds the earlier agents' answers to an agent's
+    prompt. The prompts of the nodes are replaced by these longer ones.
+    """
+
+    def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.environment = environment
+
+    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+        samples: dict[str, list[Samples]] = {}
+        for role in self.team.roles:
+            tokenizer, own = self.team.tokenizers[role], acting(role, nodes)
+            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
+            for node in own if samples else ():
+                answers = {other: samples_of_other.texts[0] for other, samples_of_other in node.samples.items()}
+                if markers is not None:
+                    answers = {other: without_markers(text, markers) for other, text in answers.items()}
+                shown = self.environment.show_answers(role, node.prompts[role], answers)
+                node.prompts = {**node.prompts, role: shown}
+            samples |= self.sample((role,), nodes, num_generations)
+            for node, node_samples in zip(own, samples[role], strict=True):
+                node.samples[role] = node_samples
+        return samples
+
+
+class DiscussionEnvironment(EnvironmentWrapper):
+    """
+    An environment whose turns have two rounds: a draft, which is not scored, and an answer whose prompt shows the
+    others' drafts.
+    """
+
+    def check_turns(self, num_turns: int) -> None:
+        self.task.check_turns((num_turns + 1) // 2)
+
+    def prepare(self, num_turns: int) -> None:
+        self.task.prepare(num_turns // 2)
+
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+        prompts = ask(self.task, items, [answers_of(history) for history in histories])
+        for history, by_role in zip(histories, prompts, strict=True):
+            if len(history) % 2:  # the last round was a draft
+                drafts = history[-1].joint_action
+                by_role |= {role: self._show(role, prompt, drafts) for role, prompt in by_role.items()}
+        return prompts
+
+    def _show(self, role: str, prompt: Prompt, drafts: Mapping[str, str]) -> Prompt:
+        shown = self.task.show_answers(role, prompt, {name: x for name, x in drafts.items() if name != role})
+        if isinstance(shown, str):
+            return f"{AGAIN}\n{shown}"
+        *before, last = shown
+        return [*before, {**last, "content": f"{AGAIN}\n{last['content']}"}]
+
+    def judge(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
+    ) -> list[Outcome]:
+        final = [k for k, history in enumerate(histories) if len(history) % 2]
+        outcomes = [Outcome(0.0) for _ in items]
+        if final:
+            asked, actions = [items[k] for k in final], [joint_actions[k] for k in final]
+            past = [answers_of(histories[k]) for k in final]
+            for k, outcome in zip(final, judge(self.task, asked, actions, past, evaluation), strict=True):
+                outcomes[k] = outcome
+        return outcomes
+
+
+def answers_of(history: History) -> History:
+    """Returns the history of a discussion without its drafts."""
+    return history[1::2]
+
+
+def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
+    """
+    Returns the token limit of one answer of a baseline, if that of the team's agents is `max_completion_length`. With
+    the budget `"turn"`, the baseline and the team have the same limit for all answers of a turn together; with
+    `"answer"`, for a single answer.
+    """
+    if budget == "answer":
+        return max_completion_length
+    if baseline == "raw_single_agent":
+        return num_agents * max_completion_length
+    return max(1, max_completion_length // 2) if baseline == "discussion" else max_completion_length
+
+
+class MessageAblation(EnvironmentWrapper):
+    """
+    An environment that replaces the answers of an agent's partners before it makes the agent's prompt. The agent's own
+    answers, all scores and the outcomes of past turns stay. It has no effect around a
+    [`~rollout.seats.SeatedEnvironment`]: wrap the task inside instead.
+
+    Args:
+        task ([`Environment`]): The task.
+        how (`str`): The replacement: `"cut"` for empty answers, `"shuffled"` for the answers to another item that is
+            played at the same time, always the same one.
+    """
+
+    def __init__(self, task: Environment, how: str):
+        super().__init__(task)
+        self.how = how
+
+    def resume_settings(self) -> dict[str, Any]:
+        return {**super().resume_settings(), "messages": self.how}
+
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+        if not any(histories):
+            return ask(self.task, items, histories)
+        sources = [histories[k] for k in partners_of(items)] if self.how == SHUFFLED else [()] * len(items)
+        prompts: list[dict[str, Prompt]] = [{} for _ in items]
+        for role in self.roles:
+            read = [with_answers_of(*pair, role) for pair in zip(histories, sources, strict=True)]
+            for item_prompts, asked in zip(prompts, ask(self.task, items, read), strict=True):
+                if role in asked:
+                    item_prompts[role] = asked[role]
+        return prompts
+
+
+def with_answers_of(history: History, source: History, role: str) -> History:
+    """
+    Returns the history that an agent reads. It has the other agents' answers from the history `source`, or empty ones
+    without it.
+    """
+    turns = []
+    for number, turn in enumerate(history):
+        answers = source[number].joint_action if source else {}
+        read = {name: text if name == role else answers.get(name, "") for name, text in turn.joint_action.items()}
+        turns.append(replace(turn, joint_action=read))
+    return turns
+
+
+def partners_of(items: list[dict]) -> list[int]:
+    """
+    Returns, for each branch, the position of a branch of another item. The pairs of items depend on the items alone.
+    Raises [`TaskError`] if there is only one item.
+    """
+    branches: dict[str, list[int]] = {}
+    for position, item in enumerate(items):
+        branches.setdefault(json.dumps(item, sort_keys=True, default=str), []).append(position)
+    if len(branches) < 2:
+        raise TaskError("Messages can only be exchanged between different items: play at least two of them at a time.")
+    # The hash is cryptographic, because items with neighbouring checksums are alike
+    order = sorted(branches, key=lambda key: hashlib.sha256(key.encode()).digest())
+    partners = [0] * len(items)
+    for key, following in zip(order, [*order[1:], order[0]], strict=True):
+        for number, position in enumerate(branches[key]):
+            partners[position] = branches[following][number % len(branches[following])]
+    return partners
+
+
+class MixedTeam:
+    """
+    A team whose agents come from several teams, `sources`, by role. It can sample, but it cannot be trained or saved.
+    """
+
+    def __init__(self, sources: Mapping[str, SamplingTeam]):
+        self.sources = dict(sources)
+        self.roles = tuple(sources)
+        self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
+
+    def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
+        return self.sources[role].activate(role)
+
+    @property
+    def joinable(self) -> dict[str, str]:
+        return {}
+
+    def sampling(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]:
+        return self.sources[roles[0]].sampling(roles)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for team in {id(team): team for team in self.sources.values()}.values():
+                stack.enter_context(team.evaluating())
+            yield
+
+    def end_tokens(self, role: str) -> list[int]:
+        return self.sources[role].end_tokens(role)
