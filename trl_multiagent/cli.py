@@ -37,7 +37,7 @@ TASKS = {
     "class_completion": "trl_multiagent.tasks.class_completion:TASK",
     "writing": "trl_multiagent.tasks.writing:TASK",
     "needed": "trl_multiagent.tasks.needed:TASK",
-    "functions": "trl_multiagent.environments.functions:TASK",
+    "functions": "trl_multiagent.environments.yaml_task:TASK",
 }
 
 # `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step
@@ -118,6 +118,7 @@ def add_results(commands: Any) -> None:
     plan.add_argument(
         "config", metavar="CONFIG", nargs="?", help="YAML file of a training, or its name in the package."
     )
+    plan.add_argument("--config", metavar="CONFIG", dest="config_flag", help="The same, as for `train`.")
     plan.add_argument(
         "--gpu", default="H100", help="Kind of GPU: T4, 4090, L40S, A100-40, A100, H100 (default) or H200."
     )
@@ -362,7 +363,8 @@ def run_command(argv: Sequence[str] | None) -> None:
 
         if arguments.gpu not in GPUS:
             parser.error(f"--gpu {arguments.gpu!r} is not known: choose one of {', '.join(GPUS)}.")
-        argv = [*(["--config", arguments.config] if arguments.config else []), *rest]
+        config = arguments.config or arguments.config_flag
+        argv = [*(["--config", config] if config else []), *rest]
         print_memory_plan(TASKS, argv, "trl-multiagent plan", arguments.zero, arguments.num_gpus, arguments.gpu)
     elif command == "run" or (command == "train" and {"-h", "--help"} & set(rest)):
         train(arguments.algorithm, rest, None)

@@ -9,9 +9,8 @@ import pandas
 import pytest
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, Outcome, Task
-from trl_multiagent.environments.base import ask, judge
+from trl_multiagent.environments.base import ScoringContext, ask, judge, scoring
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
-from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import sample_centralized
 from trl_multiagent.rollout.tree import Node

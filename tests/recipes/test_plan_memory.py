@@ -7,7 +7,7 @@ import yaml
 from peft import LoraConfig, get_peft_model
 
 from trl_multiagent import AgentTeam, MAGRPOConfig, cli
-from trl_multiagent.environments.functions import TASK
+from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.runs.plan import Size, memory_parts, size_of
 from trl_multiagent.runs.prepared import parse_recipe
 

@@ -13,7 +13,7 @@ from pairs import pairs
 
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK
-from trl_multiagent.environments.functions import TASK as FUNCTIONS
+from trl_multiagent.environments.yaml_task import TASK as FUNCTIONS
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import check_settings, make_training_args

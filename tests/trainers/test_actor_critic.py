@@ -36,8 +36,10 @@ from tiny import (
 
 
 def ordered(order):
-    """Rewards of the last turn alone; the prompts of a turn show the other agent's last answer."""
-    prompts = {"aux": "Task {x}, {main}, part aux:", "main": "Task {x}, {aux}, part main:"}
+    """Rewards of the last turn alone; the prompts show the last answer of an agent that acted before."""
+    prompts = {"aux": "Task {x}, {main}, part aux:", "main": "Task {x}, part main:"}
+    if order[0] == ["aux"]:
+        prompts = {"aux": "Task {x}, part aux:", "main": "Task {x}, {aux}, part main:"}
     return FunctionEnvironment(prompts, count_reward, order=order)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from trl_multiagent.environments.base import (
     Environment,
+    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -15,10 +16,10 @@ from trl_multiagent.environments.base import (
     check_all_act,
     judge,
     resume_settings,
+    scoring,
+    scoring_context,
 )
-from trl_multiagent.environments.scoring import scoring, scoring_context
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.joint_text import plain
 
 

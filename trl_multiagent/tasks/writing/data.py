@@ -18,8 +18,8 @@ from trl_multiagent.environments.dataset_rows import (
     make_dataset,
 )
 from trl_multiagent.environments.embedded import generated_rows, read_data
-from trl_multiagent.environments.functions import Rows
 from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.environments.yaml_task import Rows
 from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.writing.environment import (
     DETAIL,

@@ -14,8 +14,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
-from trl_multiagent.environments.base import Environment, Outcome, check_roles
-from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.environments.base import Environment, Outcome, ScoringContext, check_roles, scoring
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment
@@ -32,7 +31,7 @@ from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss,
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
-from trl_multiagent.trainers.base.vllm_checks import check_vllm
+from trl_multiagent.trainers.base.vllm import check_vllm
 
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
