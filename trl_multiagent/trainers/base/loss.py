@@ -30,7 +30,6 @@ Tests compare it with the losses of TRL's `GRPOTrainer` and `RLOOTrainer`.
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -109,7 +108,7 @@ def normalized(losses: torch.Tensor, rows: AgentTensors, args: RolloutConfig) ->
     if args.loss_type == "grpo":
         losses = losses.sum(-1) / rows.completion_mask.sum(-1).clamp(min=1.0)
     elif args.loss_type == "dr_grpo":
-        losses = losses / cast(int, args.max_completion_length)
+        losses = losses / args.max_completion_length
     return losses.sum() / rows.num_rows
 
 
