@@ -21,8 +21,7 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models import positions
 from trl_multiagent.models.positions import TooLongError, check_prompts, learned_positions
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences
-from trl_multiagent.runs.prepared import check_team
-from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.runs.prepared import check_team, parse_recipe
 
 from tiny import byte_tokenizer, count_reward, other_model, tiny_environment, tiny_items, tiny_llama, tiny_trainer
 
