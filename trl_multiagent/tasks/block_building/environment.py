@@ -226,8 +226,8 @@ def rectangles(blocks: Mapping[Place, str]) -> list[Command]:
 
 def wall_plan(target: Target, palettes: Palettes) -> Built:
     """
-    Divides a wall. As far as the work is even, it is a chessboard: of N agents, the one with the number (x + y) mod N
-    builds a place. No block looks like the one to its left or below.
+    Assigns the places of a wall to N agents, in a checkerboard where possible: a place belongs to agent (x + y) mod N
+    as long as the work is even. No block looks like the one to its left or below.
     """
     roles = [*palettes]
     choices = [(block, role) for role in roles for block in palettes[role]]

@@ -178,7 +178,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         kind (`str`, *optional*, defaults to `"earned"`): Kind of reward, `"earned"` or `"compat"`.
         mode (`str`, *optional*, defaults to `"code_feedback"`): Feedback in later turns: `"code_feedback"`, or
             `"plain"` for none.
-        make_prompt (`Callable`, *optional*): Makes the first prompt from the item, the agent's methods and the number
+        make_prompt (`Callable`, *optional*): Writes the first prompt from the item, the agent's methods and the number
             of agents.
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
         keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default

@@ -145,7 +145,7 @@ class WritingEnvironment(Environment):
 
 def make_rouge() -> Any:
     """
-    Makes what computes ROUGE-1 and ROUGE-L with stemming. Raises [`UnavailableError`] if its package is not installed.
+    Builds the scorer of ROUGE-1 and ROUGE-L with stemming. Raises [`UnavailableError`] if its package is not installed.
     """
     if importlib.util.find_spec("rouge_score") is None:
         raise UnavailableError("ROUGE needs the package rouge-score: pip install 'trl-multiagent[writing]'.")
