@@ -148,8 +148,8 @@ class Environment(ABC):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """
-        Returns the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`]
-        for each branch. Override it if making many prompts at once is faster, for example if another model writes
+        Returns the prompts of a whole turn, for all branches of all trees. By default it calls
+        [`~Environment.prompts`] for each branch. Override it if making many prompts at once is faster, for example if another model writes
         feedback.
 
         Args:

@@ -65,8 +65,8 @@ class FunctionEnvironment(Environment):
             prompt}` that builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
         order (`list[list[str]]`, *optional*): The roles that act at each turn, such as `[["writer"], ["editor"]]`. By
             default all act. A template may then use a role as a column: `{writer}` is the writer's last answer, empty
-            at turns before its first one. The reward functions score the end of the episode, with the last answer of every
-            role; the rewards of earlier turns are 0.
+            at turns before its first one. The reward functions score the end of the episode, with the last answer of
+            every role; the rewards of earlier turns are 0.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
             chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
         reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take

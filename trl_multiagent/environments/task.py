@@ -89,8 +89,8 @@ class Task:
     A task family. A recipe script passes it to [`~trl_multiagent.runs.run.run_recipe`].
 
     Args:
-        make_environment (`Callable[[TaskSettings], Environment]`): Builds the environment. It is called before any data
-            or model is loaded.
+        make_environment (`Callable[[TaskSettings], Environment]`): Builds the environment, before any data or model is
+            loaded.
         load_datasets (`Callable[[TaskSettings], tuple[Dataset, Dataset | None]]`): Loads the training set and, if
             there is one, the evaluation set. If it raises a `ConnectionError`, `--dry_run` still prints a plan.
         settings (`dict[str, type]`, *optional*): The dataclasses of the family's own sections, by the section's name.

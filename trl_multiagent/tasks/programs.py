@@ -1,4 +1,4 @@
-"""What the task families that run programs have in common: the section `sandbox`, and their environment's base class."""
+"""What the task families that run programs share: the section `sandbox`, and their environment's base class."""
 
 import hashlib
 import json

@@ -19,7 +19,8 @@ That of a house, at most 1, is the one of CoMLRL's HouseBuild: R = match - 0.1 Â
   share of air. Otherwise of the places at which the house or what was built has a block.
 - hurt: the damage of the spiders, as a share of the player's health, 0 to 1; none after a `/kill`.
 
-These rewards hardly require that two agents build: with `limited_resource`, nobody has the blocks for the whole target.
+These rewards hardly require that two agents build. With `limited_resource`, nobody has the blocks for the whole
+target.
 """
 
 import math

@@ -366,7 +366,8 @@ class Reward:
 
 def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
     """
-    Builds the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
+    Builds the environment. Raises [`UnavailableError`] if the machine does not offer the protection
+    `sandbox.min_tier`.
     """
     dataset: ClassDataset = settings.sections["dataset"]
     return ClassCompletionEnvironment(

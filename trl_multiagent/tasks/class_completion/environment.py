@@ -8,8 +8,8 @@ test several methods together.
 
 All share one reward, of two kinds:
 
-- `earned`, at most 1: mean, over the test classes of single methods, of the share of their test methods that pass. Test
-  methods that a constant passes do not count, and neither do those that feedback shows.
+- `earned`, at most 1: mean, over the test classes of single methods, of the share of their test methods that pass.
+  Test methods that a constant passes do not count, and neither do those that feedback shows.
 - `compat`, the table of CoMLRL: 2 · methods written by their own agent / methods + 4 · test methods passed / test
   methods - methods written by more than one agent / methods, or 0 if the merged class does not compile.
 """

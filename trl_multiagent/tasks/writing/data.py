@@ -101,8 +101,8 @@ WAYS = {
 
 def make_posts(split: str) -> list[dict]:
     """
-    Generates posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts) or
-    `"test"` (96). Values of a fact are equally frequent.
+    Generates posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts)
+    or `"test"` (96). Values of a fact are equally frequent.
     """
     rng, rows, decks = random.Random(split), [], {}
     for fact, text in POSTS["facts"].items():
