@@ -115,7 +115,10 @@ def add_results(commands: Any) -> None:
 
     about = "Print the plan of a training: steps, calls, memory of each GPU by part, and the shortest time of a step."
     plan = commands.add_parser("plan", help=about, description=about + " Other arguments are those of `train`.")
-    plan.add_argument("config", metavar="CONFIG", help="YAML file of a training, or its name in the package.")
+    plan.add_argument(
+        "config", metavar="CONFIG", nargs="?", help="YAML file of a training, or its name in the package."
+    )
+    plan.add_argument("--config", metavar="CONFIG", dest="config_flag", help="The same, as for `train`.")
     plan.add_argument(
         "--gpu", default="H100", help="Kind of GPU: T4, 4090, L40S, A100-40, A100, H100 (default) or H200."
     )
@@ -356,11 +359,12 @@ def run_command(argv: Sequence[str] | None) -> None:
     elif command == "reproduce":
         reproduce(arguments, rest, parser)
     elif command == "plan":
-        from trl_multiagent.runs.memory import GPUS, print_memory_plan
+        from trl_multiagent.runs.plan import GPUS, print_memory_plan
 
         if arguments.gpu not in GPUS:
             parser.error(f"--gpu {arguments.gpu!r} is not known: choose one of {', '.join(GPUS)}.")
-        argv = ["--config", arguments.config, *rest]
+        config = arguments.config or arguments.config_flag
+        argv = [*(["--config", config] if config else []), *rest]
         print_memory_plan(TASKS, argv, "trl-multiagent plan", arguments.zero, arguments.num_gpus, arguments.gpu)
     elif command == "run" or (command == "train" and {"-h", "--help"} & set(rest)):
         train(arguments.algorithm, rest, None)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from trl_multiagent.console import printable
 from trl_multiagent.limits import setting
-from trl_multiagent.terminal import printable
 
 
 OPENAI, ANTHROPIC = "openai", "anthropic"

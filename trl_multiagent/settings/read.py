@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import trl_multiagent
+from trl_multiagent.console import printable
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import check_value, same, short
 from trl_multiagent.settings import comlrl
@@ -30,7 +31,6 @@ from trl_multiagent.settings.schema import (
     AgentModel,
     known_settings,
 )
-from trl_multiagent.terminal import printable
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
