@@ -21,8 +21,7 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models import positions
 from trl_multiagent.models.positions import TooLongError, check_prompts, learned_positions
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences
-from trl_multiagent.runs.prepared import check_team
-from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.runs.prepared import check_team, parse_recipe
 
 from tiny import byte_tokenizer, count_reward, other_model, tiny_environment, tiny_items, tiny_llama, tiny_trainer
 
@@ -104,6 +103,17 @@ def test_a_later_prompt_is_refused_when_it_is_there(tmp_path, gpt2):
     assert trainer.environment.scored == 8  # in the first turn
 
 
+def test_a_model_with_computed_positions_is_warned_beyond_them(short_rope, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(positions.logger, "warning_once", warnings.append)
+    check_prompts("main", short_rope, ["p"], [50], 14)
+    assert warnings == []
+    check_prompts("main", short_rope, ["p"], [50], 15)
+    assert warnings[0].startswith(
+        "A prompt of 'main' and its completion may have 65 tokens, but its model was made for 64"
+    )
+
+
 def test_collaborate(gpt2, short_rope):
     with pytest.raises(TooLongError, match=TOO_LONG):
         team_of(gpt2).collaborate(ITEMS, Long(249), max_new_tokens=8)
@@ -178,15 +188,13 @@ def test_reward_models(tmp_path):
             processing_class=byte_tokenizer(),
         )
 
-    with pytest.raises(TooLongError, match=r"Pair 5 has a joint text of \d+ tokens.* Set `max_length` to 256"):
+    with pytest.raises(TooLongError, match=r"A text has \d+ tokens, but the reward model has only 256 positions"):
         trainer(rows)
     done = trainer(rows, max_length=POSITIONS)
     done.train()
     rows[5]["main_chosen"] = "c" * 300
-    with pytest.raises(TooLongError, match="Its answers alone are that long: remove the row"):
+    with pytest.raises(TooLongError, match="A text has"):  # its answers alone are that long
         trainer(rows, max_length=POSITIONS)
-    with pytest.raises(TooLongError, match="Pair 5"):
-        done.evaluate(Dataset.from_list(rows))
     reward = JointRewardModel(done.model, byte_tokenizer())
     assert len(reward([{"aux": "a", "main": "m" * 500}], [{"aux": "a", "main": "b"}])) == 1
     with pytest.raises(TooLongError, match=r"but the reward model .* has only 256 positions"):

@@ -3,7 +3,7 @@
 import pytest
 
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.rollout.values import compute_targets, critic_advantages, explained_variance, td_errors
+from trl_multiagent.rollout.values import compute_targets, critic_advantages, explained_variance
 
 
 def node(rewards, values, children=None, unvisited=None, indices=None):
@@ -39,7 +39,6 @@ def test_one_turn(gae_lambda):
     root = node([1.0, 3.0], 1.5)
     assert targets(root, 0.5, gae_lambda) == [[[1.0, 3.0]]]
     assert critic_advantages(root, "c", "a") == [-0.5, 1.5]
-    assert td_errors(root, "c", 0.5) == [-0.5, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,6 @@ def test_two_turns_of_a_tree(gae_lambda, first, last):
     assert found == pytest.approx([first, last])
     assert leaves == [[5.0, 7.0], [8.0, 8.0]]
     assert critic_advantages(root, "c", "b") == pytest.approx([first - 4, last - 4])
-    assert td_errors(root, "c", 0.5) == [1 + 0.5 * 10 - 4, 3 + 0.5 * 20 - 4]
 
 
 def test_the_advantage_is_the_generalized_advantage_estimate():
@@ -94,7 +92,6 @@ def test_a_critic_skips_nodes_at_which_its_agent_does_not_act(gae_lambda, after)
     assert of_idle == pytest.approx([5 + 0.5 * after, 7.0])
     assert found == pytest.approx([1 + 0.5 * (12 + 0.5 * after) / 2, 3.0])
     assert critic_advantages(root, "c", "a") == pytest.approx([found[0] - 4, 3 - 4])
-    assert td_errors(root, "c", 0.5) == pytest.approx([1 + 0.5 * (12 + 0.5 * 10) / 2 - 4, 3 - 4])
 
 
 def test_cross_mode_means_over_the_partners():

@@ -6,9 +6,8 @@ import pytest
 from transformers import TrainerState
 
 from trl_multiagent import FunctionEnvironment
-from trl_multiagent.environments.base import judge
+from trl_multiagent.environments.base import ScoringContext, judge, scoring
 from trl_multiagent.environments.model_reward import ModelRewardEnvironment, pearson
-from trl_multiagent.environments.scoring import ScoringContext, scoring
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.runs.rounds import RewardWatch, is_over_optimized
 
@@ -34,14 +33,13 @@ def wrapped(**arguments):
 
 
 def test_training_has_the_reward_of_the_model_and_evaluation_that_of_the_task():
-    environment, seen = wrapped(scale=(-0.5, 0.5), version="7")
+    environment, seen = wrapped(version="7")
     context = ScoringContext()
     with scoring(context):
         outcomes = judge(environment, ITEMS, ACTIONS, [()] * 3)
     assert [outcome.reward for outcome in outcomes] == [-1.0, -3.0, -7.0]
     assert [outcome.metrics["rewards/task"] for outcome in outcomes] == [1.0, 2.0, 4.0]
     assert [outcome.metrics["rewards/model"] for outcome in outcomes] == [-1.0, -3.0, -7.0]
-    assert [outcome.metrics["rewards/model_scaled"] for outcome in outcomes] == [1.0, 2.0, 4.0]
     assert context.metrics == {"rewards/correlation": [pytest.approx(-1.0)]}
     assert seen[0] == environment.next_prompts(ITEMS, [()] * 3) and environment.unwrapped is environment.task
     evaluated = judge(environment, ITEMS, ACTIONS, [()] * 3, evaluation=True)
@@ -110,7 +108,7 @@ def test_one_warning(caplog):
 
 
 def test_a_trainer_logs_both(tmp_path):
-    environment, _ = wrapped(scale=(1.0, 0.0))
+    environment, _ = wrapped()
     trainer = tiny_trainer(tmp_path, environment=environment, callbacks=[RewardWatch()])
     trainer.train()
     log = trainer.state.log_history[0]

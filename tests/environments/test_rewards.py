@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from trl.rewards import get_soft_overlong_punishment, think_format_reward
 
 from trl_multiagent.environments import FunctionEnvironment, TaskError, role_reward
+from trl_multiagent.environments.base import ScoringContext, scoring
 from trl_multiagent.environments.reward_models import RewardModel
-from trl_multiagent.environments.scoring import ScoringContext, scoring
 
 from tiny import byte_tokenizer
 
@@ -108,7 +108,7 @@ def test_an_interrupt_leaves_the_loop_usable():
         return [1.0, 1.0]
 
     env = environment(judge)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(TaskError, match="`judge` was interrupted"):
         rewards(env)
     assert [outcome.reward for outcome in env.score(ITEMS[1:] * 2, ACTIONS, [[], []])] == [1.0, 1.0]
 
@@ -145,7 +145,7 @@ def test_functions_get_what_they_name():
     def named(completions, topic):
         return [float(word in c["critic"]) for word, c in zip(topic, completions, strict=True)]
 
-    def nothing():
+    def columns_alone(topic):
         return [1.0, 1.0]
 
     def everything(**kwargs):
@@ -154,7 +154,7 @@ def test_functions_get_what_they_name():
         assert kwargs["episodes"] == [[action] for action in kwargs["completions"]]
         return [0.0, 0.0]
 
-    assert rewards(environment(named, nothing, everything)) == [2.0, 2.0]
+    assert rewards(environment(named, columns_alone, everything)) == [2.0, 2.0]
 
 
 def test_what_a_trainer_knows():

@@ -17,7 +17,7 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.joint_text import JointText
 from trl_multiagent.preferences.rows import text_columns
 from trl_multiagent.trainers.base.checkpoints import UNFINISHED_FOLDER, WriteError
-from trl_multiagent.trainers.joint_reward_trainer import held_out_metrics, reward_scale, split_by_item
+from trl_multiagent.trainers.joint_reward_trainer import held_out_metrics, split_by_item
 
 from pages import read_page
 from tiny import byte_tokenizer, flip, tiny_classifier
@@ -58,8 +58,6 @@ def test_text():
     assert (ids, is_cut) == (byte_tokenizer()(whole + "<eos>")["input_ids"], False)
     with pytest.raises(ValueError, match=r"must contain {text} once"):
         JointText(("a",), prompt_template="{role}")
-    with pytest.raises(ValueError, match="version 2"):
-        JointText.from_config({**text.to_config(), "version": 2})
 
 
 @pytest.mark.parametrize("length", [30, 60, 100, 109, 110, 139, 140, 141])
@@ -219,8 +217,6 @@ def test_metrics_of_known_margins():
     assert metrics["calibration_error"] == pytest.approx((0.5 + 0.25 + 3 * (1 / 3)) / 5, abs=1e-4)
     assert (metrics["accuracy"], metrics["accuracy_small_gaps"]) == (0.6, 0.5)
     assert metrics["accuracy_large_gaps"] == pytest.approx(2 / 3)
-    assert reward_scale(np.array([[1.0, 0, 5, 3], [2, 3, 7, 9]])) == pytest.approx((2, 3))
-    assert reward_scale(np.array([[0.0, 0, 1, 0]])) is None
     assert list(held_out_metrics(scores[:, :2])) == ["accuracy", "margin", "calibration_error"]
 
 
@@ -236,7 +232,6 @@ def test_the_saved_model_is_an_ordinary_one_and_a_reward_function(tmp_path, form
     trainer.save_model()
     loaded, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
-    assert loaded.config.reward_scale == list(reward_scale(trainer.held_out))
     assert (tmp_path / "checkpoint-3" / "adapter_config.json").is_file() == (form == "lora")
 
     prompts = {"aux": "Help with {x}.", "main": "Do {x}."}
@@ -290,7 +285,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     flip(folder / "model.safetensors")
     (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
     trainer = reward_trainer(tmp_path, max_steps=4)
-    with pytest.raises(ValueError, match=r"checkpoint-3 is damaged.*optimizer.pt.*checkpoint before it: .*-2\."):
+    with pytest.raises(ValueError, match=r"checkpoint-3 is damaged.*optimizer.pt"):
         trainer.train(resume_from_checkpoint=True)
     trainer.train(resume_from_checkpoint=str(folder))
     assert trainer.state.global_step == 4

@@ -1,10 +1,16 @@
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn
+from trl_multiagent.environments.base import (
+    Environment,
+    EnvironmentWrapper,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    Turn,
+)
 from trl_multiagent.environments.centralized import CentralizedEnvironment
-from trl_multiagent.environments.function_environment import FunctionEnvironment
-from trl_multiagent.environments.reward_functions import role_reward
+from trl_multiagent.environments.function_environment import FunctionEnvironment, role_reward
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
 __all__ = [

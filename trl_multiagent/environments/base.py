@@ -1,17 +1,22 @@
-"""The interface of a task family, [`Environment`]."""
+"""The interface of a task, [`Environment`], and the functions that call its methods and check what they return."""
 
+import contextlib
 import json
 import keyword
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from trl_multiagent.environments.scoring import scoring_context
 from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, show, task_code
+
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
 
 
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
@@ -129,7 +134,7 @@ class Environment(ABC):
     @abstractmethod
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         """
-        Makes the prompts of one turn. The roles with a prompt act in this turn; the others do not answer and are not
+        Returns the prompts of one turn. The roles with a prompt act in this turn; the others do not answer and are not
         trained on it. No prompt for any role ends the episode. At the first turn, at least one role acts.
 
         Args:
@@ -143,8 +148,8 @@ class Environment(ABC):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """
-        Makes the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`]
-        for each branch. Override it if making many prompts at once is faster, for example if another model writes
+        Returns the prompts of a whole turn, for all branches of all trees. By default it calls
+        [`~Environment.prompts`] for each branch. Override it if making many prompts at once is faster, for example if another model writes
         feedback.
 
         Args:
@@ -259,6 +264,41 @@ class Environment(ABC):
         checkpoint that has the same settings. Empty by default.
         """
         return {}
+
+
+# The context in which an environment scores a batch of joint actions
+
+
+@dataclass
+class ScoringContext:
+    """
+    Facts about the joint actions that an environment scores, in addition to the arguments of `Environment.score`.
+    """
+
+    prompts: list[dict[str, Prompt]] | None = None  # of each joint action
+    completion_ids: list[dict[str, list[int]]] | None = None  # of each joint action, by role
+    chat_roles: frozenset[str] = frozenset()  # the roles whose prompts are chat messages
+    trainer_state: "TrainerState | None" = None  # `None` without a trainer
+    reward_none: str = "error"  # with "drop", NaN is the reward of a joint action that nothing scores
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
+
+
+_CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", default=None)
+
+
+def scoring_context() -> ScoringContext:
+    """Returns the context of the current batch; an empty one if the environment was called directly."""
+    return _CONTEXT.get() or ScoringContext()
+
+
+@contextlib.contextmanager
+def scoring(context: ScoringContext) -> Iterator[None]:
+    """Makes [`scoring_context`] return `context` within the block."""
+    token = _CONTEXT.set(context)
+    try:
+        yield
+    finally:
+        _CONTEXT.reset(token)
 
 
 # Functions that call an environment's methods and check the return values
@@ -412,3 +452,69 @@ def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
             raise TaskError(f"{name} returned the metric {key!r} with the value {show(value)}; it must be a number.")
         numbers[key] = number
     return numbers
+
+
+# Environments that change another one
+
+
+class EnvironmentWrapper(Environment):
+    """
+    Base class of environments that change a part of another one. It delegates everything to its task; a subclass
+    overrides what it changes.
+    """
+
+    def __init__(self, task: Environment):
+        self.task = task
+        self.roles = task.roles
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.task!r})"
+
+    @property
+    def unwrapped(self) -> Environment:
+        return self.task.unwrapped
+
+    def answers(self, joint_action: JointAction) -> JointAction:
+        return self.task.answers(joint_action)
+
+    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
+        return self.task.show_answers(role, prompt, answers)
+
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+        return self.next_prompts([item], [history])[0]
+
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+        return self.task.next_prompts(items, histories)
+
+    def check_turns(self, num_turns: int) -> None:
+        self.task.check_turns(num_turns)
+
+    def prepare(self, num_turns: int) -> None:
+        self.task.prepare(num_turns)
+
+    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
+        return self.task.plan(items, num_later_prompts, answer_tokens)
+
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        return self.judge(items, joint_actions, histories, evaluation=False)
+
+    def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        return self.judge(items, joint_actions, histories, evaluation=True)
+
+    def judge(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
+    ) -> list[Outcome]:
+        """Scores joint actions, in training or in an evaluation."""
+        return judge(self.task, items, joint_actions, histories, evaluation)
+
+    def metrics(self) -> dict[str, float]:
+        return self.task.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.task.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.task.load_state_dict(state)
+
+    def resume_settings(self) -> dict[str, Any]:
+        return resume_settings(self.task)

@@ -7,6 +7,7 @@ from typing import Any
 
 from trl_multiagent.environments.base import (
     Environment,
+    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -15,10 +16,10 @@ from trl_multiagent.environments.base import (
     check_all_act,
     judge,
     resume_settings,
+    scoring,
+    scoring_context,
 )
-from trl_multiagent.environments.scoring import scoring, scoring_context
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.joint_text import plain
 
 
@@ -96,7 +97,9 @@ class CentralizedEnvironment(EnvironmentWrapper):
 
     def __init__(self, task: Environment):
         if len(task.roles) < 2:
-            raise ValueError(f"The task has one role, {task.roles[0]!r}: one agent answers for all roles already.")
+            raise ValueError(
+                f"The task has a single role, {task.roles[0]!r}, so one agent answers for all roles anyway."
+            )
         super().__init__(task)
         self.roles = (CENTRAL_ROLE,)
 

@@ -1,11 +1,21 @@
-"""An environment made of prompt templates and TRL reward functions."""
+"""
+An environment built from prompt templates and TRL reward functions, which it calls as TRL's trainers do. They may be
+plain or `async`, and may score only one role.
+"""
 
+import asyncio
+import functools
+import inspect
 import math
+import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
-from functools import partial
 from string import Formatter
 from typing import Any, TypeAlias
 
@@ -18,18 +28,26 @@ from trl_multiagent.environments.base import (
     check_prompt,
     check_prompts,
     check_roles,
+    scoring,
+    scoring_context,
 )
-from trl_multiagent.environments.reward_functions import RoleReward, as_messages, call_rewards, check_reward_function
-from trl_multiagent.environments.scoring import scoring, scoring_context
-from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, function_name, show, task_code
+from trl_multiagent.environments.task_errors import (
+    TaskError,
+    TaskInterrupt,
+    as_number,
+    as_rewards,
+    function_name,
+    show,
+    task_code,
+)
 
 
-RewardFunction: TypeAlias = Callable | str  # a function, a reward model (which can be called, too), or a model id
+RewardFunction: TypeAlias = Callable | str  # a callable, a reward model, or a model id
 
 
 class FunctionEnvironment(Environment):
     """
-    An environment made of prompt templates and TRL reward functions.
+    An environment built from prompt templates and TRL reward functions.
 
     Args:
         prompts (`dict[str, str | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a
@@ -47,8 +65,8 @@ class FunctionEnvironment(Environment):
             prompt}` that builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
         order (`list[list[str]]`, *optional*): The roles that act at each turn, such as `[["writer"], ["editor"]]`. By
             default all act. A template may then use a role as a column: `{writer}` is the writer's last answer, empty
-            at turns before its first one. The reward functions score the end of the episode, with the last answer of every
-            role; the rewards of earlier turns are 0.
+            at turns before its first one. The reward functions score the end of the episode, with the last answer of
+            every role; the rewards of earlier turns are 0.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
             chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
         reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take
@@ -109,7 +127,7 @@ class FunctionEnvironment(Environment):
         self.reward_names = [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
 
     def _reward_function(self, function: RewardFunction) -> Callable:
-        """Checks a reward function. Makes a function of a reward model or its id."""
+        """Checks a reward function. Wraps a reward model or its id in one."""
         if isinstance(function, RoleReward):
             if function.role not in self.roles:
                 raise ValueError(f"A reward is for the role {function.role!r}, but the roles are {list(self.roles)}.")
@@ -121,14 +139,12 @@ class FunctionEnvironment(Environment):
             if model.roles is None:
                 raise ValueError(
                     f"A reward model judges the text of one agent: write `role_reward({self.roles[-1]!r}, ...)` "
-                    "instead of "
-                    f"{show(function)}."
+                    f"instead of {show(function)}."
                 )
             if model.roles != self.roles:
                 raise ValueError(
                     f"The reward model {show(function)} was trained on answers of {list(model.roles)}, but the "
-                    "roles are "
-                    f"{list(self.roles)}."
+                    f"roles are {list(self.roles)}."
                 )
             return model
         check_reward_function(function)
@@ -214,8 +230,8 @@ class FunctionEnvironment(Environment):
         names = [f"The reward function `{name}`" for name in self.reward_names]
         calls = []
         for name, function in zip(names, self.reward_funcs, strict=True):
-            call = {**arguments, "log_metric": partial(log_metric, name, context.metrics)}
-            call["log_extra"] = partial(log_extra, name, outcomes)
+            call = {**arguments, "log_metric": functools.partial(log_metric, name, context.metrics)}
+            call["log_extra"] = functools.partial(log_extra, name, outcomes)
             if self.conversational and not isinstance(function, RoleReward):
                 for key, speaker in (("prompts", "user"), ("completions", "assistant")):
                     call[key] = [
@@ -286,7 +302,7 @@ def last_answers(history: History) -> dict[str, str]:
 
 
 def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
-    """Makes the prompt of a role from its template or its function."""
+    """Returns the prompt of a role from its template or its function."""
     if isinstance(template, str):
         return fill_template(role, template, item)
     name = f"The prompt function `{function_name(template)}` of {role!r}"
@@ -340,7 +356,7 @@ def is_model(function: Any) -> bool:
 
 
 def load_if_model(function: Any) -> Any:
-    """Makes a reward function from a reward model or its id. Returns other functions unchanged."""
+    """Wraps a reward model or its id in a reward function. Returns other functions unchanged."""
     if not is_model(function):
         return function
     from trl_multiagent.environments.reward_models import RewardModel  # imports torch and TRL
@@ -369,3 +385,194 @@ def log_extra(name: str, outcomes: list[Outcome], column: str, values: Sequence)
         )
     for outcome, value in zip(outcomes, values, strict=True):
         outcome.extra[column] = value
+
+
+# Reward functions
+
+
+class RoleReward:
+    """A reward function that scores one agent, see [`role_reward`]."""
+
+    def __init__(self, role: str, function: Any, conversational: bool | None = None):
+        self.role, self.function, self.conversational = role, function, conversational
+
+    @property
+    def __name__(self) -> str:
+        return f"{self.role}/{function_name(self.function)}"
+
+    def __call__(self, prompts: Sequence[dict], completions: Sequence[dict], **kwargs: Any) -> Any:
+        number = len(completions)
+        scored = [k for k, by_role in enumerate(completions) if self.role in by_role]  # where the agent acts
+        if not scored:
+            return [None] * number
+        own_prompts = [prompts[k][self.role] for k in scored]
+        own_completions = [completions[k][self.role] for k in scored]
+        if self._reads_messages(own_prompts):
+            own_prompts = [as_messages(prompt, "user") for prompt in own_prompts]
+            own_completions = [as_messages(completion, "assistant") for completion in own_completions]
+        kwargs = {name: [x[k] for k in scored] if isinstance(x, list) else x for name, x in kwargs.items()}
+        if kwargs.get("completion_ids") is not None:
+            kwargs["completion_ids"] = [by_role[self.role] for by_role in kwargs["completion_ids"]]
+        kwargs |= {"prompts": own_prompts, "completions": own_completions}
+        rewards = self.function(**accepted_arguments(self.function, kwargs))
+        if len(scored) == number:
+            return rewards
+
+        def spread(values: Any) -> list[Any]:
+            """Puts the rewards at their positions, and `None` elsewhere."""
+            by_position = dict(zip(scored, values, strict=True))
+            return [by_position.get(k) for k in range(number)]
+
+        async def spread_later() -> list[Any]:
+            return spread(await rewards)
+
+        return spread_later() if inspect.isawaitable(rewards) else spread(rewards)
+
+    def _reads_messages(self, prompts: list) -> bool:
+        if self.conversational is not None:
+            return self.conversational
+        module = inspect.getmodule(unwrapped(self.function))
+        is_trl = module is not None and module.__name__.startswith("trl.rewards")  # these read messages only
+        return is_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
+
+
+def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
+    """
+    Creates a reward of one agent's completions from a reward function that was written for a single model.
+
+    The role selects the completions that are scored, not the agent that learns from them: the score is added to the
+    joint reward, on which every agent is trained.
+
+    Args:
+        role (`str`): The agent.
+        function (`Callable`, `str` or [`~transformers.PreTrainedModel`]): A reward function in TRL's form, such as
+            `trl.rewards.think_format_reward`, plain or `async`, or a reward model or its id. It gets the agent's
+            prompts, completions and `completion_ids`.
+        conversational (`bool`, *optional*): Whether the function gets lists of chat messages instead of texts. By
+            default it does if the agent's tokenizer has a chat template, so that its prompts are chat messages. TRL's
+            own functions always get messages.
+
+    Example:
+
+    ```python
+    from trl.rewards import think_format_reward
+
+    environment = FunctionEnvironment(prompts, reward_funcs=[my_reward, role_reward("main", think_format_reward)])
+    ```
+    """
+    return RoleReward(role, function, conversational)
+
+
+def as_messages(text: Any, role: str) -> list[dict[str, str]]:
+    """Returns a text as a list of one chat message, and chat messages unchanged."""
+    return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
+def unwrapped(function: Any) -> Any:
+    """Returns the function inside `functools.partial` objects and role rewards."""
+    while isinstance(function, functools.partial | RoleReward):
+        function = function.func if isinstance(function, functools.partial) else function.function
+    return function
+
+
+def is_async(function: Any) -> bool:
+    """Returns whether a function is `async`, or an object with an `async` method `__call__`."""
+    function = unwrapped(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def check_reward_function(function: Any) -> None:
+    """
+    Raises `TypeError` for a value that is not a reward function: not callable, a class, a generator, or with
+    positional-only parameters.
+    """
+    inner = unwrapped(function)
+    if not callable(inner):
+        raise TypeError(f"`reward_funcs` contains {show(inner)}, which is not a function.")
+    name = function_name(inner)
+    if isinstance(inner, type):
+        raise TypeError(f"`reward_funcs` contains the class `{name}`: pass an instance with a method `__call__`.")
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise TypeError(f"The reward function `{name}` contains `yield`; it must return a list of numbers instead.")
+    parameters = parameters_of(function.function if isinstance(function, RoleReward) else function)
+    if parameters is not None and not parameters:
+        raise TypeError(f"The reward function `{name}` takes no arguments; it needs `completions`, and `**columns`.")
+    for parameter in (parameters or {}).values():
+        if parameter.kind == parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
+            raise TypeError(
+                f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, "
+                f"because its parameter `{parameter.name}` is positional only."
+            )
+
+
+def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that a function names; all of them if it takes any (`**kwargs`)."""
+    parameters = parameters_of(function)
+    kinds = {parameter.kind for parameter in (parameters or {}).values()}
+    if parameters is None or inspect.Parameter.VAR_KEYWORD in kinds:
+        return dict(arguments)
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter] | None:
+    """Returns the parameters of a function; `None` if it is not written in Python and does not declare them."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError as error:
+        if isinstance(function, functools.partial):
+            raise TypeError(f"`reward_funcs` contains {show(function)}, whose arguments do not fit.") from error
+        return None
+
+
+@functools.cache
+def event_loop(process: int) -> asyncio.AbstractEventLoop:
+    """
+    Starts the event loop of a process in a daemon thread. A forked process needs its own loop, because threads are not
+    forked.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
+    return loop
+
+
+def call_rewards(
+    names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
+) -> list[Any]:
+    """
+    Calls reward functions with their arguments, and returns their results. `names`: their names in messages.
+
+    `async` functions run on the event loop of this process, concurrently with each other and with plain functions,
+    which run one after the other in this thread. They may take `timeout` seconds. Raises [`TaskError`] if a function
+    fails, or does not finish in time.
+    """
+    outputs: list[Any] = [None] * len(functions)
+    running: dict[Future, int] = {}
+    start = time.monotonic()
+    try:
+        # `async` functions start first
+        for k in sorted(range(len(functions)), key=lambda k: not is_async(functions[k])):
+            with task_code(names[k]):
+                outputs[k] = functions[k](**accepted_arguments(functions[k], arguments[k]))
+            if inspect.isawaitable(outputs[k]):
+                coroutine = finish(names[k], outputs[k])
+                running[asyncio.run_coroutine_threadsafe(coroutine, event_loop(os.getpid()))] = k
+        left = None if timeout is None else max(0.0, start + timeout - time.monotonic())
+        for future in as_completed(running, left):
+            outputs[running[future]] = future.result()
+    except FutureTimeout as error:
+        late = next(names[k] for future, k in running.items() if not future.done())
+        message = f"{late} did not finish within {timeout:g} seconds: raise `reward_timeout` if needed."
+        raise TaskError(message) from error
+    finally:
+        for future in running:
+            future.cancel()  # has no effect on those that are done
+    return outputs
+
+
+async def finish(name: str, output: Awaitable) -> Any:
+    """Awaits the result of the function `name`."""
+    try:
+        with task_code(name):
+            return await output
+    except TaskInterrupt as error:  # it would end the event loop
+        raise TaskError(f"{error}.") from error

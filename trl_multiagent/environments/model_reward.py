@@ -7,6 +7,7 @@ from typing import Any
 
 from trl_multiagent.environments.base import (
     Environment,
+    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -15,26 +16,23 @@ from trl_multiagent.environments.base import (
     check_all_act,
     judge,
     resume_settings,
+    scoring_context,
 )
-from trl_multiagent.environments.scoring import scoring_context
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
-MODEL, TASK, SCALED, CORRELATION = "rewards/model", "rewards/task", "rewards/model_scaled", "rewards/correlation"
+MODEL, TASK, CORRELATION = "rewards/model", "rewards/task", "rewards/correlation"
 
 
 class ModelRewardEnvironment(EnvironmentWrapper):
     """
     A task whose reward in training comes from a model. Prompts and evaluation are those of the task.
 
-    The metrics show both rewards: `rewards/model`; `rewards/task`; `rewards/model_scaled`, the model's reward on the
-    task's scale; and `rewards/correlation`, their correlation over a batch.
+    The metrics show both rewards, `rewards/model` and `rewards/task`, and their correlation over a batch,
+    `rewards/correlation`.
 
     Args:
         task ([`Environment`]): The task.
         reward (`Callable`): Reward function for the answers of all roles, such as a [`JointRewardModel`].
-        scale (`tuple[float, float]`, *optional*): Slope and intercept of the task's reward as a function of the
-            model's.
         score_task (`bool`, *optional*, defaults to `True`): Whether the task's reward is computed in training, too. It
             is only logged.
         version (`str`, *optional*): Name of the reward model in checkpoints. A run with another reward model cannot
@@ -45,12 +43,11 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         self,
         task: Environment,
         reward: Callable[..., list[float]],
-        scale: tuple[float, float] | None = None,
         score_task: bool = True,
         version: str = "",
     ):
         super().__init__(task)
-        self.reward, self.scale, self.score_task, self.version = reward, scale, score_task, version
+        self.reward, self.score_task, self.version = reward, score_task, version
 
     def __repr__(self) -> str:
         return f"ModelRewardEnvironment({self.task!r}, version={self.version!r})"
@@ -64,14 +61,14 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         scores = self._scores(items, joint_actions, histories)
         if not self.score_task:
-            return [Outcome(score, self._metrics(score)) for score in scores]
+            return [Outcome(score, {MODEL: score}) for score in scores]
         outcomes = judge(self.task, items, joint_actions, histories)
         rewards = [outcome.reward for outcome in outcomes]
         r = pearson(scores, rewards)
         if r is not None:
             scoring_context().metrics.setdefault(CORRELATION, []).append(r)
         for outcome, score in zip(outcomes, scores, strict=True):
-            outcome.metrics |= {**self._metrics(score), TASK: outcome.reward}
+            outcome.metrics |= {MODEL: score, TASK: outcome.reward}
             outcome.reward, outcome.role_rewards = score, {}
         return outcomes
 
@@ -79,7 +76,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         """Scores joint actions with the reward of the task. The model's is a metric."""
         outcomes = judge(self.task, items, joint_actions, histories, evaluation=True)
         for outcome, score in zip(outcomes, self._scores(items, joint_actions, histories), strict=True):
-            outcome.metrics |= {**self._metrics(score), TASK: outcome.reward}
+            outcome.metrics |= {MODEL: score, TASK: outcome.reward}
         return outcomes
 
     def resume_settings(self) -> dict[str, Any]:
@@ -92,12 +89,6 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         if prompts is None or len(prompts) != len(items):  # the environment was called directly
             prompts = self.task.next_prompts(items, histories)
         return self.reward(prompts=prompts, completions=joint_actions)
-
-    def _metrics(self, score: float) -> dict[str, float]:
-        if self.scale is None:
-            return {MODEL: score}
-        slope, intercept = self.scale
-        return {MODEL: score, SCALED: slope * score + intercept}
 
 
 def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:

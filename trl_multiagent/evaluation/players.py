@@ -19,9 +19,17 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, ask, judge
+from trl_multiagent.environments.base import (
+    Environment,
+    EnvironmentWrapper,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    ask,
+    judge,
+)
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler, render_chat

@@ -70,7 +70,9 @@ def stack(layer: LoraLayer, adapters: Sequence[str]) -> tuple[torch.Tensor, torc
     present = [adapter for adapter in adapters if adapter in layer.lora_A]
     all_a = torch.cat([layer.lora_A[adapter].weight for adapter in present])
     all_b = torch.cat([layer.lora_B[adapter].weight for adapter in present], dim=1)
-    ranks = [adapter for adapter in present for _ in layer.lora_A[adapter].weight]
-    own = torch.tensor([[rank == adapter for rank in ranks] for adapter in adapters])
-    factors = torch.tensor([layer.scaling[adapter] for adapter in ranks]) * own
-    return all_a, all_b, factors.unsqueeze(1).to(all_a)
+    factors, start = all_a.new_zeros(len(adapters), 1, len(all_a)), 0
+    for adapter in present:
+        end = start + len(layer.lora_A[adapter].weight)
+        factors[list(adapters).index(adapter), :, start:end] = layer.scaling[adapter]
+        start = end
+    return all_a, all_b, factors

@@ -11,7 +11,6 @@ from typing import Any
 
 
 CONFIG_KEY = "joint_text"  # in the model's config.json
-VERSION = 1
 PROMPT_TEMPLATE = "### Prompt of {role}\n{text}\n\n"
 ANSWER_TEMPLATE = "### Answer of {role}\n{text}\n\n"
 
@@ -53,21 +52,12 @@ class JointText:
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "JointText":
-        """
-        Reads the values that [`~JointText.to_config`] returned. Raises `ValueError` if a later release wrote them.
-        """
-        values = dict(values)
-        version = values.pop("version")
-        if version != VERSION:
-            raise ValueError(
-                f"The reward model was trained on joint texts of version {version}, this release writes version "
-                f"{VERSION}: use the release that trained it."
-            )
+        """Reads the values that [`~JointText.to_config`] returned."""
         return cls(**{**values, "roles": tuple(values["roles"])})
 
     def to_config(self) -> dict[str, Any]:
         """Returns a JSON-serialisable dict."""
-        return {"version": VERSION, **asdict(self), "roles": list(self.roles)}
+        return {**asdict(self), "roles": list(self.roles)}
 
     def text(self, prompts: Mapping[str, Text], answers: Mapping[str, Text], prompt_length: int | None = None) -> str:
         """

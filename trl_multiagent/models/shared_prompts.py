@@ -46,7 +46,7 @@ def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
 class RoomyLayer(DynamicLayer):
     """
     A cache layer with room for `max_length` tokens, which are written in place. A growing layer would be copied at
-    every token. Keys and values may differ in data type, as under autocast.
+    every token. Under autocast, keys and values are held in the data type that attention computes in.
 
     With a `place`, of shape `(1,)`, the next token is written there, and attention sees the whole room: no shape
     changes from token to token.
@@ -72,11 +72,13 @@ class RoomyLayer(DynamicLayer):
         start = self.get_seq_length()
         if not self.rooms:
             self.lazy_initialization(key_states, value_states)
+            shape, device = (*key_states.shape[:-2], self.max_length), key_states.device.type
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else key_states.dtype
             # Zeros, because a masked number must be finite
-            self.rooms = [x.new_zeros(*x.shape[:-2], self.max_length, x.size(-1)) for x in (key_states, value_states)]
+            self.rooms = [x.new_zeros(*shape, x.size(-1), dtype=dtype) for x in (key_states, value_states)]
         if self.place is not None:
             for room, states in zip(self.rooms, (key_states, value_states), strict=True):
-                room.index_copy_(-2, self.place, states)
+                room.index_copy_(-2, self.place, states.to(room.dtype))
             return self.rooms[0], self.rooms[1]
         end = start + key_states.size(-2)
         for room, states in zip(self.rooms, (key_states, value_states), strict=True):

@@ -16,11 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_multiagent.endpoints import Answer, EndpointClient, EndpointError, Question
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn, ask, judge
+from trl_multiagent.environments.base import (
+    Environment,
+    EnvironmentWrapper,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    Turn,
+    ask,
+    judge,
+    scoring,
+    scoring_context,
+)
 from trl_multiagent.environments.base import resume_settings as settings_of
-from trl_multiagent.environments.scoring import scoring, scoring_context
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
-from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import whole_prompt
 from trl_multiagent.rollout.trace import item_id

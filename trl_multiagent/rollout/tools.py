@@ -19,7 +19,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from trl_multiagent.environments.base import JointAction
-from trl_multiagent.environments.reward_functions import event_loop
+from trl_multiagent.environments.function_environment import event_loop
 from trl_multiagent.environments.task_errors import TaskError, show, task_code
 from trl_multiagent.rollout.seats import Branch, Seat
 

@@ -12,8 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, JointAction, Outcome, Prompt, Turn, ask, judge
-from trl_multiagent.environments.scoring import ScoringContext, scoring
+from trl_multiagent.environments.base import (
+    Environment,
+    JointAction,
+    Outcome,
+    Prompt,
+    ScoringContext,
+    Turn,
+    ask,
+    judge,
+    scoring,
+)
 
 
 @dataclass
@@ -255,7 +264,7 @@ def judge_nodes(
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
-        chat_roles, trainer_state, metrics, reward_none: See [`~environments.scoring.ScoringContext`].
+        chat_roles, trainer_state, metrics, reward_none: See [`~environments.base.ScoringContext`].
 
     Raises:
         TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.

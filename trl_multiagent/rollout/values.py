@@ -48,28 +48,6 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
                 node.targets[critic][joint_action] += discount * future
 
 
-def td_errors(node: Node, critic: str, discount: float) -> list[float]:
-    """
-    Computes the error of one step for each joint action: r_j + discount * V(h') - V(h) or Q(h, j), without V(h') at
-    the end.
-    """
-    targets = one_step_targets(node, critic, discount)
-    return [target - value for target, value in zip(targets, node.values[critic], strict=True)]
-
-
-def one_step_targets(node: Node, critic: str, discount: float) -> list[float]:
-    """
-    Computes r_j + discount * V(h'). If the critic does not read h', the mean of its one-step targets at h' replaces
-    V(h').
-    """
-    targets = list(node.rewards_of(critic))
-    for joint_action, child in node.next_nodes.items():
-        is_read = critic in child.values
-        value = state_value(child, critic) if is_read else fmean(one_step_targets(child, critic, discount))
-        targets[joint_action] += discount * value
-    return targets
-
-
 def critic_advantages(node: Node, critic: str, role: str) -> list[float]:
     """
     Computes the advantages of an agent's completions at a node:

@@ -28,7 +28,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.model_reward import MODEL, TASK, ModelRewardEnvironment
 from trl_multiagent.environments.reward_models import JointRewardModel
-from trl_multiagent.folders import PREFERENCES_FILE, is_collection, read_json
+from trl_multiagent.folders import PREFERENCES_FILE, read_json
 from trl_multiagent.hub import push_folder
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
@@ -41,10 +41,18 @@ from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
-from trl_multiagent.runs.folders import AUTO, NO_FOLDER, check_folder
 from trl_multiagent.runs.models import check_models
 from trl_multiagent.runs.plan import HEADING, agents, collaboration, count, print_plan, rollout_lines
-from trl_multiagent.runs.prepared import check_run, check_team, first_rows, prepare_run, start_logging
+from trl_multiagent.runs.prepared import (
+    AUTO,
+    NO_FOLDER,
+    check_folder,
+    check_run,
+    check_team,
+    first_rows,
+    prepare_run,
+    start_logging,
+)
 from trl_multiagent.runs.reward_model import check_base, checked_args, summary, train_reward_model
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings
@@ -56,7 +64,6 @@ from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import forget_engine, without_sharding
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
-from trl_multiagent.trainers.joint_reward_trainer import SCALE_KEY
 
 
 logger = logging.getLogger(__name__)
@@ -145,13 +152,10 @@ class PreferenceRun:
         pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
         lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
-        split = run.dataset.eval_split
-        evaluation = f"the task's reward on split {split}, eval_strategy {args.eval_strategy.value}"
-        lines["evaluation"] = "none" if split is None else evaluation
+        lines["evaluation"] = (
+            f"the task's reward on split {run.dataset.eval_split}, eval_strategy {args.eval_strategy}"
+        )
         lines["output folder"] = str(run.run_folder)
-        lines["trained team"] = str(run.team_folder) if run.saves_team else "not saved"
-        if self.stage.has(RESULTS_FILE) or is_collection(self.preferences.output_dir):
-            lines["done already"] = "some stages, which are skipped if the settings have not changed"
         print_plan(lines)
 
     def collection_lines(self) -> dict[str, Any]:
@@ -446,7 +450,6 @@ class RewardRun(PreferenceRun):
         return ModelRewardEnvironment(
             self.environment,
             reward,
-            scale=reward.model.config.to_dict().get(SCALE_KEY),
             score_task=score_task,
             version=checksum_of_weights(reward.model.parameters()),
         )
@@ -570,11 +573,9 @@ def table(results: list[dict[str, Any]]) -> str:
     """Returns the rounds of a run as a table."""
     rows = [["round", "scored", "pairs", "trained on", "sampled reward", "held-out reward"]]
     for result in results:
-        collection, after = result["collection"], result["eval"]
-        counts = [result["round"] + 1, collection["candidates_scored"], collection["pairs"]]
-        counts.append(result["iter"]["train_preference_pairs"])
-        held_out = "" if after is None else f"{after['reward']:.3f}"
-        rows.append([*map(str, counts), f"{collection['mean_reward']:.3f}", held_out])
-    before = results[0]["eval_before"]
-    start = "" if before is None else f"Held-out reward before: {before['reward']:.3f}\n"
-    return start + "\n".join(text_table(rows))
+        collection = result["collection"]
+        counts = result["round"] + 1, collection["candidates_scored"], collection["pairs"]
+        rewards = collection["mean_reward"], (result["eval"] or {}).get("reward", math.nan)
+        trained = result["iter"]["train_preference_pairs"]
+        rows.append([*map(str, (*counts, trained)), *(f"{reward:.3f}" for reward in rewards)])
+    return "\n".join(text_table(rows))

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from trl_multiagent.code.dependencies import FUNCTIONS, PARSE_ERRORS, all_tables, names_in, read_globals
 from trl_multiagent.code.sandbox.asserts import read_asserts
-from trl_multiagent.environments.dataset_rows import BYTE_ORDER_MARK, check_fields
+from trl_multiagent.environments.dataset_rows import check_fields
 
 
 FIELDS = ("task_id", "prompt", "entry_point", "test")
@@ -37,7 +37,7 @@ def read_problem(prompt: str, entry_point: str) -> Problem:
     Splits a prompt into the source before the entry point, and the entry point's signature. Raises `ValueError` if the
     prompt does not parse or does not define the entry point as a function at its top level.
     """
-    prompt = prompt.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
+    prompt = prompt.replace("\r\n", "\n")
     try:
         tree = ast.parse(prompt)
     except PARSE_ERRORS:

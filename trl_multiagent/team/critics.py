@@ -10,11 +10,13 @@ number. The forms differ in the backbone:
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -35,6 +37,9 @@ from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_ada
 from trl_multiagent.team.files import AgentSource, load_tokenizer, part_of
 
 
+if TYPE_CHECKING:
+    from trl_multiagent.team.agent_team import AgentTeam
+
 CRITICS_FILE = "critics.json"
 HEAD_FILE = "value_head.safetensors"
 SHARED_BASE = "base"  # name of the base that the adapters of all critics share
@@ -43,16 +48,6 @@ SHARED_BASE = "base"  # name of the base that the adapters of all critics share
 def critic_key(critic: str) -> str:
     """Returns the name of a critic among the outputs and tensors of the agents, whose names cannot contain a slash."""
     return f"critics/{critic}"
-
-
-class TeamOfCritics(Protocol):
-    """The part of an [`AgentTeam`] that its critics need."""
-
-    tokenizers: dict[str, PreTrainedTokenizerBase]
-    agents: dict[str, PreTrainedModel]
-    policies: dict[str, PreTrainedModel | PeftModel]
-
-    def model_name(self, role: str) -> str: ...
 
 
 @dataclass
@@ -132,18 +127,18 @@ class Critics(nn.Module):
     @property
     def base_models(self) -> list[PreTrainedModel]:
         """The distinct backbones that belong to critics alone, without adapters."""
-        return [base_of(cast("PreTrainedModel | PeftModel", model)) for model in self.models.values()]
+        return [base_of(cast(Any, model)) for model in self.models.values()]
 
     @property
     def has_adapters(self) -> bool:
         return self.settings.form == "adapter"
 
-    def model(self, name: str, team: TeamOfCritics) -> PreTrainedModel | PeftModel:
+    def model(self, name: str, team: AgentTeam) -> Any:
         """Returns the model with which a critic reads, including its adapter."""
         backbone = self.backbones[name]
-        return team.policies[backbone.role] if backbone.own is None else cast(Any, self.models[backbone.own])
+        return team.policies[backbone.role] if backbone.own is None else self.models[backbone.own]
 
-    def longest_text(self, name: str, team: TeamOfCritics) -> int | None:
+    def longest_text(self, name: str, team: AgentTeam) -> int | None:
         """Returns the largest number of tokens that a critic can read; `None` for any number."""
         return learned_positions(base_of(self.model(name, team)))
 
@@ -153,17 +148,17 @@ class Critics(nn.Module):
             layer._active_adapter = [self.backbones[name].adapter]
             layer._disable_adapters = False
 
-    def parameters_of(self, name: str, team: TeamOfCritics) -> list[nn.Parameter]:
+    def parameters_of(self, name: str, team: AgentTeam) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without those of an agent whose model it uses."""
         backbone, parameters = self.backbones[name], list(self.heads[name].parameters())
         if backbone.adapter is not None:
-            parameters += adapter_parameters(cast(PeftModel, self.model(name, team)), backbone.adapter)
+            parameters += adapter_parameters(self.model(name, team), backbone.adapter)
         elif backbone.own is not None:
             parameters += self.models[backbone.own].parameters()
         return parameters
 
     def values(
-        self, name: str, team: TeamOfCritics, input_ids: torch.Tensor, attention_mask: torch.Tensor
+        self, name: str, team: AgentTeam, input_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> torch.Tensor:
         """
         Computes the outputs of a critic's head for sequences of shape `(num_rows, length)`, padded on the left. The
@@ -173,16 +168,12 @@ class Critics(nn.Module):
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
         """
         model = base_of(self.model(name, team))
-        options: dict[str, Any] = {
-            "attention_mask": attention_mask,
-            "use_cache": False,
-            **without_router_logits(model),
-        }
+        options: dict[str, Any] = without_router_logits(model)
         if takes_positions(model):
             options["position_ids"] = token_positions(attention_mask)
         reads_only = self.settings.form == "head" and not self.settings.trains_trunk
         with torch.set_grad_enabled(torch.is_grad_enabled() and not reads_only):
-            outputs = model.base_model(input_ids=input_ids, **options)
+            outputs = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
         hidden = outputs.last_hidden_state[:, -1]
         head = self.heads[name]
         with torch.autocast(hidden.device.type, enabled=False):
@@ -190,26 +181,25 @@ class Critics(nn.Module):
 
     # Files
 
-    def save(self, folder: Path, team: TeamOfCritics, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+    def save(self, folder: Path, team: AgentTeam, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Writes `critics.json` and a folder per critic: its head, and its own backbone or adapter if it has one."""
         folder = folder / CRITICS_FOLDER
         for name, backbone in self.backbones.items():
             target = folder / name
             target.mkdir(parents=True, exist_ok=True)
             if backbone.adapter is not None:
-                agent_prefix = f"models.{team.model_name(backbone.role)}."
-                prefix = agent_prefix if backbone.own is None else f"critics.models.{backbone.own}."
-                weights = part_of(state_dict, prefix)
-                # PEFT names the folder like the adapter, which may be the name of another critic
-                save_adapter(
-                    cast(PeftModel, self.model(name, team)), backbone.adapter, target / backbone.adapter, weights
+                where = f"models.{team.model_name(backbone.role)}"
+                weights = part_of(
+                    state_dict, f"{where if backbone.own is None else f'critics.models.{backbone.own}'}."
                 )
+                # PEFT names the folder like the adapter, which may be the name of another critic
+                save_adapter(self.model(name, team), backbone.adapter, target / backbone.adapter, weights)
                 for file in (target / backbone.adapter).iterdir():
                     file.replace(target / file.name)
                 (target / backbone.adapter).rmdir()
             elif backbone.own is not None:
                 weights = part_of(state_dict, f"critics.models.{backbone.own}.")
-                cast(PreTrainedModel, self.models[backbone.own]).save_pretrained(target, state_dict=weights)
+                self.model(name, team).save_pretrained(target, state_dict=weights)
                 backbone.tokenizer.save_pretrained(target)
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
@@ -217,7 +207,7 @@ class Critics(nn.Module):
         contents = {"form": self.settings.form, "critics": list(self.names), "scales": scales}
         (folder / CRITICS_FILE).write_text(json.dumps(contents, indent=2) + "\n")
 
-    def load(self, folder: str | Path, team: TeamOfCritics) -> None:
+    def load(self, folder: str | Path, team: AgentTeam) -> None:
         """
         Replaces the weights of the critics by those in the folder of a saved team.
 
@@ -239,9 +229,9 @@ class Critics(nn.Module):
         for name, backbone in self.backbones.items():
             source = path.parent / name
             if backbone.adapter is not None:
-                load_adapter_weights(cast(PeftModel, self.model(name, team)), backbone.adapter, source)
+                load_adapter_weights(self.model(name, team), backbone.adapter, source)
             elif backbone.own is not None:
-                model = cast(PreTrainedModel, self.models[backbone.own])
+                model = self.model(name, team)
                 weights = load_backbone(str(source), model.dtype).state_dict()
                 if shapes(weights) != shapes(model.state_dict()):
                     raise ValueError(
@@ -254,7 +244,7 @@ class Critics(nn.Module):
             self.scales[name] = Scale(**saved["scales"][name])
 
 
-def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSettings) -> Critics:
+def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSettings) -> Critics:
     """
     Makes the critics of a team. `roles`: the agent that each critic starts from. Raises `ValueError` if the settings
     do not fit.
@@ -293,7 +283,7 @@ def make_critics(team: TeamOfCritics, roles: dict[str, str], settings: CriticSet
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
         if backbone.adapter is not None:
             backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
-            for parameter in adapter_parameters(cast(PeftModel, model), backbone.adapter):
+            for parameter in adapter_parameters(model, backbone.adapter):
                 parameter.requires_grad_(True)
         with seeded(settings.seed, f"critic head {name}"):
             critics.heads[name] = make_head(base_of(model), settings.head_hidden_dim)
@@ -338,7 +328,7 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
     return dict(zip(names, models, strict=True))
 
 
-def load_or_copy(team: TeamOfCritics, backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
+def load_or_copy(team: AgentTeam, backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
     agent = team.agents[backbone.role]
     if source is None and not isinstance(team.policies[backbone.role], PeftModel):

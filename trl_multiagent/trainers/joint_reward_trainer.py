@@ -21,7 +21,7 @@ from trl import RewardTrainer
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
-from trl_multiagent.models.positions import TooLongError, learned_positions, padded
+from trl_multiagent.models.positions import check_texts, padded
 from trl_multiagent.models.pretrained import keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
@@ -47,8 +47,6 @@ logger = logging.get_logger(__name__)
 
 REPORT_FILE = "held_out.json"
 BINS = 5  # of confidences, and of reward gaps
-# In the model's configuration: slope and intercept of the rewards as a function of the scores
-SCALE_KEY = "reward_scale"
 REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
 
 
@@ -107,7 +105,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     args: JointRewardConfig
     data_collator: Any
     _signature_columns: list[str]
-    _is_set_up = False  # whether the model is loaded
 
     def __init__(
         self,
@@ -155,11 +152,10 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             peft_config=peft_config,
         )
         self.data_collator = functools.partial(with_rewards, self.data_collator)
-        self._is_set_up = True
-        evaluated = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"eval": self.eval_dataset}
-        for dataset in (self.train_dataset, *evaluated.values()):
-            if dataset is not None:
-                self._check_lengths(dataset)
+        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+        for dataset in filter(None, [self.train_dataset, *evaluated]):
+            lengths = map(len, [*dataset["chosen_ids"], *dataset["rejected_ids"]])
+            check_texts("the reward model", self.model, [int(padded(x, args.pad_to_multiple_of)) for x in lengths])
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
         if args.freeze_backbone:
             self.model.base_model.requires_grad_(False)
@@ -191,26 +187,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
                     f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
                     "never cut."
                 )
-        if self._is_set_up:  # before that, the model is not loaded
-            self._check_lengths(dataset)
         return dataset
-
-    def _check_lengths(self, dataset: Dataset) -> None:
-        """Raises [`TooLongError`] if a text is longer than the learned positions of the model."""
-        positions, limit = learned_positions(self.model), self.joint_text.max_length
-        if positions is None:
-            return
-        advice = "Its answers alone are that long: remove the row."
-        if limit is None or limit > positions:
-            advice = f"Set `max_length` to {positions}, so that long prompts lose their ends."
-        for column in ("chosen_ids", "rejected_ids"):
-            for index, ids in enumerate(dataset[column]):
-                if padded(len(ids), self.args.pad_to_multiple_of) > positions:
-                    raise TooLongError(
-                        f"Pair {index} has a joint text of {len(ids)} tokens, but the model has only {positions} "
-                        "positions, which are "
-                        f"learned. {advice}"
-                    )
 
     def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Tokenizes the joint texts of a pair."""
@@ -287,8 +264,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     def report(self, folder: str | Path | None = None) -> dict[str, Any]:
         """
-        Evaluates the model on the held-out pairs, and writes the numbers. The scale of the rewards becomes a part of
-        the model's configuration, so call this before the model is saved.
+        Evaluates the model on the held-out pairs, and writes the numbers.
 
         Args:
             folder (`str` or `Path`, *optional*): Destination folder; defaults to `args.output_dir`.
@@ -303,10 +279,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             raise ValueError("There are no held-out pairs: set `eval_fraction`, or pass an `eval_dataset`.")
         self.evaluate()
         scores = cast(np.ndarray, self.held_out)
-        scale = reward_scale(scores)
-        if scale is not None:
-            self.model.config.update({SCALE_KEY: list(scale)})
-        facts = {"pairs": len(scores), **held_out_metrics(scores), "texts_cut": self.num_cut, SCALE_KEY: scale}
+        facts = {"pairs": len(scores), **held_out_metrics(scores), "texts_cut": self.num_cut}
         if self.is_world_process_zero():
             path = Path(self.args.output_dir if folder is None else folder) / REPORT_FILE
             path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -415,14 +388,3 @@ def held_out_metrics(scores: np.ndarray) -> dict[str, float]:
 def bin_numbers(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Returns the number of the bin of each value. The last bin includes its upper edge."""
     return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
-
-
-def reward_scale(scores: np.ndarray) -> tuple[float, float] | None:
-    """
-    Fits `reward = slope * score + intercept` by least squares, see [`held_out_metrics`]. Returns `None` without
-    rewards, or if all scores are the same.
-    """
-    if scores.shape[1] < 4 or np.ptp(scores[:, :2]) == 0.0:
-        return None
-    slope, intercept = np.polyfit(scores[:, :2].ravel(), scores[:, 2:].ravel(), 1)
-    return float(slope), float(intercept)

@@ -15,7 +15,6 @@ from trl_multiagent.environments.dataset_rows import (
     load_rows,
     read_file,
     select_rows,
-    without_marks,
 )
 from trl_multiagent.environments.embedded import EMBEDDED
 from trl_multiagent.tasks.code_generation.prompts import AUX
@@ -69,7 +68,6 @@ def load_code_dataset(
         rows, source = load_rows(name, config, split), f"{name}, split {split or 'test'}"
     if not rows:
         raise ValueError(f"{source} has no rows.")
-    rows = [without_marks(row) for row in rows]
     test_field = "test"
     if (type == "mbpp" or name in EMBEDDED) and "test_list" in rows[0]:  # the peer's files give MBPP other types
         test_field = "test_list"

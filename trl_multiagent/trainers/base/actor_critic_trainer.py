@@ -21,7 +21,6 @@ from trl_multiagent.rollout.values import (
     compute_targets,
     critic_advantages,
     explained_variance,
-    td_errors,
 )
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
@@ -153,17 +152,24 @@ class ActorCriticTrainer(RolloutTrainer):
         self._value_scales = {name: critics.scales[name].shift_and_factor for name in critics.names}
         for name in critics.names:
             self._predict(name, self._rows[name])
+            compute_targets(levels, name, self.args.discount, gae_lambda=0.0)
+            own = [node for nodes in levels for node in nodes if self.reads(name, node)]
+            errors = [target - value for node in own for target, value in pairs_of(node, name)]  # of one step
             compute_targets(levels, name, self.args.discount, self.args.gae_lambda)
+            self._log_critic(name, [pair for node in own for pair in pairs_of(node, name)], errors)
         self._compute_advantages(levels)
-        self._log_critics(levels)
 
-    def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
-        batch = super()._make_batch(levels, advantages)
-        for name in self.critics.names:
-            trained = [row for row in self._rows[name] if row.joint_actions]
-            num_rows = self._num_rows(len(trained), self.args.gradient_accumulation_steps)
-            batch.critics[name] = self._critic_tensors(name, trained, num_rows).to(self.accelerator.device)
-        return batch
+    def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
+        batches = super()._make_batches(levels, advantages)
+        for name, rows in self._critic_rows_to_train().items():
+            size = max(1, -(-len(rows) // len(batches)))
+            tensors = self._critic_tensors(name, rows, size * len(batches)).to(self.accelerator.device)
+            for batch, part in zip(batches, tensors.chunks(size), strict=True):
+                batch.critics[name] = part
+        return batches
+
+    def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
+        return {name: [row for row in rows if row.joint_actions] for name, rows in self._rows.items()}
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, sorted by length, so that a micro-batch needs little padding."""
@@ -214,7 +220,7 @@ class ActorCriticTrainer(RolloutTrainer):
         for row in rows:
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
-        most = self._num_rows(len(rows), 1)
+        most = max(1, self._most(len(rows)))
         forwards = -(-most // self.args.per_device_train_batch_size)
         size = -(-most // forwards)  # not a whole batch, which would be padding
         tensors = self._critic_tensors(critic, rows, forwards * size)
@@ -254,42 +260,31 @@ class ActorCriticTrainer(RolloutTrainer):
             self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
             self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
 
-    def _log_critics(self, levels: list[list[Node]]) -> None:
-        """Adds the metrics of the critics before the update to the next log entry, and updates their scales."""
-        metrics = self._metrics["train"]
-        nodes = [node for level in levels for node in level]
-        for name in self.critics.names:
-            own = [
-                (target, value, error)
-                for node in nodes
-                if self.reads(name, node)
-                for target, value, error in zip(
-                    node.targets[name], node.values[name], td_errors(node, name, self.args.discount), strict=True
-                )
-            ]
-            gathered = gather_object(own)
-            self._num_joint_actions[name] = max(1, len(gathered))
-            if not gathered:  # no agent of this critic acted
-                continue
-            targets, values, errors = zip(*gathered, strict=True)
-            explained = explained_variance(targets, values)
-            key = critic_key(name)
-            metrics[f"{key}/explained_variance"].append(explained)
-            metrics[f"{key}/value_mean"].append(fmean(values))
-            metrics[f"{key}/target_mean"].append(fmean(targets))
-            metrics[f"{key}/td_error"].append(fmean(map(abs, errors)))
-            self.critics.scales[name].update(fmean(targets), fmean(target * target for target in targets))
-            if all_equal(targets):  # there is nothing to explain
-                continue
-            self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
-            if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
-                logger.warning(
-                    f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps "
-                    "(explained "
-                    "variance <= 0): it is no better a baseline than the mean return. Raise "
-                    "`critic_learning_rate`, or use "
-                    "MAGRPO with several generations."
-                )
+    def _log_critic(self, name: str, pairs: list[tuple[float, float]], errors: list[float]) -> None:
+        """
+        Adds the metrics of a critic before the update to the next log entry, and updates its scale. `pairs`: target
+        and value of each joint action of this process; `errors`: its error of one step.
+        """
+        gathered, errors = gather_object(pairs), gather_object(errors)
+        self._num_joint_actions[name] = max(1, len(gathered))
+        if not gathered:  # no agent of this critic acted
+            return
+        targets, values = zip(*gathered, strict=True)
+        explained, mean = explained_variance(targets, values), fmean(targets)
+        numbers = {"explained_variance": explained, "value_mean": fmean(values), "target_mean": mean}
+        numbers["td_error"] = fmean(map(abs, errors))
+        for metric, number in numbers.items():
+            self._metrics["train"][f"{critic_key(name)}/{metric}"].append(number)
+        self.critics.scales[name].update(mean, fmean(target * target for target in targets))
+        if all_equal(targets):  # there is nothing to explain
+            return
+        self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
+        if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
+            logger.warning(
+                f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "
+                "variance <= 0): it is no better a baseline than the mean return. Raise `critic_learning_rate`, or use "
+                "MAGRPO with several generations."
+            )
 
     # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
 
@@ -325,6 +320,11 @@ class ActorCriticTrainer(RolloutTrainer):
         for key in map(critic_key, self.critics.names):
             self._metrics["train"][f"{key}/value_loss"].append(losses[key].item())
         return losses
+
+
+def pairs_of(node: Node, critic: str) -> list[tuple[float, float]]:
+    """Returns the target and the value of each joint action of a node."""
+    return list(zip(node.targets[critic], node.values[critic], strict=True))
 
 
 def value_errors(
