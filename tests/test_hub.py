@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from trl_multiagent.hub import push_command_advice, push_folder
+from trl_multiagent.hub import push_command_advice
 
 from forked import FORKING
 from hub_client import HubClient
@@ -413,9 +413,6 @@ with contextlib.redirect_stderr(io.StringIO()) as written:
     message = client(code, arguments=["push", str(tmp_path), "user/none"])
     assert message.startswith("2 ") and f"{tmp_path} holds no team.json" in message
     assert "nowhere holds no team.json" in client(code, arguments=["push", "nowhere", "user/none"])
-    (tmp_path / "final_model").mkdir()
-    (tmp_path / "final_model" / "team.json").touch()
-    assert f"do: {tmp_path}/final_model." in client(code, arguments=["push", str(tmp_path), "user/none"])
     tiny_team().save_pretrained(tmp_path)
     arguments = ["push", str(tmp_path), "user/none", "--token", READER]
     assert "Cannot push to 'user/none'" in client(code, arguments=arguments)
@@ -452,13 +449,6 @@ main(["push", str(folder), "user/command"])
     for name in ("user/run", "user/command"):
         files = server.repos[name].files()
         assert set(files) == expected and b"secret" not in files.values(), name
-
-    (tmp_path / "run" / "agents" / "aux" / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"agents/aux holds no model. Links out of .* are not followed"):
-        push_folder(tmp_path / "run", "user/none")
-    (tmp_path / "run" / "team.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"team\.json is damaged: 'agents'"):
-        push_folder(tmp_path / "run", "user/none")
 
 
 @pytest.mark.parametrize("form", ["full", "lora"])

@@ -30,7 +30,7 @@ from trl.trainer.utils import RepeatSampler, add_fused_lm_head, create_model_fro
 
 from trl_multiagent import JointRewardTrainer, MADPOTrainer, MAGRPOTrainer
 from trl_multiagent.trainers.base.rollout_config import RESERVED
-from trl_multiagent.trainers.base.vllm_generation import AdapterGeneration
+from trl_multiagent.trainers.base.vllm import AdapterGeneration
 from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
 
 

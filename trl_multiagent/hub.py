@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
+from huggingface_hub.errors import HFValidationError, HTTPError
 
 from trl_multiagent.folders import (
     ADAPTER_CONFIG,
@@ -18,8 +18,6 @@ from trl_multiagent.folders import (
     RECIPE_FILE,
     TEAM_FILE,
     leads_out,
-    naming_damage,
-    read_json,
 )
 from trl_multiagent.report.model_card import rename_card
 
@@ -61,20 +59,17 @@ def push_folder(
             too.
 
     Raises:
-        `ValueError`: The folder contains no team, or a part of one.
+        `ValueError`: The folder contains no team.
         `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
     """
     folder = Path(folder)
     if not (folder / TEAM_FILE).is_file():
-        inside = sorted(str(path.parent) for path in folder.glob(f"*/{TEAM_FILE}"))
-        where = f" These folders do: {', '.join(inside)}." if inside else ""
         raise ValueError(
-            f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one.{where}"
+            f"{folder} holds no {TEAM_FILE}: push the folder of a saved team, or of a run that saved one."
         )
-    files = team_files(folder, with_critics)  # before a repository is created
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
     rename_card(folder, repo_id, None if create_pr else revision)
-    advice = push_command_advice(folder, repo_id, revision)
+    advice, files = push_command_advice(folder, repo_id, revision), team_files(folder, with_critics)
     return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
 
 
@@ -82,26 +77,13 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
     Lists the files of the team in a folder, as paths relative to the folder: `team.json`, the models and tokenizers of
     its agents, the model card and its picture, and the settings. Links that lead out of the folder are left out.
-
-    Raises:
-        ValueError: an agent has no model there.
     """
     folder = Path(folder)
-    contents = read_json(folder / TEAM_FILE)
-    with naming_damage(folder / TEAM_FILE):
-        agents = [agent["folder"] for agent in contents["agents"]]
-        patterns = [*TOP_FILES, *(f"{glob.escape(agent)}/{name}" for agent in agents for name in AGENT_FILES)]
+    patterns = [*TOP_FILES, *(f"agents/*/{name}" for name in AGENT_FILES)]
     if with_critics:
         patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]
     paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    files = sorted(str(path.relative_to(folder)) for path in paths if not leads_out(path, folder))
-    for agent in agents:
-        if not {f"{agent}/{MODEL_CONFIG}", f"{agent}/{ADAPTER_CONFIG}"} & {*files}:
-            raise ValueError(
-                f"{folder / agent} holds no model. Links out of {folder} are not followed: push a folder that "
-                "`save_pretrained` wrote."
-            )
-    return files
+    return sorted(str(path.relative_to(folder)) for path in paths if not leads_out(path, folder))
 
 
 def as_patterns(files: Sequence[str]) -> list[str]:
@@ -170,21 +152,10 @@ def access_error_with_advice(repo_id: str) -> Iterator[None]:
     try:
         yield
     except (HTTPError, HFValidationError, OSError) as error:
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        if isinstance(error, HFValidationError):
-            advice = "Give a name such as user/team."
-        elif status is None:
-            advice = "Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE."
-        elif status in (401, 403, 404):
-            advice = (
-                "Log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository. "
-                "Check its name."
-            )
-        elif status in (429, *range(500, 600)):
-            advice = "Try again later."
-        else:
-            advice = "Check the arguments: the Hub refuses them."
-        raise RuntimeError(f"Cannot push to {repo_id!r}: {error}\n{advice}") from error
+        raise RuntimeError(
+            f"Cannot push to {repo_id!r}: {error}\nThe name has the form user/team. `hf auth login` or HF_TOKEN gives "
+            "the token, which must be allowed to write there. HF_ENDPOINT and HF_HUB_OFFLINE name another server or none."
+        ) from error
 
 
 @contextlib.contextmanager
@@ -199,12 +170,7 @@ def upload_error_with_advice(repo_id: str, advice: str) -> Iterator[None]:
         ) from error
 
 
-def push_command(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
-    """Returns the command that uploads a folder, for a shell."""
-    branch = ["--revision", revision] if revision else []
-    return shlex.join(["trl-multiagent", "push", str(folder), repo_id, *branch])
-
-
 def push_command_advice(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
     """Returns the command that repeats the upload of a folder, as a sentence for an error message."""
-    return f"Push it again with `{push_command(folder, repo_id, revision)}`."
+    branch = ["--revision", revision] if revision else []
+    return f"Push it again with `{shlex.join(['trl-multiagent', 'push', str(folder), repo_id, *branch])}`."

@@ -332,21 +332,7 @@ class VLLMServer:
             x = torch.frombuffer(bytearray(self.connection.recv_bytes()), dtype=getattr(torch, dtype)).reshape(shape)
             self.model.get_parameter(name).copy_(x)
 
-    @torch.no_grad()
-    def score(self, body: dict) -> tuple[int, dict]:
-        """The log-probabilities of the prompts' own tokens."""
-        choices = []
-        for ids in body["prompt"]:
-            if max(ids) >= self.model.config.vocab_size:
-                return 400, {"error": {"message": f"Token id {max(ids)} is out of vocabulary"}}
-            logps = self.adapters.get(body["model"], self.model)(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-            scored = [{str(i): {"logprob": logps[k, i].item(), "rank": 1}} for k, i in enumerate(ids[1:])]
-            choices.append({"prompt_logprobs": [None, *scored]})
-        return 200, {"choices": choices}
-
     def complete(self, body: dict) -> tuple[int, dict]:
-        if "prompt_logprobs" in body:
-            return self.score(body)
         assert body["return_token_ids"] and body["return_tokens_as_token_ids"] and body["logprobs"] == 0
         self.completions.append(body)
         if not body["prompt"]:

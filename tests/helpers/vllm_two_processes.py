@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.trainers.base.vllm_generation import sample_level
+from trl_multiagent.trainers.base.vllm import sample_level
 
 import vllm_double
 from process_group import end_process_group
@@ -50,7 +50,7 @@ def play(mode: str, folder: str, output: str, where: dict) -> dict:
     generations["solo"].temperature = 1e-4
     for step, numbers in enumerate([(3, 1), (0, 2), (0, 0), (1, 0)], start=2):
         prompts = [[65 + rank, 70 + k, 80 + step] for k in range(numbers[rank])]
-        generations["solo"].update("solo", prompts, step)
+        generations["solo"].update("solo", step)
         completions = sample_level(generations, {"solo": prompts}, 2, trainer.accelerator)["solo"]
         result["prompts"].append(len(completions))
         result["own_completions"] &= [x.ids for x in completions] == [[greedy(model, ids)] * 2 for ids in prompts]

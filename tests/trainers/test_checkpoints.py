@@ -425,13 +425,12 @@ def test_the_digest_depends_only_on_values_and_their_order(forked, tmp_path):
 
 
 def test_the_digest_covers_every_row(checkpoint, tmp_path):
-    """Even a row that is not among the evenly spaced rows of `describe_dataset`."""
     rows = [str(k) for k in range(1000)]
     tiny_trainer(tmp_path / "run", train_dataset=Dataset.from_dict({"x": rows}), save_strategy="steps").train()
     rows[501] = "other"
     changed = Dataset.from_dict({"x": rows})
     message = refusal(tmp_path / "run/checkpoint-1", tmp_path, train_dataset=changed, beta=0.0)
-    assert message.count(" in the checkpoint, ") == 1 and "rows of train_dataset: '" in message
+    assert message.count(" in the checkpoint, ") == 1 and "train_dataset: '1000 items with x, digest " in message
 
 
 def test_other_settings_may_change(checkpoint, tmp_path):
@@ -496,7 +495,6 @@ def test_files_added_by_the_user_are_ignored(checkpoint, tmp_path):
 
 
 def test_a_damaged_newest_checkpoint_is_not_skipped(tmp_path):
-    """The message names the checkpoint before it."""
     tiny_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=2).train()
     flip(tmp_path / "checkpoint-3" / "agents" / "main" / "model.safetensors")
     with pytest.raises(ValueError) as error:
@@ -504,12 +502,11 @@ def test_a_damaged_newest_checkpoint_is_not_skipped(tmp_path):
     assert "checkpoint-3 is damaged: missing, or changed since it was saved: agents/main/model.safetensors" in str(
         error.value
     )
-    assert str(error.value).endswith(f"from the checkpoint before it: {tmp_path / 'checkpoint-2'}.")
     shutil.rmtree(tmp_path / "checkpoint-3")
     (tmp_path / "checkpoint-3").mkdir()
     with pytest.raises(
         ValueError,
-        match=r"checkpoint-3 is not a complete checkpoint .*the checkpoint before it: .*checkpoint-2\.",
+        match=r"checkpoint-3 is not a complete checkpoint",
     ):
         tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
 
@@ -525,21 +522,6 @@ def test_resuming_without_a_checkpoint_is_an_error(tmp_path):
         tiny_trainer(tmp_path).train(resume_from_checkpoint=True)
     tiny_trainer(tmp_path).train()
     assert not (tmp_path / UNFINISHED_FOLDER).exists()
-
-
-def test_the_same_wandb_run_goes_on(tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    monkeypatch.delenv("WANDB_RESUME", raising=False)
-    tiny_trainer(tmp_path, save_strategy="steps").train()
-    state = tmp_path / "checkpoint-1" / STATE_FILE
-    assert read_checkpoint(tmp_path / "checkpoint-1")["wandb_run_id"] is None
-    state.write_text(state.read_text().replace('"wandb_run_id": null', '"wandb_run_id": "7up"'))
-    resumed = tiny_trainer(tmp_path, max_steps=2)
-    resumed.train(resume_from_checkpoint=True)
-    assert "WANDB_RUN_ID" not in os.environ  # this run does not report there
-    resumed.args.report_to = ["wandb"]
-    resumed._check_checkpoint(tmp_path / "checkpoint-1")
-    assert (os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]) == ("7up", "allow")
 
 
 def test_the_first_steps_are_removed_and_not_the_oldest_files(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from trl_multiagent.trainers.base.vllm_generation import LAUNCH_VARIABLES, make_generations, sample_level
+from trl_multiagent.trainers.base.vllm import LAUNCH_VARIABLES, make_generations, sample_level
 
 from cpu_vllm import ONLY_ABC, TRAINING, check_stop_strings, make_team, train
 from tiny import SAVED, tiny_config
@@ -44,7 +44,7 @@ def test_stop_strings_by_role(tmp_path, models, form):
     generations = make_generations(policies, ends, Accelerator(cpu=True), args)
     prompts = {role: [[65, 66, 67], [70]] for role in models}
     for role in prompts:
-        generations[role].update(role, prompts[role], 0)
+        generations[role].update(role, 0)
     completions = sample_level(generations, prompts, 16, Accelerator(cpu=True))
     for role, of_role in completions.items():
         assert [len(x.ids) for x in of_role] == [16, 16]

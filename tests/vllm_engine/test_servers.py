@@ -5,8 +5,8 @@ from accelerate import Accelerator
 from transformers import TrainerCallback
 
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.trainers.base import vllm_generation
-from trl_multiagent.trainers.base.vllm_generation import EngineError, make_generations, sample_level
+from trl_multiagent.trainers.base import vllm
+from trl_multiagent.trainers.base.vllm import EngineError, make_generations, sample_level
 
 from cpu_vllm import ONLY_ABC, check_stop_strings, make_team, train
 from tiny import tiny_config
@@ -36,21 +36,21 @@ def test_stop_strings_by_role(tmp_path, models, lora_server):
     prompts = {role: [[65, 66, 67], [70]] for role in models}
     for role in prompts:
         policies[role].set_adapter(role)
-        generations[role].update(role, prompts[role], 0)
+        generations[role].update(role, 0)
     for role, completions in sample_level(generations, prompts, 16, Accelerator(cpu=True)).items():
         check_stop_strings(completions, strings[role])
 
 
 def test_a_server_with_another_base_is_refused(tmp_path, models, lora_server):
     team = make_team("lora", {"aux": models["main"], "main": models["aux"]})
-    with pytest.raises(EngineError, match=r"^agent 'aux': the vLLM server at .* nats per token apart") as error:
+    with pytest.raises(EngineError, match=r"^Step 1: .* sampled for agent 'aux' differ") as error:
         train(tmp_path, team, **SERVED, vllm_server_base_url=lora_server.url)
     assert "\n" not in str(error.value)
 
 
 def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, lora_server, monkeypatch):
     """The last test with this server."""
-    monkeypatch.setattr(vllm_generation, "SECONDS_TO_ANSWER", 1.0)
+    monkeypatch.setattr(vllm, "SECONDS_TO_ANSWER", 1.0)
 
     class Killer(TrainerCallback):
         def on_step_end(self, *args, **kwargs):

@@ -5,8 +5,6 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
 from datasets import Dataset
 from transformers.trainer_pt_utils import get_model_param_count
@@ -14,7 +12,6 @@ from transformers.trainer_pt_utils import get_model_param_count
 from trl_multiagent.environments.base import Environment, resume_settings
 
 
-DATASET_DIGEST = "rows of train_dataset"  # name of the setting
 MAX_VALUE_LENGTH = 200  # in characters, for values in a message
 
 Changes = dict[str, tuple[Any, Any]]  # name -> value in the checkpoint, value in the run
@@ -42,11 +39,10 @@ def checksum_of_weights(parameters: Iterable[torch.nn.Parameter]) -> str:
     return f"{total % 2**64:016x}"
 
 
-def describe_dataset(dataset: Dataset, num_rows: int = 256) -> str:
-    """Returns the size and the columns of a dataset, and a digest of evenly spaced rows."""
-    rows = dataset.with_format("arrow")[range(0, len(dataset), 1 + len(dataset) // num_rows)].to_pylist()
-    digest = hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode()).hexdigest()
-    return f"{len(dataset)} items with {', '.join(sorted(dataset.column_names))}, digest {digest[:12]}"
+def describe_dataset(dataset: Dataset) -> str:
+    """Returns the size, the columns and the digest of a dataset."""
+    columns = ", ".join(sorted(dataset.column_names))
+    return f"{len(dataset)} items with {columns}, digest {digest_of_rows(dataset)}"
 
 
 def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
@@ -54,35 +50,13 @@ def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
     Computes a digest of all values in a dataset and of their order, which does not depend on their source or storage
     format.
     """
-    digest = hashlib.sha256()
-    columns = sorted(dataset.column_names)
-    digest.update(json.dumps([len(dataset), columns]).encode())
-    arrow = dataset.with_format("arrow")
+    columns, arrow = sorted(dataset.column_names), dataset.with_format("arrow")
+    digest = hashlib.sha256(json.dumps([len(dataset), columns]).encode())
     for start in range(0, len(dataset), rows_at_once):
         table = arrow[start : start + rows_at_once]
         for name in columns:
-            for part in column_bytes(pa.concat_arrays(table[name].chunks)):
-                digest.update(part)
+            digest.update(json.dumps(table[name].to_pylist(), sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]
-
-
-def column_bytes(column: pa.Array) -> list[bytes]:
-    """
-    Returns the values of a column as a sequence of bytes, which does not depend on the width of the column's type.
-    """
-    missing = column.is_null().to_numpy(zero_copy_only=False).tobytes()
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        texts = column.cast(pa.large_binary()).fill_null(b"").to_pylist()
-        return [b"text", missing, np.array([len(text) for text in texts], dtype=np.int64).tobytes(), b"".join(texts)]
-    for is_kind, name, dtype in (
-        (pa.types.is_boolean, b"bool", np.int8),
-        (pa.types.is_integer, b"integer", np.int64),
-        (pa.types.is_floating, b"float", np.float64),
-    ):
-        if is_kind(column.type):
-            values = column.fill_null(False if dtype is np.int8 else 0).to_numpy(zero_copy_only=False).astype(dtype)
-            return [name, missing, values.tobytes()]
-    return [b"other", json.dumps(column.to_pylist(), sort_keys=True, default=str).encode()]
 
 
 def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
@@ -92,8 +66,6 @@ def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     environment's own settings.
     """
     changes = {name: (saved[name], x) for name, x in here.items() if name in saved and saved[name] != x}
-    if "train_dataset" in changes:
-        changes.pop(DATASET_DIGEST, None)  # one message about the dataset is enough
     left, right = changes.pop("environment settings", ({}, {}))
     if "environment" not in changes:
         names = [name for name in sorted({*left, *right}) if left.get(name) != right.get(name)]

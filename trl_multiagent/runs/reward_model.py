@@ -22,7 +22,7 @@ from trl_multiagent.runs.models import check_models, loading_arguments, make_pef
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_results, start_logging
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.runs.tasks import make_environment
+from trl_multiagent.runs.seats import make_environment
 from trl_multiagent.runs.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors

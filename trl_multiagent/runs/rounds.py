@@ -41,10 +41,18 @@ from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.report.tables import text_table
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
-from trl_multiagent.runs.folders import AUTO, NO_FOLDER, check_folder
 from trl_multiagent.runs.models import check_models
 from trl_multiagent.runs.plan import HEADING, agents, collaboration, count, print_plan, rollout_lines
-from trl_multiagent.runs.prepared import check_run, check_team, first_rows, prepare_run, start_logging
+from trl_multiagent.runs.prepared import (
+    AUTO,
+    NO_FOLDER,
+    check_folder,
+    check_run,
+    check_team,
+    first_rows,
+    prepare_run,
+    start_logging,
+)
 from trl_multiagent.runs.reward_model import check_base, checked_args, summary, train_reward_model
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings

@@ -45,13 +45,11 @@ from trl_multiagent.jobs.distributed import (
     is_lost_process,
 )
 from trl_multiagent.jobs.fingerprint import (
-    DATASET_DIGEST,
     Changes,
     checksum_of_weights,
     describe_agent,
     describe_dataset,
     differences,
-    digest_of_rows,
     format_value,
 )
 from trl_multiagent.jobs.signals import Stopped, ending_later
@@ -69,6 +67,7 @@ REFERENCE_FILE = "reference.pt"
 # Folder of checkpoints that are being written or removed. It is not uploaded, and its folders do not count as
 # checkpoints
 UNFINISHED_FOLDER = "_unfinished"
+ADVICE = "Copy it again, or resume from an earlier checkpoint."
 
 # These are in the optimizer's state, which replaces other values when a run resumes
 OPTIMIZER_ARGUMENTS = {"optim", "optim_args", "learning_rate", "agent_learning_rates", "critic_learning_rate"}
@@ -99,8 +98,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     Reads the last file of a checkpoint.
 
     Returns:
-        `dict`: The keys are `global_step`, `versions`, `weights_only` and `checksums`; for a team also `settings`,
-        `changes` and `wandb_run_id`.
+        `dict`: The keys are `global_step`, `versions`, `weights_only`, `checksums`, `settings` and `changes`.
 
     Raises:
         CheckpointError: The folder holds no complete checkpoint.
@@ -113,7 +111,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
         problem = "is not a complete checkpoint of trl_multiagent: there is no"
     except (ValueError, LookupError, TypeError):
         problem = "is damaged:"
-    raise CheckpointError(f"{folder} {problem} {path}.{resume_advice(folder)}")
+    raise CheckpointError(f"{folder} {problem} {path}. {ADVICE}")
 
 
 def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
@@ -127,9 +125,7 @@ def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     saved, here = state["checksums"], checksums_of(Path(folder), state["checksums"])
     damaged = ", ".join(name for name in saved if here.get(name) != saved[name])
     if damaged:
-        raise CheckpointError(
-            f"{folder} is damaged: missing, or changed since it was saved: {damaged}.{resume_advice(folder)}"
-        )
+        raise CheckpointError(f"{folder} is damaged: missing, or changed since it was saved: {damaged}. {ADVICE}")
     if state["weights_only"]:
         raise CheckpointError(
             f"{folder} was saved with `save_only_model`: it holds only weights, so no run can resume from it. Start a "
@@ -148,15 +144,6 @@ def checksums_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
 def files_in(folder: Path) -> list[str]:
     """Returns the sorted names of all files below a folder."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-def resume_advice(folder: str | Path) -> str:
-    """Returns the last sentence of a message about a damaged checkpoint, with the newest one before it."""
-    folder = Path(folder)
-    earlier = [path for path in sort_checkpoints(str(folder.parent)) if step_of(path) < step_of(folder)]
-    if not earlier:
-        return " Copy it again, or resume from another checkpoint."
-    return f" Copy it again, or resume from the checkpoint before it: {earlier[-1]}."
 
 
 def step_of(checkpoint: str | Path) -> int:
@@ -264,7 +251,6 @@ def describe_run(
         settings |= describe_adapters(team)
     settings |= {
         "train_dataset": describe_dataset(train_dataset),
-        DATASET_DIGEST: digest_of_rows(train_dataset),
         "number of processes": args.world_size,
         "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
         **{name: value for name, value in arguments.items() if name in DECISIVE_ARGUMENTS or name in decisive},
@@ -455,14 +441,8 @@ class CheckpointMixin(Trainer):
                 "nodes have another folder of this name: no run can resume from them. Set `save_on_each_node=True`."
             )
         if self.args.should_save:
-            wandb_run = None
-            if "wandb" in self.args.report_to:
-                import wandb
-
-                wandb_run = None if wandb.run is None else wandb.run.id
             facts = {"global_step": self.state.global_step, "weights_only": self.args.save_only_model}
-            record = {"settings": self._settings, "changes": self._changes, "wandb_run_id": wandb_run}
-            publish(unfinished, finished, **facts, **record)
+            publish(unfinished, finished, **facts, settings=self._settings, changes=self._changes)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
@@ -518,9 +498,8 @@ class CheckpointMixin(Trainer):
 
     def _check_checkpoint(self, folder: Path) -> None:
         """
-        Verifies that this run can resume from a checkpoint, warns about allowed changes and other versions, and makes
-        Weights & Biases continue the same run. Raises [`CheckpointError`] if the checkpoint is damaged or belongs to
-        another run.
+        Verifies that this run can resume from a checkpoint, and warns about allowed changes and other versions. Raises
+        [`CheckpointError`] if the checkpoint is damaged or belongs to another run.
         """
         saved = verify_checkpoint(folder) if self.accelerator.is_local_main_process else read_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)
@@ -545,9 +524,6 @@ class CheckpointMixin(Trainer):
                         f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results "
                         "may differ."
                     )
-        if saved["wandb_run_id"] is not None and "wandb" in self.args.report_to:
-            os.environ.setdefault("WANDB_RUN_ID", saved["wandb_run_id"])
-            os.environ.setdefault("WANDB_RESUME", "allow")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

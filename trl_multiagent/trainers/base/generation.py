@@ -17,7 +17,7 @@ from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.rollout.sampler import Completions, Level, TransformersGenerator
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
-from trl_multiagent.trainers.base.vllm_generation import make_generations, sample_level
+from trl_multiagent.trainers.base.vllm import make_generations, sample_level
 
 
 class TrainerGenerator(TransformersGenerator):
@@ -102,12 +102,12 @@ class VLLMGenerator:
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
         trainer = self.trainer
-        for role, prompt_ids in level.prompt_ids.items():
+        for role in level.prompt_ids:
             self._wait()
             # The weights of a frozen agent are sent once
             step = 0 if role in trainer.team.frozen else trainer.state.global_step
             with trainer.team.activate(role):
-                self.agents[role].update(role, prompt_ids, step)
+                self.agents[role].update(role, step)
         self._wait()
         return sample_level(self.agents, level.prompt_ids, level.num_generations, trainer.accelerator)
 

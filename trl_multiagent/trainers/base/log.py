@@ -22,7 +22,7 @@ from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, 
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 from trl_multiagent.trainers.base.trackers import log_completion_tables, print_completions
-from trl_multiagent.trainers.base.vllm_generation import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError
+from trl_multiagent.trainers.base.vllm import LARGEST_DIFFERENCE, LARGEST_SHARE_OUTSIDE, EngineError
 
 
 logger = logging.get_logger(__name__)

@@ -17,10 +17,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean
-from typing import Any, cast
+from typing import Any, cast, get_args
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, PeftModel
@@ -32,23 +30,16 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.folders import MODEL_CONFIG
+from trl_multiagent.models.pretrained import adapter_parameters, find_file
 from trl_multiagent.rollout.sampler import Completions
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.vllm_checks import (
-    check_logprobs_mode,
-    engine_dtype,
-    max_lora_rank,
-    roles_by_model,
-    server_urls,
-)
 
 
 # If the log-probabilities of engine and trainer differ more per token, on average and in nats, their weights differ.
 # Different kernels and bfloat16 make a difference of about 0.03
 LARGEST_DIFFERENCE = 0.3
 LARGEST_SHARE_OUTSIDE = 0.5  # share of the ratios that are outside of the bounds of the sampling correction
-COMPARED_TOKENS = 64  # tokens of a prompt with which a server is compared with the trainer
 SECONDS_TO_ANSWER = 10.0  # within which a server must answer before weights are sent to it
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -84,11 +75,10 @@ class AgentGeneration(VLLMGeneration):
     ):
         self.roles, self.stop_strings, self.dtype, self.folder = roles, stop_strings, dtype, folder
         self.sent_steps: dict[str, int] = {}  # the optimizer step of the last sent weights, by their owner
-        self.compared: set[str] = set()  # the owners of weights whose server has been compared with the trainer
         self.num_folders = 0
         self.unread: dict[str, Path] = {}  # folders with weights that a server has not read yet, by owner
         if folder is not None:
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # when the process ends at the latest
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # at process exit at the latest
         super().__init__(**kwargs)
 
     def owner(self, role: str) -> str:
@@ -126,20 +116,20 @@ class AgentGeneration(VLLMGeneration):
 
     # Weights
 
-    def update(self, role: str, prompt_ids: list[list[int]], step: int) -> None:
+    def update(self, role: str, step: int) -> None:
         """
-        Sends the weights of an agent, if they were not sent since the optimizer step `step`. A server is then compared
-        with the trainer once, on one of the prompts. All processes must call this method. Raises [`EngineError`] if
-        the server does not answer or has other weights.
+        Sends the weights of an agent, if they were not sent since the optimizer step `step`. All processes must call
+        this method. Raises [`EngineError`] if the server does not answer.
         """
         owner = self.owner(role)
-        if self.sent_steps.get(owner) != step:
-            if self.mode == "server":
-                self.on_server(role, lambda: self.vllm_client.check_server(SECONDS_TO_ANSWER))
-            self._send(owner)
-            self.sent_steps[owner] = step
-        if self.mode == "server" and owner not in self.compared:
-            self._compare(role, prompt_ids)
+        if self.sent_steps.get(owner) == step:
+            return
+        if self.mode == "server":
+            # Over NCCL, a dead server would make the processes wait
+            check = lambda: self.vllm_client.check_server(SECONDS_TO_ANSWER)  # noqa: E731
+            on_first(self.accelerator, lambda: self.answered(role, check))
+        self._send(owner)
+        self.sent_steps[owner] = step
 
     def _send(self, owner: str) -> None:
         """
@@ -202,24 +192,13 @@ class AgentGeneration(VLLMGeneration):
         """
         Requests that the server reads a folder with weights. `needs`: the options that the server must have for that.
         """
-        try:
-            response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
-            problem = "" if response.status_code == 200 else f"{response.status_code}, {response.text}"
-        except OSError as error:  # also after several answers with status 500
-            problem = describe(error)
-        if problem:
+        response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
+        if response.status_code != 200:
             raise EngineError(
                 f"The vLLM server at {self.vllm_client.base_url} did not load the weights of agent {owner!r} from "
-                f"{folder}: "
-                f"{problem[:300]}. It must have access to that folder, and be started with {needs}."
+                f"{folder}: {response.status_code}, {response.text[:300]}. It must have access to that folder, and be "
+                f"started with {needs}."
             )
-
-    def on_server(self, role: str, action: Callable[[], Any]) -> Any:
-        """
-        Runs an action that uses the server on the first process. Returns its result, or raises its [`EngineError`], on
-        all processes.
-        """
-        return on_first(self.accelerator, lambda: self.answered(role, action))
 
     def answered(self, role: str, action: Callable[[], Any]) -> Any:
         """Runs an action that uses the server, and returns its result. Raises [`EngineError`] if it fails."""
@@ -230,52 +209,8 @@ class AgentGeneration(VLLMGeneration):
         except Exception as error:  # TRL raises the server's answer, and requests an error if there is none
             raise EngineError(
                 f"agent {role!r}: the vLLM server at {self.vllm_client.base_url} gave no answer "
-                f"({describe(error)[:300]}). "
-                "If it has ended, start it again as before, and resume the run."
+                f"({describe(error)[:300]}). If it has ended, start it again as before, and resume the run."
             ) from error
-
-    def _compare(self, role: str, prompt_ids: list[list[int]]) -> None:
-        """Compares the log-probabilities that the server and the trainer give to the tokens of a prompt."""
-        shared = [prompt_ids[0][:COMPARED_TOKENS] if prompt_ids else []]
-        broadcast_object_list(shared)  # the first process asks the server
-        (ids,) = shared
-        if len(ids) < 2:
-            return
-        self.compared.add(self.owner(role))
-        tokens = torch.tensor([ids], device=self.accelerator.device)
-        with torch.no_grad():  # under ZeRO-3, this needs all processes
-            logps = self.model(input_ids=tokens).logits[:, :-1].float().log_softmax(-1)
-        own = logps.gather(-1, tokens[:, 1:, None]).flatten().tolist()
-        problem = self.on_server(role, lambda: self._problem_of_server(role, ids, own))
-        if problem is not None:
-            raise EngineError(problem)
-
-    def _problem_of_server(self, role: str, ids: list[int], own: list[float]) -> str | None:
-        """
-        Returns an error message if the server's weights differ from the trainer's, whose log-probabilities are `own`,
-        else `None`.
-        """
-        self.load()
-        client, model = self._client(role), self.model.name_or_path
-        where = (
-            f"agent {role!r}: the vLLM server at {client.base_url} samples with {self.vllm_client.model}, the "
-            f"trainer has {model}"
-        )
-        advice = "Start it with the model of the agent, which must not be used by another run."
-        try:
-            (theirs,) = client.get_sequence_logprobs([ids], [1], top_logprobs=1)["actual_logprobs"]
-        except OSError:
-            raise
-        except Exception as error:  # TRL raises the server's answer, for example that a token is unknown
-            return f"{where}, whose tokens the server refuses ({describe(error)}). {advice}"
-        difference = fmean(abs(x - y) for x, (y,) in zip(own, theirs, strict=True))
-        if difference <= LARGEST_DIFFERENCE:
-            return None
-        return (
-            f"{where}, and their log-probabilities of a prompt are {difference:.2f} nats per token apart (at most "
-            f"{LARGEST_DIFFERENCE}). "
-            f"{advice}"
-        )
 
     # Completions
 
@@ -340,11 +275,11 @@ class AdapterGeneration(AgentGeneration):
         return role
 
     @property
-    def _configs(self) -> dict[str, LoraConfig]:
-        return {role: cast(LoraConfig, self.model.peft_config[role]) for role in self.roles}
+    def _rank(self) -> int:
+        return max_lora_rank([cast(LoraConfig, self.model.peft_config[role]) for role in self.roles])
 
     def _start_engine(self, **arguments: Any) -> None:
-        lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": max_lora_rank(self._configs)}
+        lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": self._rank}
         super()._start_engine(**lora, **arguments)
 
     def _send(self, owner: str) -> None:
@@ -365,10 +300,9 @@ class AdapterGeneration(AgentGeneration):
 
     def _read_on_server(self, owner: str, folder: Path) -> None:
         body = {"lora_name": owner, "lora_path": str(folder), "load_inplace": True}
-        rank = max_lora_rank(self._configs)
         needs = (
             "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True` in its environment and "
-            f"`--enable-lora --max-loras {len(self.roles)} --max-lora-rank {rank}`"
+            f"`--enable-lora --max-loras {len(self.roles)} --max-lora-rank {self._rank}`"
         )
         self._post_folder(owner, "v1/load_lora_adapter", body, folder, needs)
 
@@ -386,7 +320,7 @@ class AdapterGeneration(AgentGeneration):
 class Engine:
     """
     Makes an engine, a `vllm.LLM`, sample for several agents in one call, each with its own adapter and stop strings.
-    It has the methods that TRL calls. `keeps_weights`: whether the engine keeps the weights while it sleeps.
+    `keeps_weights`: whether the engine keeps the weights while it sleeps.
     """
 
     def __init__(self, llm: Any, stop_strings: Mapping[str, Sequence[str]], keeps_weights: bool):
@@ -416,14 +350,8 @@ class Engine:
             prompts, [params[role] for role in self.rows], use_tqdm=use_tqdm, lora_request=adapters
         )
 
-    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
-        self.llm.collective_rpc(method, kwargs=kwargs)
-
-    def reset_prefix_cache(self) -> None:
-        self.llm.reset_prefix_cache()
-
-    def wake_up(self, tags: list[str]) -> None:
-        self.llm.wake_up(tags=tags)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.llm, name)
 
     def sleep(self, level: int) -> None:
         # TRL asks for level 2, which discards the weights. But the weights of a base with adapters are sent only once
@@ -567,7 +495,8 @@ def make_generations(
             **_sampling_arguments(args, eos_token_ids[roles[0]]),
             "roles": roles,
             "stop_strings": args.stop_strings or {},
-            "dtype": str(engine_dtype(model, args)).removeprefix("torch."),
+            # That in which the trainer computes
+            "dtype": "bfloat16" if args.bf16 else "float16" if args.fp16 else str(model.dtype).removeprefix("torch."),
             "model": model,
             "accelerator": accelerator,
             "processing_class": None,  # TRL needs it for image tokens only
@@ -614,3 +543,69 @@ def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[s
             "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
         },
     }
+
+
+# Checks before anything is started
+
+
+def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutConfig) -> None:
+    """Raises `ValueError` if vLLM cannot sample for a team as configured."""
+    groups = roles_by_model(policies)
+    if args.vllm_mode == "server":
+        server_urls(groups, args)
+    elif args.vllm_enable_sleep_mode and len(groups) > 1:
+        raise ValueError(
+            f"`vllm_enable_sleep_mode` works with one engine per process, and the team's {len(groups)} models need one "
+            "each. Turn it off, let the agents share a model, or use `vllm_mode='server'`."
+        )
+    for role, model in policies.items():
+        # An engine loads the model by its name
+        if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, MODEL_CONFIG)):
+            raise ValueError(
+                f"The model of agent {role!r} was loaded from {model.name_or_path!r}, where vLLM finds no "
+                "config.json: start from a model id or from the agent's own folder."
+            )
+
+
+def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:
+    """Returns the roles of each distinct model."""
+    groups: dict[int, list[str]] = {}
+    for role, model in policies.items():
+        groups.setdefault(id(model), []).append(role)
+    return list(groups.values())
+
+
+def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
+    """
+    Returns the URL of each model's server. `groups`: the roles of each model. Raises `ValueError` if the servers do
+    not fit them.
+    """
+    by_role = args.vllm_server_base_urls
+    if by_role is None and len(groups) == 1:
+        return [args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"]
+    roles, urls = [role for group in groups for role in group], by_role or {}
+    if {*urls} != {*roles}:
+        given = ", ".join(urls) or "none"
+        raise ValueError(f"`vllm_server_base_urls` needs one URL for each of the roles {roles}; it has {given}.")
+    chosen = [urls[group[0]] for group in groups]
+    if len({*chosen}) < len(groups):
+        raise ValueError(f"`vllm_server_base_urls`: a server holds one model, but the agents have {len(groups)}.")
+    return chosen
+
+
+def max_lora_rank(configs: Sequence[LoraConfig]) -> int:
+    """Returns the smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters."""
+    from vllm.config.lora import MaxLoRARanks
+
+    rank = max(max([config.r, *(config.rank_pattern or {}).values()]) for config in configs)
+    return min((choice for choice in get_args(MaxLoRARanks) if choice >= rank), default=rank)
+
+
+def check_logprobs_mode(client: VLLMClient) -> None:
+    """Raises `ValueError` if a server's log-probabilities are not those of the distribution from which it samples."""
+    mode = client.get_server_info()["model_config"]["logprobs_mode"]
+    if mode != "processed_logprobs":
+        raise ValueError(
+            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, so its log-probabilities "
+            "cannot be compared with the trainer's. Restart it with `--logprobs-mode processed_logprobs`."
+        )
