@@ -1,6 +1,6 @@
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.quiet import quiet_libraries
+from trl_multiagent.console import quiet_libraries
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 
 

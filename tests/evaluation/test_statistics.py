@@ -158,6 +158,12 @@ def test_speed_of_the_agents_and_of_the_team_by_hand():
     assert speed["sequential_tokens_per_second"] == pytest.approx(40 / 1.6)
     assert speed["parallel_tokens_per_second"] == pytest.approx(40 / 1.2)
     assert speed_of(records, is_pipeline=True)["parallel_latency"] == pytest.approx(0.8)
+    for each in records:  # both agents in one call
+        each["timing"]["generation_seconds"] = [{"aux + main": 0.3}] * 2
+    speed = speed_of(records, is_pipeline=False)
+    assert speed["latency"] == pytest.approx({"aux + main": 0.6})
+    assert speed["tokens_per_second"] == pytest.approx({"aux + main": 40 / 1.2})
+    assert speed["sequential_latency"] == speed["parallel_latency"] == pytest.approx(0.6)
 
 
 def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():

@@ -17,6 +17,7 @@ from trl_multiagent.environments.base import Environment, scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.evaluation.players import PipelineSampler
+from trl_multiagent.evaluation.statistics import CALL, Records
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
@@ -33,7 +34,6 @@ from trl_multiagent.rollout.sampler import (
 from trl_multiagent.rollout.tree import Node, judge_nodes
 
 
-Records = list[dict[str, Any]]
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
 TRANSCRIPT_FORMAT = 2  # increased when the records change
 NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
@@ -95,7 +95,7 @@ class EpisodeGenerator(TransformersGenerator):
         budget, stops = config.generation_token_budget, config.stop_strings
         super().__init__(team, sampling_arguments(given), budget, stops, config.seed)
         self.silent_role = policy.replaced.role if policy.replaced and policy.replaced.by == NOTHING else None
-        self.generation_seconds: list[dict[str, float]] = []  # of each role's generate call, for every turn
+        self.generation_seconds: list[dict[str, float]] = []  # of each generate call, for every turn
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
         turn = max((len(node.history) for nodes in level.nodes.values() for node in nodes), default=-1)
@@ -103,23 +103,19 @@ class EpisodeGenerator(TransformersGenerator):
             self.generation_seconds.append({})
         return super().generate(level)
 
-    def calls(self, level: Level) -> list[list[str]]:
-        # One agent after the other, because the time of each is measured
-        return [[role] for role in level.prompt_ids]
-
     def sample(
         self, model: PreTrainedModel, group: Stacked | None, roles: list[str], level: Level
     ) -> dict[str, list[list[list[int]]]]:
-        (role,) = roles
-        nodes = level.nodes[role]
-        if not nodes:
-            return {role: []}
-        if role == self.silent_role:
-            self.generation_seconds[-1][role] = 0.0
-            return {role: [[self.team.end_tokens(role)[:1]] for _ in nodes]}
+        acting = [role for role in roles if level.nodes[role]]
+        if not acting:
+            return {role: [] for role in roles}
+        call = CALL.join(acting)
+        if acting == [self.silent_role]:
+            self.generation_seconds[-1][call] = 0.0
+            return {role: [[self.team.end_tokens(role)[:1]] for _ in level.nodes[role]] for role in roles}
         start = time.perf_counter()
         completions = super().sample(model, group, roles, level)
-        self.generation_seconds[-1][role] = time.perf_counter() - start
+        self.generation_seconds[-1][call] = time.perf_counter() - start
         return completions
 
 
@@ -218,8 +214,8 @@ def play_batch(
 ) -> Records:
     """
     Plays the episodes of some items. Returns one record per episode. Its `timing` is about the batch: the wall time in
-    seconds with scoring, the number of episodes, and for every turn the seconds of each role's generate call, which
-    makes the answers of all these episodes.
+    seconds with scoring, the number of episodes, and for every turn the seconds of each generate call, which makes the
+    answers of all these episodes.
     """
     start = time.perf_counter()
     generator.generation_seconds = []

@@ -208,7 +208,7 @@ class Report:
         return [
             *text_table(rows),
             f"Latency: seconds of generation in an episode, with {', '.join(sorted(sizes))} episodes at a time. "
-            "The agents of a team answer one after the other; if parallel, a turn takes as long as its slowest agent.",
+            "Calls follow one another, and adapters of one base share a call. If parallel, a turn is as long as its slowest call.",
         ]
 
     def _components(self, result: Result) -> list[str]:

@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
+from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.intervals import t_interval
 
 
 if TYPE_CHECKING:
-    from trl_multiagent.evaluation.config import EvaluationConfig
-    from trl_multiagent.evaluation.play import Policy, Records
+    from trl_multiagent.evaluation.play import Policy
 
 
 Numbers = dict[str, dict[str, "Estimate"]]  # "turn_1", ..., "final" -> metric -> estimate
+Records = list[dict[str, Any]]  # episodes
+CALL = " + "  # joins the names of the agents that one generate call answers for, such as adapters of one base
 FINAL = "final"  # the last turn, and the return of the episode
 
 
@@ -275,31 +277,32 @@ def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
     counts for its share of its batch.
 
     Returns:
-        `dict`: `episodes`, the mean number of episodes at a time. For each role, `latency`, the seconds that it
-        generates in an episode, and `tokens_per_second`, its tokens in each of these seconds. For the team, both as
-        `sequential_*`, if the agents answer one after the other, as they do here, and as `parallel_*`, if each agent
-        had its own machine, so that a turn took as long as its slowest agent. The agents of a pipeline cannot be
-        parallel.
+        `dict`: `episodes`, the mean number of episodes at a time. For each agent, or agents that share a call,
+        `latency`, the seconds that it generates in an episode, and `tokens_per_second`, its tokens in each of these
+        seconds. For the team, both as `sequential_*`, if one call follows the other, as here, and as `parallel_*`, if
+        each call had its own machine, so that a turn took as long as its slowest call. The agents of a pipeline cannot
+        be parallel.
     """
     timings = [record["timing"] for record in records]
     tokens = Counter[str]()
-    for turn in [turn for record in records for turn in record["turns"]]:
-        tokens.update(turn["tokens"])
+    for record in records:
+        for turn, seconds in zip(record["turns"], record["timing"]["generation_seconds"], strict=False):
+            tokens.update({call: sum(turn["tokens"].get(role, 0) for role in call.split(CALL)) for call in seconds})
 
     def measure(seconds_of_turn: Any, num_tokens: int) -> tuple[float, float]:
         seconds = [sum(seconds_of_turn(turn) for turn in timing["generation_seconds"]) for timing in timings]
         total = sum(x / timing["batch_episodes"] for x, timing in zip(seconds, timings, strict=True))
         return float(np.mean(seconds)), num_tokens / total if total else math.nan
 
-    by_role = {role: measure(lambda turn, role=role: turn.get(role, 0.0), number) for role, number in tokens.items()}
+    by_call = {call: measure(lambda turn, call=call: turn.get(call, 0.0), number) for call, number in tokens.items()}
     team = {
-        "sequential": measure(lambda turn: sum(turn.values()), sum(tokens.values())),
-        "parallel": measure(lambda turn: (sum if is_pipeline else max)(turn.values()), sum(tokens.values())),
+        "sequential": measure(lambda turn: sum(turn.values()), tokens.total()),
+        "parallel": measure(lambda turn: (sum if is_pipeline else max)(turn.values()), tokens.total()),
     }
     return {
         "episodes": float(np.mean([timing["batch_episodes"] for timing in timings])),
-        "latency": {role: latency for role, (latency, _) in by_role.items()},
-        "tokens_per_second": {role: rate for role, (_, rate) in by_role.items()},
+        "latency": {call: latency for call, (latency, _) in by_call.items()},
+        "tokens_per_second": {call: rate for call, (_, rate) in by_call.items()},
         **{f"{name}_latency": latency for name, (latency, _) in team.items()},
         **{f"{name}_tokens_per_second": rate for name, (_, rate) in team.items()},
     }

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import trl_multiagent
+from trl_multiagent.console import printable
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import check_value, same, short
 from trl_multiagent.settings import comlrl
@@ -30,7 +31,6 @@ from trl_multiagent.settings.schema import (
     AgentModel,
     known_settings,
 )
-from trl_multiagent.terminal import printable
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
@@ -54,7 +54,7 @@ def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueEr
         raise ConfigError(f"{where}{error}") from error
 
 
-def fail(prog: str, error: Exception) -> NoReturn:
+def fail(prog: str, error: Exception | str) -> NoReturn:
     """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
     print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(2)

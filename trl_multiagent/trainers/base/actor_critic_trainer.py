@@ -117,9 +117,8 @@ class ActorCriticTrainer(RolloutTrainer):
             team.add_critics(make_critics(team, roles, settings))
         elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
-                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. "
-                "Save the "
-                "team, and load its agents with `AgentTeam.from_pretrained`."
+                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save "
+                "the team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
         if args.process_index == 0:
@@ -159,13 +158,17 @@ class ActorCriticTrainer(RolloutTrainer):
             self._log_critic(name, [pair for node in own for pair in pairs_of(node, name)], errors)
         self._compute_advantages(levels)
 
-    def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
-        batch = super()._make_batch(levels, advantages)
-        for name in self.critics.names:
-            trained = [row for row in self._rows[name] if row.joint_actions]
-            num_rows = self._num_rows(len(trained), self.args.gradient_accumulation_steps)
-            batch.critics[name] = self._critic_tensors(name, trained, num_rows).to(self.accelerator.device)
-        return batch
+    def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
+        batches = super()._make_batches(levels, advantages)
+        for name, rows in self._critic_rows_to_train().items():
+            size = max(1, -(-len(rows) // len(batches)))
+            tensors = self._critic_tensors(name, rows, size * len(batches)).to(self.accelerator.device)
+            for batch, part in zip(batches, tensors.chunks(size), strict=True):
+                batch.critics[name] = part
+        return batches
+
+    def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
+        return {name: [row for row in rows if row.joint_actions] for name, rows in self._rows.items()}
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, sorted by length, so that a micro-batch needs little padding."""
@@ -177,9 +180,8 @@ class ActorCriticTrainer(RolloutTrainer):
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
             if not all(self.reads(critic, x) for x in node.unvisited.values()):
                 raise ValueError(
-                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its "
-                    "agent does not "
-                    "act at every turn: remove `handoff`, or set `branching` to 'episodes'."
+                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its agent "
+                    "does not act at every turn: remove `handoff`, or set `branching` to 'episodes'."
                 )
             rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
         longest = self.critics.longest_text(critic, self.team)
@@ -216,7 +218,7 @@ class ActorCriticTrainer(RolloutTrainer):
         for row in rows:
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
-        most = self._num_rows(len(rows), 1)
+        most = max(1, self._most(len(rows)))
         forwards = -(-most // self.args.per_device_train_batch_size)
         size = -(-most // forwards)  # not a whole batch, which would be padding
         tensors = self._critic_tensors(critic, rows, forwards * size)
@@ -344,13 +346,11 @@ def notes_on_critics(args: ActorCriticConfig) -> None:
     if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
         logger.warning(
             "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam "
-            "divides "
-            "gradients by their size. Set `critic_learning_rate` instead."
+            "divides gradients by their size. Set `critic_learning_rate` instead."
         )
     if args.critic_type == "q" and args.completions_per_node == 1:
         logger.warning(
             "`critic_type='q'` with one completion per prompt: the advantage is the error of the critic about the "
-            "completion "
-            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or "
+            "completion itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or "
             "`critic_type` to 'v'."
         )

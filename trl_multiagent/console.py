@@ -1,4 +1,4 @@
-"""Silences irrelevant messages of other libraries. Importing this module must stay fast."""
+"""Keeps the console readable: fewer messages of other libraries, and no control characters. Its import is fast."""
 
 import logging
 import warnings
@@ -31,3 +31,8 @@ def hide_progress_bars() -> None:
 
 def is_no_list_of_defaults(record: logging.LogRecord) -> bool:
     return "had defaults used instead" not in str(record.msg)
+
+
+def printable(text: str) -> str:
+    """Returns a text with a dot for each character that could control the terminal. Line breaks and tabs stay."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "·" for c in text)
