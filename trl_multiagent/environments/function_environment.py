@@ -180,17 +180,13 @@ class FunctionEnvironment(Environment):
         """
         Returns the templates, the weights, and the names of the functions. The code of the functions is not compared.
         """
-        prompts = {
-            role: template if isinstance(template, str) else f"function {function_name(template)}"
-            for role, template in self.templates.items()
-        }
         return {
-            "prompts": prompts,
+            "prompts": {role: x if isinstance(x, str) else function_name(x) for role, x in self.templates.items()},
             "reward_funcs": self.reward_names,
             "reward_weights": self.reward_weights,
-            "transition": None if self.transition is None else function_name(self.transition),
-            **({"conversational": True} if self.conversational else {}),
-            **({} if self.order is None else {"order": self.order}),
+            "transition": self.transition and function_name(self.transition),
+            "conversational": self.conversational,
+            "order": self.order,
         }
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
