@@ -7,7 +7,7 @@ from transformers import TrainerState
 
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.base import ScoringContext, judge, scoring
-from trl_multiagent.environments.model_reward import ModelRewardEnvironment, pearson
+from trl_multiagent.environments.reward_models import ModelRewardEnvironment, pearson
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.runs.rounds import RewardWatch, is_over_optimized
 

@@ -26,8 +26,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.model_reward import MODEL, TASK, ModelRewardEnvironment
-from trl_multiagent.environments.reward_models import JointRewardModel
+from trl_multiagent.environments.reward_models import MODEL, TASK, JointRewardModel, ModelRewardEnvironment
 from trl_multiagent.folders import PREFERENCES_FILE, read_json
 from trl_multiagent.hub import push_folder
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
@@ -485,7 +484,7 @@ class RoundLog(TrainerCallback):
 
 class RewardWatch(TrainerCallback):
     """
-    Warns once if the model's reward in a [`~environments.model_reward.ModelRewardEnvironment`] rises, but the task's
+    Warns once if the model's reward in a [`~environments.reward_models.ModelRewardEnvironment`] rises, but the task's
     does not.
     """
 
