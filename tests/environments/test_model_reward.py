@@ -4,6 +4,7 @@ import logging
 
 import pytest
 from transformers import TrainerState
+from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.base import ScoringContext, judge, scoring
@@ -98,6 +99,7 @@ def test_over_optimization(model, task, expected):
 
 
 def test_one_warning(caplog):
+    transformers_logging.warning_once.cache_clear()
     watch, state = RewardWatch(), TrainerState(log_history=[])
     with caplog.at_level(logging.WARNING):
         for entry in history(RISING, FALLING):

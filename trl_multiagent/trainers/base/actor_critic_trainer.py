@@ -283,12 +283,11 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _process_state(self) -> dict[str, Any]:
         scales = {name: dataclasses.asdict(scale) for name, scale in self.critics.scales.items()}
-        return {**super()._process_state(), "critic_scales": scales, "steps_unexplained": self._steps_unexplained}
+        return {**super()._process_state(), "critic_scales": scales}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.critics.scales = {name: Scale(**scale) for name, scale in state["critic_scales"].items()}
-        self._steps_unexplained.update(state["steps_unexplained"])
 
     # The value loss
 
