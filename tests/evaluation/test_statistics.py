@@ -15,7 +15,6 @@ from trl_multiagent.evaluation.statistics import (
     compute_result,
     estimates,
     numbers_of,
-    paired_differences,
     pass_at_k,
     smallest_difference,
     speed_of,
@@ -138,7 +137,7 @@ def test_numbers_of_transcripts_by_hand():
     # Every other turn is a draft
     final = compute_result(policy("discussion", "baseline", rounds=2), records, 2, config)
     assert final.column("reward", "turn_1").tolist() == [2.0, 4.0] and final.cost == result.cost
-    gap = paired_differences([(result, final)], config)
+    gap = numbers_of([result], config, [final])
     assert gap["final"]["return"].mean == 2.5 - 3.0 and gap["final"]["pass@1"].mean == 0.0
     assert gap["final"]["pass@1"].low < -0.5 and gap["final"]["pass@1"].high > 0.5  # two equal items show little
     assert "turn_2" not in gap
