@@ -41,7 +41,6 @@ RANGE_NOTE = (
     "too narrow if rare values decide the mean."
 )
 COMPARISONS = {"baseline": "differences", "control": "control", "ablation": "contributions"}  # by kind of policy
-SPEEDS = "sequential_latency parallel_latency sequential_tokens_per_second parallel_tokens_per_second".split()
 DIFFERENCE_NOTE = (
     "In brackets: an interval that assumes nothing but the range of the metric. With {} items, {} t: Student's paired "
     "interval, which needs less than that, but is too narrow if a few items decide the mean."
@@ -189,19 +188,18 @@ class Report:
 
     def _speed(self) -> list[str]:
         """Returns latency and throughput of the generation, per agent and per team."""
-        rows = [["generation", "latency s", "if parallel", "tokens/s", "if parallel"]]
-        sizes = set()
+        rows, sizes = [["generation", "latency s", "tokens/s"]], set()
         for result, speed in [(x, x.speed) for x in self.shown if x.speed is not None]:
             sizes.add(f"{speed['episodes']:.0f}")
-            rows.append([result.name, *[f"{speed[kind]:.3g}" for kind in SPEEDS]])
-            for role, latency in speed["latency"].items() if len(speed["latency"]) > 1 else ():
-                rows.append([f"  {role}", f"{latency:.3g}", "", f"{speed['tokens_per_second'][role]:.3g}", ""])
+            rows.append([result.name, f"{speed['latency']:.3g}", f"{speed['tokens_per_second']:.3g}"])
+            calls = speed["agents"] if len(speed["agents"]) > 1 else {}
+            rows += [[f"  {call}", f"{latency:.3g}", f"{rate:.3g}"] for call, (latency, rate) in calls.items()]
         if not sizes:
             return []
         return [
             *text_table(rows),
             f"Latency: seconds of generation in an episode, with {', '.join(sorted(sizes))} episodes at a time. "
-            "Calls follow one another, and adapters of one base share a call. If parallel, a turn is as long as its slowest call.",
+            "Agents answer one after the other; adapters of one base answer in one call.",
         ]
 
     def _components(self, result: Result) -> list[str]:

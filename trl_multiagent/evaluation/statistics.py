@@ -211,7 +211,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     names = list(dict.fromkeys(key for values in by_item for key in values))
     names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
     values = np.array([[values.get(key, np.nan) for key in names] for values in by_item])
-    return Result(policy, names, values, total_cost(records), speed_of(records, policy.is_pipeline), ranges)
+    return Result(policy, names, values, total_cost(records), speed_of(records), ranges)
 
 
 def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple[str, str], float]:
@@ -266,41 +266,34 @@ def total_cost(records: Records) -> dict[str, float]:
     }
 
 
-def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
+def speed_of(records: Records) -> dict[str, Any]:
     """
     Computes the speed of a policy, without scoring, from the wall times of its generate calls. A call makes the
     answers of a whole batch, so latency depends on the number of episodes that are played at a time. Every episode
     counts for its share of its batch.
 
     Returns:
-        `dict`: `episodes`, the mean number of episodes at a time. For each agent, or agents that share a call,
-        `latency`, the seconds that it generates in an episode, and `tokens_per_second`, its tokens in each of these
-        seconds. For the team, both as `sequential_*`, if one call follows the other, as here, and as `parallel_*`, if
-        each call had its own machine, so that a turn took as long as its slowest call. The agents of a pipeline cannot
-        be parallel.
+        `dict`: `episodes`, the mean number of episodes at a time; `latency`, the seconds that the team generates in an
+        episode; `tokens_per_second`, its tokens in each of these seconds; and in `agents`, both numbers of each agent,
+        or of agents that share a call.
     """
-    timings = [record["timing"] for record in records]
-    tokens = Counter[str]()
+    seconds, busy, tokens = Counter[str](), Counter[str](), Counter[str]()
     for record in records:
-        for turn, seconds in zip(record["turns"], record["timing"]["generation_seconds"], strict=False):
-            tokens.update({call: sum(turn["tokens"].get(role, 0) for role in call.split(CALL)) for call in seconds})
+        timing = record["timing"]
+        for t, calls in enumerate(timing["generation_seconds"]):
+            seconds.update(calls)
+            busy.update({call: x / timing["batch_episodes"] for call, x in calls.items()})
+            made = record["turns"][t]["tokens"] if t < len(record["turns"]) else {}
+            tokens.update({call: sum(made.get(role, 0) for role in call.split(CALL)) for call in calls})
 
-    def measure(seconds_of_turn: Any, num_tokens: int) -> tuple[float, float]:
-        seconds = [sum(seconds_of_turn(turn) for turn in timing["generation_seconds"]) for timing in timings]
-        total = sum(x / timing["batch_episodes"] for x, timing in zip(seconds, timings, strict=True))
-        return float(np.mean(seconds)), num_tokens / total if total else math.nan
+    def rate(number: float, time: float) -> float:
+        return number / time if time else math.nan
 
-    by_call = {call: measure(lambda turn, call=call: turn.get(call, 0.0), number) for call, number in tokens.items()}
-    team = {
-        "sequential": measure(lambda turn: sum(turn.values()), tokens.total()),
-        "parallel": measure(lambda turn: (sum if is_pipeline else max)(turn.values()), tokens.total()),
-    }
     return {
-        "episodes": float(np.mean([timing["batch_episodes"] for timing in timings])),
-        "latency": {call: latency for call, (latency, _) in by_call.items()},
-        "tokens_per_second": {call: rate for call, (_, rate) in by_call.items()},
-        **{f"{name}_latency": latency for name, (latency, _) in team.items()},
-        **{f"{name}_tokens_per_second": rate for name, (_, rate) in team.items()},
+        "episodes": float(np.mean([record["timing"]["batch_episodes"] for record in records])),
+        "latency": seconds.total() / len(records),
+        "tokens_per_second": rate(tokens.total(), busy.total()),
+        "agents": {x: (seconds[x] / len(records), rate(tokens[x], busy[x])) for x in seconds},
     }
 
 
