@@ -137,7 +137,7 @@ def test_one_turn_and_several_roles():
         TaskError, match="One model for all roles needs the answers of all roles in every turn, but main does"
     ):
         CentralizedEnvironment(Workflow()).next_prompts([{"x": "1"}], [()])
-    with pytest.raises(ValueError, match="answers for all roles already"):
+    with pytest.raises(ValueError, match="has a single role"):
         CentralizedEnvironment(FunctionEnvironment({"main": "Do {x}:"}, reward))
     assert Outcome(1.0).metrics == {}
 

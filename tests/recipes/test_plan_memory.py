@@ -176,7 +176,7 @@ def test_command(files, capsys):
     out = capsys.readouterr().out
     assert "optimizer steps" in out and "unknown, because a model cannot be read." in out
     for argv, message in (
-        (["run.yaml", "--gpu", "B52"], "choose one of T4"),
+        (["run.yaml", "--gpu", "B52"], "choose from 'T4'"),
         (["marlhf_demo"], "not for marlhf"),
     ):
         with pytest.raises(SystemExit) as ended:

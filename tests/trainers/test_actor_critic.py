@@ -607,11 +607,12 @@ def test_a_joint_action_steps_a_critic_once(tmp_path):
     team = tiny_team(("one", "two", "three"))
     trainer = critic_trainer(tmp_path, "maac", team=team, num_generations=2, num_turns=2, items_per_device=2)
     batches = []
-    make = trainer._make_batch
-    trainer._make_batch = lambda *args: batches.append(make(*args)) or batches[-1]
+    make = trainer._make_batches
+    trainer._make_batches = lambda *args: batches.extend(made := make(*args)) or made
     trainer.train()
     joint_actions = sum(len(node.indices) for nodes in trainer._levels for node in nodes)
-    assert batches[0].critics["central"].target_mask.sum() == joint_actions == trainer.env_step
+    targets = sum(batch.critics["central"].target_mask.sum() for batch in batches)
+    assert targets == joint_actions == trainer.env_step
 
 
 @pytest.mark.parametrize("form", ["lora", "lora and whole modules"])

@@ -250,7 +250,11 @@ def test_what_does_not_act_costs_nothing(tmp_path):
     ]
     assert trainer.generated_tokens == sum(map(len, tokens))
     rows = {
-        role: sum(int(batch.agents[role].completion_mask.any(dim=1).sum()) for batch in trainer._buffered_inputs)
+        role: sum(
+            int(batch.agents[role].completion_mask.any(dim=1).sum())
+            for batch in trainer._buffered_inputs
+            if batch.agents
+        )
         for role in trainer.team.roles
     }
     assert rows == {"aux": 3, "main": 9, "idle": 0}

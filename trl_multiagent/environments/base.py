@@ -134,7 +134,7 @@ class Environment(ABC):
     @abstractmethod
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         """
-        Makes the prompts of one turn. The roles with a prompt act in this turn; the others do not answer and are not
+        Returns the prompts of one turn. The roles with a prompt act in this turn; the others do not answer and are not
         trained on it. No prompt for any role ends the episode. At the first turn, at least one role acts.
 
         Args:
@@ -148,8 +148,8 @@ class Environment(ABC):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """
-        Makes the prompts of a whole turn, for all branches of all trees. By default it calls [`~Environment.prompts`]
-        for each branch. Override it if making many prompts at once is faster, for example if another model writes
+        Returns the prompts of a whole turn, for all branches of all trees. By default it calls
+        [`~Environment.prompts`] for each branch. Override it if making many prompts at once is faster, for example if another model writes
         feedback.
 
         Args:

@@ -97,7 +97,9 @@ class CentralizedEnvironment(EnvironmentWrapper):
 
     def __init__(self, task: Environment):
         if len(task.roles) < 2:
-            raise ValueError(f"The task has one role, {task.roles[0]!r}: one agent answers for all roles already.")
+            raise ValueError(
+                f"The task has a single role, {task.roles[0]!r}, so one agent answers for all roles anyway."
+            )
         super().__init__(task)
         self.roles = (CENTRAL_ROLE,)
 

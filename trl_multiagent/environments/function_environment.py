@@ -65,8 +65,8 @@ class FunctionEnvironment(Environment):
             prompt}` that builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
         order (`list[list[str]]`, *optional*): The roles that act at each turn, such as `[["writer"], ["editor"]]`. By
             default all act. A template may then use a role as a column: `{writer}` is the writer's last answer, empty
-            at turns before its first one. The reward functions score the end of the episode, with the last answer of every
-            role; the rewards of earlier turns are 0.
+            at turns before its first one. The reward functions score the end of the episode, with the last answer of
+            every role; the rewards of earlier turns are 0.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
             chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
         reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take
@@ -127,7 +127,7 @@ class FunctionEnvironment(Environment):
         self.reward_names = [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
 
     def _reward_function(self, function: RewardFunction) -> Callable:
-        """Checks a reward function. Makes a function of a reward model or its id."""
+        """Checks a reward function. Wraps a reward model or its id in one."""
         if isinstance(function, RoleReward):
             if function.role not in self.roles:
                 raise ValueError(f"A reward is for the role {function.role!r}, but the roles are {list(self.roles)}.")
@@ -302,7 +302,7 @@ def last_answers(history: History) -> dict[str, str]:
 
 
 def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
-    """Makes the prompt of a role from its template or its function."""
+    """Returns the prompt of a role from its template or its function."""
     if isinstance(template, str):
         return fill_template(role, template, item)
     name = f"The prompt function `{function_name(template)}` of {role!r}"
@@ -356,7 +356,7 @@ def is_model(function: Any) -> bool:
 
 
 def load_if_model(function: Any) -> Any:
-    """Makes a reward function from a reward model or its id. Returns other functions unchanged."""
+    """Wraps a reward model or its id in a reward function. Returns other functions unchanged."""
     if not is_model(function):
         return function
     from trl_multiagent.environments.reward_models import RewardModel  # imports torch and TRL
@@ -438,7 +438,7 @@ class RoleReward:
 
 def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
     """
-    Makes a reward of one agent's completions, with a reward function that was written for a single model.
+    Creates a reward of one agent's completions from a reward function that was written for a single model.
 
     The role selects the completions that are scored, not the agent that learns from them: the score is added to the
     joint reward, on which every agent is trained.

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from trl_multiagent.endpoints import FIELDS, EndpointSettings, endpoint_section, make_endpoint
 from trl_multiagent.limits import check_arguments, setting
-from trl_multiagent.rollout.sampling_options import SamplingOptions
+from trl_multiagent.rollout.options import SamplingOptions
 
 
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences

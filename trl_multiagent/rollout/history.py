@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import Prompt, Turn
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
-from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
 

@@ -61,7 +61,7 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
     except TaskError:
         raise
     except ImportError as error:
-        fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))
+        fail(prog, f"A library is missing: {error}. Install it, or correct the import.")
     except (ValueError, OSError) as error:
         fail(prog, error)
 
@@ -81,7 +81,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except (UnavailableError, TooLongError, CheckpointError, WriteError) as error:
         fail(prog, error)
     except ImportError as error:
-        fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))
+        fail(prog, f"A library is missing: {error}. Install it, or correct the import.")
     except OSError as error:
         if not is_disk_full(error):
             raise

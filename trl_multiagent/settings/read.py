@@ -54,7 +54,7 @@ def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueEr
         raise ConfigError(f"{where}{error}") from error
 
 
-def fail(prog: str, error: Exception) -> NoReturn:
+def fail(prog: str, error: Exception | str) -> NoReturn:
     """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
     print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(2)

@@ -4,7 +4,7 @@ from typing import ClassVar
 from trl import DPOConfig
 
 from trl_multiagent.limits import setting
-from trl_multiagent.rollout.sampling_options import SamplingOptions
+from trl_multiagent.rollout.options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -35,7 +35,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         num_turns (`int`, *optional*, defaults to `1`):
             Turns of the episodes that are played in an evaluation with an environment.
 
-    The arguments of [`~rollout.sampling_options.SamplingOptions`] are about the completions that an evaluation with an
+    The arguments of [`~rollout.options.SamplingOptions`] are about the completions that an evaluation with an
     environment samples. They do not apply to preferences, which are texts or messages themselves.
 
     > [!NOTE]

@@ -159,13 +159,17 @@ class ActorCriticTrainer(RolloutTrainer):
             self._log_critic(name, [pair for node in own for pair in pairs_of(node, name)], errors)
         self._compute_advantages(levels)
 
-    def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
-        batch = super()._make_batch(levels, advantages)
-        for name in self.critics.names:
-            trained = [row for row in self._rows[name] if row.joint_actions]
-            num_rows = self._num_rows(len(trained), self.args.gradient_accumulation_steps)
-            batch.critics[name] = self._critic_tensors(name, trained, num_rows).to(self.accelerator.device)
-        return batch
+    def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
+        batches = super()._make_batches(levels, advantages)
+        for name, rows in self._critic_rows_to_train().items():
+            size = max(1, -(-len(rows) // len(batches)))
+            tensors = self._critic_tensors(name, rows, size * len(batches)).to(self.accelerator.device)
+            for batch, part in zip(batches, tensors.chunks(size), strict=True):
+                batch.critics[name] = part
+        return batches
+
+    def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
+        return {name: [row for row in rows if row.joint_actions] for name, rows in self._rows.items()}
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, sorted by length, so that a micro-batch needs little padding."""
@@ -216,7 +220,7 @@ class ActorCriticTrainer(RolloutTrainer):
         for row in rows:
             row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
             row.node.targets[critic] = list(row.node.values[critic])
-        most = self._num_rows(len(rows), 1)
+        most = max(1, self._most(len(rows)))
         forwards = -(-most // self.args.per_device_train_batch_size)
         size = -(-most // forwards)  # not a whole batch, which would be padding
         tensors = self._critic_tensors(critic, rows, forwards * size)
