@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trl_multiagent.console import text_table
 from trl_multiagent.environments.base import PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.statistics import (
@@ -23,7 +24,6 @@ from trl_multiagent.evaluation.statistics import (
 )
 from trl_multiagent.folders import write_json, write_text
 from trl_multiagent.report.html import REPORT_FILE, json_values, write_page
-from trl_multiagent.report.tables import text_table
 
 
 Mix = tuple[int, ...]  # in a cross-play, the run from which each role's agent comes
