@@ -183,7 +183,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     complete_evaluation(settings)
     if algorithm in ACTOR_CRITICS:
         complete_critics(settings)
-    without_effect += [*settings.dataset.without_effect, *settings_without_effect(settings)]
+    without_effect += settings_without_effect(settings)
     if without_effect:
         settings.notes.append(f"these settings have no effect here: {', '.join(without_effect)}.")
     if settings.is_centralized and settings.num_agents == 1:
