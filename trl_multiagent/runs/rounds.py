@@ -25,6 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
+from trl_multiagent.console import text_table
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.reward_models import MODEL, TASK, JointRewardModel, ModelRewardEnvironment
 from trl_multiagent.folders import PREFERENCES_FILE, read_json
@@ -38,7 +39,6 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
-from trl_multiagent.report.tables import text_table
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import check_models
 from trl_multiagent.runs.plan import HEADING, agents, collaboration, count, print_plan, rollout_lines
