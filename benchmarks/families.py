@@ -35,8 +35,8 @@ from vs_comlrl import machine
 from trl_multiagent.cli import TASKS
 from trl_multiagent.environments.task import Task
 from trl_multiagent.intervals import t_interval
+from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.runs.training import parse_recipe
 
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"

@@ -19,7 +19,7 @@ from team_run import LAUNCHES, MIB, launch, run_here, save_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_multiagent import MAGRPOConfig
-from trl_multiagent.runs.memory import Size, memory_parts
+from trl_multiagent.runs.plan import Size, memory_parts
 
 
 LORA = {"r": 8, "target_modules": "all-linear"}

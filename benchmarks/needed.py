@@ -27,8 +27,8 @@ from vs_comlrl import machine
 
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.models import make_loader
+from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.runs.training import parse_recipe
 from trl_multiagent.tasks.needed import TASK
 
 

@@ -25,7 +25,7 @@ from trl.trainer.utils import add_fused_lm_head
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.team.agent_team import run_agent
 from trl_multiagent.trainers.base import batch
-from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
+from trl_multiagent.trainers.base.batch import Row, agent_tensors, forward_inputs
 
 
 VOCABULARY, NUM_GENERATIONS = 1024, 4
@@ -58,7 +58,7 @@ def tree_rows(num_turns: int, num_items: int) -> list[Row]:
     return rows
 
 
-def update(model: LlamaForCausalLM, rows: AgentTensors, form: str) -> tuple[float, int, float]:
+def update(model: LlamaForCausalLM, rows: list[Row], form: str) -> tuple[float, int, float]:
     """
     Returns the processor time of a forward and a backward, the number of positions, and the norm of the gradient.
     """
@@ -69,9 +69,10 @@ def update(model: LlamaForCausalLM, rows: AgentTensors, form: str) -> tuple[floa
     switch()
     own = "own" in form
     patch = mock.patch.object(batch, "can_pack", return_value=False) if own else contextlib.nullcontext()
+    size = NUM_GENERATIONS if own else len(rows)
+    parts = [agent_tensors(rows[k : k + size], "agent", 0, [1]) for k in range(0, len(rows), size)]
     positions, start = 0, time.process_time()
-    for part in rows.chunks(NUM_GENERATIONS if own else len(rows)):
-        part = part.trimmed()
+    for part in parts:
         with patch:
             inputs = forward_inputs(model, part)
         log_probs = run_agent(model, None, **inputs).log_probs[:, -part.completion_ids.size(1) :]
@@ -82,14 +83,14 @@ def update(model: LlamaForCausalLM, rows: AgentTensors, form: str) -> tuple[floa
     return seconds, positions, norm.item()
 
 
-def measure(model: LlamaForCausalLM, rows: AgentTensors, repetitions: int) -> dict:
+def measure(model: LlamaForCausalLM, rows: list[Row], repetitions: int) -> dict:
     results: dict[str, list[tuple[float, int, float]]] = {}
     for _ in range(repetitions + 1):
         for form in FORMS:
             results.setdefault(form, []).append(update(model, rows, form))
     norms = [of_form[0][2] for of_form in results.values()]
     assert max(norms) - min(norms) < 1e-4 * max(norms), f"the updates differ: {norms}"
-    needed = int(rows.prompt_mask.sum() + rows.completion_mask.sum())
+    needed = sum(len(row.samples["agent"].prompt_ids) + row.num_tokens("agent") for row in rows)
     positions = {form: of_form[0][1] for form, of_form in results.items()}
     seconds = {form: statistics.median(x for x, *_ in of_form[1:]) for form, of_form in results.items()}
     return {"rows": len(rows), "tokens": needed, "positions": positions, "seconds": seconds}
@@ -110,8 +111,7 @@ def main() -> None:
     results = {}
     for num_turns, num_items in ITEMS.items() if not options.smoke else [(1, 1)]:
         rows = tree_rows(num_turns, num_items)
-        tensors = agent_tensors(rows, "agent", len(rows), 0, [1])
-        found = results[num_turns] = measure(model, tensors, 1 if options.smoke else options.repetitions)
+        found = results[num_turns] = measure(model, rows, 1 if options.smoke else options.repetitions)
         positions, seconds = list(found["positions"].values()), list(found["seconds"].values())
         ratios = f"{seconds[0] / seconds[1]:.2f}, {seconds[2] / seconds[3]:.2f}"
         times = "".join(f"{x:24.3f} s" for x in seconds)

@@ -45,9 +45,9 @@ from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences import load_preferences
+from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.rounds import PREFERENCES_FOLDER
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.runs.training import parse_recipe
 
 
 HERE = Path(__file__).resolve().parent

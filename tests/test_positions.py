@@ -21,8 +21,7 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models import positions
 from trl_multiagent.models.positions import TooLongError, check_prompts, learned_positions
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences
-from trl_multiagent.runs.prepared import check_team
-from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.runs.prepared import check_team, parse_recipe
 
 from tiny import byte_tokenizer, count_reward, other_model, tiny_environment, tiny_items, tiny_llama, tiny_trainer
 
@@ -102,6 +101,17 @@ def test_a_later_prompt_is_refused_when_it_is_there(tmp_path, gpt2):
     with pytest.raises(TooLongError, match=r"A prompt of 'main' has 2[5-9]. tokens .* shorten the prompt or its"):
         trainer.train()
     assert trainer.environment.scored == 8  # in the first turn
+
+
+def test_a_model_with_computed_positions_is_warned_beyond_them(short_rope, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(positions.logger, "warning_once", warnings.append)
+    check_prompts("main", short_rope, ["p"], [50], 14)
+    assert warnings == []
+    check_prompts("main", short_rope, ["p"], [50], 15)
+    assert warnings[0].startswith(
+        "A prompt of 'main' and its completion may have 65 tokens, but its model was made for 64"
+    )
 
 
 def test_collaborate(gpt2, short_rope):

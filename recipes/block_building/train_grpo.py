@@ -1,7 +1,8 @@
-"""
+r"""
 Trains one agent that builds walls or houses alone, with GRPO: MAGRPO with a team of one.
 
-    accelerate launch recipes/block_building/train_grpo.py --config recipes/block_building/configs/str_build_grpo_config.yaml
+    accelerate launch recipes/block_building/train_grpo.py \
+        --config recipes/block_building/configs/str_build_grpo_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """

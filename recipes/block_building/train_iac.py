@@ -1,7 +1,8 @@
-"""
+r"""
 Trains two agents that build a wall or a house together, with a critic for each of them.
 
-    accelerate launch recipes/block_building/train_iac.py --config recipes/block_building/configs/str_build_iac_config.yaml
+    accelerate launch recipes/block_building/train_iac.py \
+        --config recipes/block_building/configs/str_build_iac_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """

@@ -1,7 +1,8 @@
-"""
+r"""
 Trains two agents that build a wall or a house together, with one central critic.
 
-    accelerate launch recipes/block_building/train_maac.py --config recipes/block_building/configs/str_build_maac_config.yaml
+    accelerate launch recipes/block_building/train_maac.py \
+        --config recipes/block_building/configs/str_build_maac_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """

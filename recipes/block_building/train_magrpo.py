@@ -1,7 +1,8 @@
-"""
+r"""
 Trains two agents that build a wall or a house together, each with blocks of its own.
 
-    accelerate launch recipes/block_building/train_magrpo.py --config recipes/block_building/configs/str_build_magrpo_config.yaml
+    accelerate launch recipes/block_building/train_magrpo.py \
+        --config recipes/block_building/configs/str_build_magrpo_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """

@@ -1,7 +1,8 @@
-"""
+r"""
 Trains one agent to write all methods of a class, with GRPO: MAGRPO with a team of one.
 
-    accelerate launch recipes/class_completion/train_grpo.py --config recipes/class_completion/configs/grpo_classeval_config.yaml
+    accelerate launch recipes/class_completion/train_grpo.py \
+        --config recipes/class_completion/configs/grpo_classeval_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """

@@ -1,7 +1,8 @@
-"""
+r"""
 Trains agents that each write some methods of a class, with a critic for each of them.
 
-    accelerate launch recipes/class_completion/train_iac.py --config recipes/class_completion/configs/iac_classeval_config.yaml
+    accelerate launch recipes/class_completion/train_iac.py \
+        --config recipes/class_completion/configs/iac_classeval_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """

@@ -1,7 +1,8 @@
-"""
+r"""
 Trains agents that each write some methods of a class, with one central critic.
 
-    accelerate launch recipes/class_completion/train_maac.py --config recipes/class_completion/configs/maac_classeval_config.yaml
+    accelerate launch recipes/class_completion/train_maac.py \
+        --config recipes/class_completion/configs/maac_classeval_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """

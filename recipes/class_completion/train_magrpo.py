@@ -1,7 +1,8 @@
-"""
+r"""
 Trains agents that each write some methods of a class, with MAGRPO.
 
-    accelerate launch recipes/class_completion/train_magrpo.py --config recipes/class_completion/configs/magrpo_classeval_config.yaml
+    accelerate launch recipes/class_completion/train_magrpo.py \
+        --config recipes/class_completion/configs/magrpo_classeval_config.yaml
 
 `--dry_run` checks the settings and prints the plan, `--help` lists them.
 """

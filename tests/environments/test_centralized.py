@@ -14,9 +14,9 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment, cent
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import sample_centralized
 from trl_multiagent.rollout.tree import Node
+from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
-from trl_multiagent.runs.training import parse_recipe
 
 from tiny import Workflow, tiny_items
 
@@ -137,7 +137,7 @@ def test_one_turn_and_several_roles():
         TaskError, match="One model for all roles needs the answers of all roles in every turn, but main does"
     ):
         CentralizedEnvironment(Workflow()).next_prompts([{"x": "1"}], [()])
-    with pytest.raises(ValueError, match="answers for all roles already"):
+    with pytest.raises(ValueError, match="has a single role"):
         CentralizedEnvironment(FunctionEnvironment({"main": "Do {x}:"}, reward))
     assert Outcome(1.0).metrics == {}
 

@@ -195,6 +195,15 @@ def test_pipeline_and_discussion_with_chat_templates():
         assert all(node.rewards for node in levels[-1])
 
 
+@pytest.mark.parametrize(("form", "calls"), [("lora", {"aux + main"}), ("full", {"aux", "main"})])
+def test_adapters_of_one_base_answer_in_one_call(form, calls):
+    team, environment = team_of(form), LetterEnvironment(("aux", "main"))
+    config = EvaluationConfig(num_episodes=2, temperature=1.0)
+    generator = EpisodeGenerator(Policy("team", "team", environment, None, max_completion_length=4), team, config)
+    play_episodes([{"x": "1"}], environment, TeamSampler(team, generator), num_turns=2, num_episodes=2)
+    assert [set(turn) for turn in generator.generation_seconds] == [calls, calls]
+
+
 def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_path, capsys):
     letters = "aeiounrst "
     given = {"main": [*letters]}

@@ -32,7 +32,7 @@ def test_a_malformed_row_is_named_with_its_field(tmp_path):
     with pytest.raises(ValueError, match="has no column 'critic_prompt'"):
         load_preferences(str(path), ("aux", "main", "critic"))
     path.write_text('{"aux_prompt": ')
-    with pytest.raises(ValueError, match="row 1 is not a line of JSON"):
+    with pytest.raises(ValueError, match="row 1 is not JSON"):
         load_preferences(str(path), ROLES)
 
 

@@ -2,17 +2,14 @@
 The memory that `trl-multiagent plan` computes, against hand-computed bytes, teams that are built, and measured peaks.
 """
 
-from unittest import mock
-
 import pytest
 import yaml
 from peft import LoraConfig, get_peft_model
 
 from trl_multiagent import AgentTeam, MAGRPOConfig, cli
 from trl_multiagent.environments.yaml_task import TASK
-from trl_multiagent.runs import memory
-from trl_multiagent.runs.memory import Size, memory_parts, size_of
-from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.runs.plan import Size, memory_parts, size_of
+from trl_multiagent.runs.prepared import parse_recipe
 
 from tiny import byte_tokenizer, tiny_llama
 
@@ -168,21 +165,18 @@ def test_critics_are_trained_too(files, tmp_path):
 
 
 def test_command(files, capsys):
-    find = mock.patch.object(memory, "find_file", wraps=memory.find_file)  # asks the Hub if the model is there
-    load = mock.patch.object(
-        memory.PreparedRun, "load_datasets", autospec=True, side_effect=memory.PreparedRun.load_datasets
-    )
-    with find as found, load as loaded:
-        cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"])
+    cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"])
     out = capsys.readouterr().out
-    assert found.call_count == loaded.call_count == 1
-    assert "Plan: no model was loaded, nothing was written." in out
-    assert "Each of 4 GPUs, ZeRO-2:" in out and "of 80 GB (A100): it fits" in out and "step, at least" in out
+    assert "Plan: no weights were loaded, nothing was written." in out
+    assert "Each of 4 GPUs, ZeRO-2:" in out and "of 80 GB (A100): it fits" in out
     cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "T4", "--max_completion_length", "1000000"])
     out = capsys.readouterr().out
-    assert "\nOn one GPU:\n" in out and "does not fit" in out and "lower `" in out
+    assert "\nOn one GPU:\n" in out and "it does not fit: see docs" in out
+    cli.main(["plan", "--config", "run.yaml", "--task", "functions", "--override", "agent_model.name=org/nowhere"])
+    out = capsys.readouterr().out
+    assert "optimizer steps" in out and "unknown, because a model cannot be read." in out
     for argv, message in (
-        (["run.yaml", "--gpu", "B52"], "choose one of T4"),
+        (["run.yaml", "--gpu", "B52"], "choose from 'T4'"),
         (["marlhf_demo"], "not for marlhf"),
     ):
         with pytest.raises(SystemExit) as ended:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trl_multiagent import cli
-from trl_multiagent.runs.reproduce import experiments
+from trl_multiagent.runs.seeds import experiments
 from trl_multiagent.settings.read import RECIPES, config_file
 
 from pages import read_page, write_run
@@ -109,7 +109,7 @@ def test_complete_runs_are_skipped_and_signals_named(tmp_path, capsys):
     [
         (("--seeds", "0,0"), "not a list of distinct seeds"),
         (("--seeds", "0,x"), "not a list of distinct seeds"),
-        (("--seeds", "0,1", "--seed=3"), "--seed does not go with --seeds"),
+        (("--seeds", "0,1", "--seed=3"), "--seed cannot be combined with --seeds"),
         (("--seeds", "0", "--resume_from_checkpoint", "true"), "goes on by itself"),
     ],
 )

@@ -285,14 +285,14 @@ def wait_for_end(process: int) -> None:
 # Reproduces an experiment whose training gets a signal in its last step
 REPRODUCTION = """
 import os, subprocess, sys
-from trl_multiagent.runs import reproduce, seeds
+from trl_multiagent.runs import seeds
 
 def train(*arguments):
     first = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.kill(os.getppid(), 15); time.sleep(1)"
     return seeds.run_all({"seed_0": [sys.executable, "-c", first]}, 1, print, None), ["seed_0"]
 
 seeds.train_with_seeds = train
-sys.exit(reproduce.reproduce("needed", {}, [0], 1, seeds.Path("x"), []))
+sys.exit(seeds.run_experiment("needed", {}, [0], 1, seeds.Path("x"), []))
 """
 
 

@@ -25,7 +25,7 @@ def random_rows() -> tuple[torch.Tensor, torch.Tensor, AgentTensors]:
     ids = torch.ones(4, 5, dtype=torch.long)
     rows = AgentTensors(ids[:, :2], ids[:, :2], ids, mask, torch.tensor([1.5, -0.5, 0.25, 0.0]), torch.zeros(4))
     rows.old_logps, rows.ref_logps, rows.sampling_logps = old, reference, sampling
-    rows.num_tokens = float(mask.sum())
+    rows.num_rows, rows.num_tokens = 4, float(mask.sum())
     return logps.requires_grad_(), torch.rand(4, 5), rows
 
 

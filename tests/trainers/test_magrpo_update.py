@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, RLOOConfig
 
@@ -175,6 +176,28 @@ def test_update_does_not_depend_on_micro_batches(tmp_path, loss_type):
         if reference is not None:
             assert distance(gradients, reference) < 1e-5
         reference = gradients
+
+
+def test_rows_without_an_advantage_save_forwards(tmp_path):
+    """Four items of four rows fill four micro-batches of four rows, and two items of equal rewards save two of them."""
+
+    def reward(completions, x, **columns):
+        return [r if int(item) % 2 else 0.0 for r, item in zip(count_reward(completions), x, strict=True)]
+
+    found = {}
+    for size in (64, 4):
+        team = tiny_team()
+        forwards = []
+        team.register_forward_hook(lambda *_, forwards=forwards: forwards.append(1))
+        data = Dataset.from_dict({"x": ["1", "2", "3", "4"]})
+        settings = {"environment": tiny_environment(reward=reward), "train_dataset": data, "items_per_device": 4}
+        found[size], trainer, _ = one_update(tmp_path, team, per_device_train_batch_size=size, **settings)
+        batches = trainer._buffered_inputs
+        assert len(forwards) == (1 if size == 64 else 2)
+        assert [bool(batch.agents) for batch in batches] == ([True] if size == 64 else [False, False, True, True])
+    for batch in batches[2:]:
+        assert len({tuple(ids) for ids in batch.agents["aux"].prompt_ids.tolist()}) == 1  # the siblings of one node
+    assert distance(found[4], found[64]) < 1e-5
 
 
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "dapo"])

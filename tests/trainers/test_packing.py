@@ -42,7 +42,7 @@ TREES = {
         3 + (3 + 2 + 2 + 2) + (3 + 5),
     ),
     # Nothing in common but the first token, which is followed by another one in each
-    "prompts of one token": (rows_of(([5], [[1, 2], [3, EOS]]), ([6], [[1, EOS]])), 2 + 2 + 2),
+    "prompts of one token": (rows_of(([5], [[1, 2, 3, EOS], [3, EOS]]), ([6], [[1, EOS]])), 4 + 2 + 2),
 }
 MODELS = {
     "sdpa": tiny_llama,
@@ -70,14 +70,13 @@ def test_rows_compute_what_they_have_in_common_once(name, tree, checkpointing):
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     if checkpointing:
         model.train().activation_checkpointing_enable()
-    tensors = agent_tensors(rows, "solo", len(rows) + 1, PAD, [EOS])
+    tensors = agent_tensors(rows, "solo", PAD, [EOS])
     inputs = forward_inputs(model, tensors)
     assert (inputs["readers"][..., 0] >= 0).sum() == num_tokens
     outputs = run_agent(model, None, **inputs)
     assert outputs.log_probs.shape == outputs.entropy.shape == tensors.completion_ids.shape
-    for found, of_row in zip(outputs.log_probs, expected, strict=False):
+    for found, of_row in zip(outputs.log_probs, expected, strict=True):
         assert torch.allclose(found[: len(of_row)], of_row, atol=1e-5) and not found[len(of_row) :].any()
-    assert not outputs.log_probs[-1].any() and not outputs.entropy[-1].any()  # a padding row
     (outputs.log_probs.sum(dim=1) * tensors.advantages).sum().backward()
     for key, x in model.named_parameters():
         assert torch.allclose(x.grad, gradients[key], atol=1e-4), key
@@ -85,11 +84,11 @@ def test_rows_compute_what_they_have_in_common_once(name, tree, checkpointing):
 
 def test_masked_completions_cost_nothing():
     rows = rows_of((ROOT, [[20, 21, EOS], [30, 31, 32]]), ([9] * 8, [[33]]))
-    tensors = agent_tensors(rows, "solo", 4, PAD, [EOS], mask_truncated=True)
+    tensors = agent_tensors(rows, "solo", PAD, [EOS], mask_truncated=True)
     packed = pack(*tensors.sequences(), 3, hidden_size=32)
     assert packed["input_ids"].tolist() == [[*ROOT, 20, 21]]
     assert packed["shift_labels"].tolist() == [[-100, -100, -100, 20, 21, EOS]]
-    assert packed["places"].tolist() == [[3, 4, 5], [-1] * 3, [-1] * 3, [-1] * 3]
+    assert packed["places"].tolist() == [[3, 4, 5], [-1] * 3, [-1] * 3]
     nothing = pack(*tensors[1:].sequences(), 3, hidden_size=32)
     assert nothing["input_ids"].tolist() == [[0]] and (nothing["places"] == -1).all()
 

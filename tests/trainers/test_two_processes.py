@@ -77,10 +77,10 @@ def test_two_processes_sample_the_same(results):
 def test_a_micro_batch_needs_one_collective_besides_that_of_the_gradients(results, beta):
     calls = torch.load(results / "2" / f"{beta}.pt", weights_only=False)["calls"]
     of_micro_batches = [part.split() for part in " ".join(calls).split("micro-batch")[1:]]
-    assert len(of_micro_batches) == 3 * 14  # three steps with 40 rows, three per micro-batch
-    assert len(of_micro_batches[13]) > 1  # the end of a step, and the next batch
-    others = [names for k, names in enumerate(of_micro_batches) if k % 14 != 13]
-    assert others == [["all_reduce"]] * len(others)  # whether all losses are finite
+    # Three steps with 40 rows, three per micro-batch. Without `beta`, rows are left out, and some micro-batches are empty
+    assert len(of_micro_batches) == 3 * 14 if beta else 3 < len(of_micro_batches) < 3 * 14
+    # One is for whether all losses are finite. After the last micro-batch of a step, the next batch follows
+    assert sum(names != ["all_reduce"] for names in of_micro_batches) == 3
 
 
 @pytest.mark.parametrize("number", [9, 11])

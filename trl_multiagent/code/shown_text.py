@@ -2,7 +2,7 @@
 
 import re
 
-from trl_multiagent.terminal import printable
+from trl_multiagent.console import printable
 
 
 MAX_TEXT = 300  # characters

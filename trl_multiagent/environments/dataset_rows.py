@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import re
-from bisect import bisect_left
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +24,12 @@ logger = logging.getLogger(__name__)
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
 ID_COLUMNS = ("item_id", "task_id", "id")
-BYTE_ORDER_MARK = "\ufeff"
-SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def read_file(path: Path) -> list[dict]:
     """
     Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`. Raises `FileNotFoundError`, or, if the file is not
-    JSON in UTF-8 or a row is not an object, a `ValueError` that names the file and the row.
+    JSON in UTF-8 or a row is not an object, a `ValueError` that names the file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a {LOCAL_FILE}.")
@@ -42,77 +39,35 @@ def read_file(path: Path) -> list[dict]:
         return pyarrow.parquet.read_table(path).to_pylist()
     try:
         text = path.read_text(encoding="utf-8-sig")
+        parts = [text] if path.suffix == ".json" else text.split("\n")
+        values, number = [], 0
+        for part in parts:
+            number += 1
+            values += [json.loads(part)] if part.strip() else []
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}.") from None
-    if path.suffix == ".json":
-        try:
-            rows = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}.") from None
-        if not isinstance(rows, list):
-            raise ValueError(f"{path} must hold a list of rows, not {kind_of(rows)}.")
-    else:
-        rows = []
-        for number, line in enumerate(text.split("\n"), 1):
-            try:
-                line = line.strip().removeprefix(BYTE_ORDER_MARK)  # concatenated files contain several marks
-                rows += [json.loads(line)] if line else []
-            except ValueError as error:
-                raise ValueError(f"{path}, row {number} is not a line of JSON: {error}.") from None
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, row {number} must be an object with named fields, not {kind_of(row)}.")
-    if "\\ud" in text.lower():  # how JSON escapes half of a surrogate pair
-        check_texts(rows, str(path))
+    except ValueError as error:
+        raise ValueError(f"{path}, row {number} is not JSON: {error}.") from None
+    rows = values[0] if path.suffix == ".json" and values else values
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} must hold rows, each an object with named fields.")
     return rows
 
 
 def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
     """
-    Makes a dataset of rows. A field that a row lacks is null in it. Raises a `ValueError` that names `source` and the
-    first row that differs if a field has values of different types.
+    Makes a dataset of rows. A field that a row lacks is null in it. Raises a `ValueError` that names `source` if a
+    field has values of different types.
     """
     import datasets
     import pyarrow
 
-    fields = list(dict.fromkeys(field for row in rows for field in row))
-    for field in fields:
-        values = [row.get(field) for row in rows]
-        if is_column(values):
-            continue
-        # The longest part from the start that is a column ends before the first row that differs
-        row = bisect_left(range(1, len(values) + 1), True, key=lambda length: not is_column(values[:length]))
-        raise ValueError(
-            f"{source}, row {row + 1}: field `{field}` is {kind_of(values[row])}, "
-            f"{' '.join(repr(values[row]).split())[:80]}, "
-            "which does not match its type in the rows before. A field must have one type."
-        )
+    fields = dict.fromkeys(field for row in rows for field in row)
     try:
         return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{source} cannot be read as a table: {' '.join(str(error).split())}") from error
-
-
-def check_texts(rows: list[dict], source: str) -> None:
-    """
-    Raises `ValueError` if a row has half of a surrogate pair, such as `"\\ud800"` in JSON, which cannot be encoded as
-    UTF-8.
-    """
-    for number, row in enumerate(rows, 1):
-        for field, value in row.items():
-            if SURROGATES.search(json.dumps([field, value], ensure_ascii=False, default=str)):
-                raise ValueError(f"{source}, row {number}: field {field!a} has half of a surrogate pair, not text.")
-
-
-def is_column(values: list) -> bool:
-    """Returns whether values can form one column of a dataset."""
-    import pyarrow
-
-    try:
-        pyarrow.array(values)
-    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError):
-        return False
-    return True
+        problem = " ".join(str(error).split())
+        raise ValueError(f"{source} cannot be read as a table, in which a field has one type: {problem}") from error
 
 
 def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) -> None:
@@ -191,13 +146,6 @@ def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> da
         return dataset
     only_split = re.split(r"\W", split, maxsplit=1)[0] or "test"
     return dataset.select([position for _, position in read_split(split, {only_split: len(dataset)}, source)])
-
-
-def without_marks(row: dict) -> dict:
-    """Returns the row without byte-order marks at the start of its texts, which Python cannot parse."""
-    return {
-        field: value.removeprefix(BYTE_ORDER_MARK) if isinstance(value, str) else value for field, value in row.items()
-    }
 
 
 def check_fields(row: dict, fields: dict[str, type], where: str) -> None:

@@ -65,8 +65,8 @@ class FunctionEnvironment(Environment):
             prompt}` that builds the prompts of the second and later turns. It is only needed if `num_turns > 1`.
         order (`list[list[str]]`, *optional*): The roles that act at each turn, such as `[["writer"], ["editor"]]`. By
             default all act. A template may then use a role as a column: `{writer}` is the writer's last answer, empty
-            at turns before its first one. The reward functions score the end of the episode, with the last answer of every
-            role; the rewards of earlier turns are 0.
+            at turns before its first one. The reward functions score the end of the episode, with the last answer of
+            every role; the rewards of earlier turns are 0.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
             chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
         reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take
@@ -127,7 +127,7 @@ class FunctionEnvironment(Environment):
         self.reward_names = [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
 
     def _reward_function(self, function: RewardFunction) -> Callable:
-        """Checks a reward function. Makes a function of a reward model or its id."""
+        """Checks a reward function. Wraps a reward model or its id in one."""
         if isinstance(function, RoleReward):
             if function.role not in self.roles:
                 raise ValueError(f"A reward is for the role {function.role!r}, but the roles are {list(self.roles)}.")
@@ -180,17 +180,13 @@ class FunctionEnvironment(Environment):
         """
         Returns the templates, the weights, and the names of the functions. The code of the functions is not compared.
         """
-        prompts = {
-            role: template if isinstance(template, str) else f"function {function_name(template)}"
-            for role, template in self.templates.items()
-        }
         return {
-            "prompts": prompts,
+            "prompts": {role: x if isinstance(x, str) else function_name(x) for role, x in self.templates.items()},
             "reward_funcs": self.reward_names,
             "reward_weights": self.reward_weights,
-            "transition": None if self.transition is None else function_name(self.transition),
-            **({"conversational": True} if self.conversational else {}),
-            **({} if self.order is None else {"order": self.order}),
+            "transition": self.transition and function_name(self.transition),
+            "conversational": self.conversational,
+            "order": self.order,
         }
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
@@ -204,8 +200,8 @@ class FunctionEnvironment(Environment):
             {role: prompt for turn in turns for role, prompt in turn.prompts.items()} | last_prompts
             for turns, last_prompts in zip(past, prompts, strict=True)
         ]
-        answers = [{**last_answers(histories[k]), **joint_actions[k]} for k in ends]
-        answers = [{role: texts[role] for role in self.roles} for texts in answers]
+        heard = [last_answers(histories[k]) | joint_actions[k] for k in ends]
+        answers = [{role: texts[role] for role in self.roles} for texts in heard]
         with scoring(replace(scoring_context(), prompts=shown, completion_ids=None)):
             for k, outcome in zip(ends, self._score(last, answers, past), strict=True):
                 outcomes[k] = outcome
@@ -240,21 +236,20 @@ class FunctionEnvironment(Environment):
                     ]
             calls.append(call)
         outputs = call_rewards(names, self.reward_funcs, calls, self.reward_timeout)
-        by_role: list[dict[str, float]] = [{} for _ in items]
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
-            rewards = as_rewards(name, output, len(items))
-            for outcome, role_rewards, reward in zip(outcomes, by_role, rewards, strict=True):
+            for outcome, reward in zip(outcomes, as_rewards(name, output, len(items)), strict=True):
                 if isinstance(reward, dict):
                     if unknown := [role for role in reward if role not in self.roles]:
                         raise TaskError(
                             f"{name} returned a reward for {unknown[0]!r}; the roles are {', '.join(self.roles)}."
                         )
-                    role_rewards |= {role: role_rewards.get(role, 0.0) + weight * x for role, x in reward.items()}
-                    outcome.metrics |= {f"rewards/{key}/{role}": x for role, x in reward.items()}
+                    for role, x in reward.items():
+                        outcome.role_rewards[role] = outcome.role_rewards.get(role, 0.0) + weight * x
+                        outcome.metrics[f"rewards/{key}/{role}"] = x
                 elif reward is not None:
                     outcome.reward += weight * reward
                     outcome.metrics[f"rewards/{key}"] = reward
-        for outcome, role_rewards, item, joint_action in zip(outcomes, by_role, items, joint_actions, strict=True):
+        for outcome, item, joint_action in zip(outcomes, items, joint_actions, strict=True):
             if not outcome.metrics and context.reward_none == "drop":
                 outcome.reward = math.nan
             elif not outcome.metrics:
@@ -263,9 +258,9 @@ class FunctionEnvironment(Environment):
                     f"{joint_action!r} of item {item!r}; at least one must score it. In a training, `reward_none: "
                     "drop` leaves such joint actions out."
                 )
-            if role_rewards:
+            if own := outcome.role_rewards:
                 joint = outcome.reward
-                outcome.set_role_rewards({role: joint + role_rewards.get(role, 0.0) for role in self.roles})
+                outcome.set_role_rewards({role: joint + own.get(role, 0.0) for role in self.roles})
         return outcomes
 
 
@@ -302,7 +297,7 @@ def last_answers(history: History) -> dict[str, str]:
 
 
 def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
-    """Makes the prompt of a role from its template or its function."""
+    """Returns the prompt of a role from its template or its function."""
     if isinstance(template, str):
         return fill_template(role, template, item)
     name = f"The prompt function `{function_name(template)}` of {role!r}"
@@ -356,7 +351,7 @@ def is_model(function: Any) -> bool:
 
 
 def load_if_model(function: Any) -> Any:
-    """Makes a reward function from a reward model or its id. Returns other functions unchanged."""
+    """Wraps a reward model or its id in a reward function. Returns other functions unchanged."""
     if not is_model(function):
         return function
     from trl_multiagent.environments.reward_models import RewardModel  # imports torch and TRL
@@ -438,7 +433,7 @@ class RoleReward:
 
 def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
     """
-    Makes a reward of one agent's completions, with a reward function that was written for a single model.
+    Creates a reward of one agent's completions from a reward function that was written for a single model.
 
     The role selects the completions that are scored, not the agent that learns from them: the score is added to the
     joint reward, on which every agent is trained.

@@ -37,14 +37,6 @@ class DatasetSource:
         return load(self.train_split), None if self.eval_split is None else load(self.eval_split)
 
     @property
-    def without_effect(self) -> list[str]:
-        """
-        The settings of this section that the user gave but that have no effect, each with the reason. A note lists
-        them.
-        """
-        return []
-
-    @property
     def may_be_hub_id(self) -> bool:
         """Whether `name` may be an id on the Hub. If so, the model card links to it."""
         return self.name not in self.generated
@@ -89,8 +81,8 @@ class Task:
     A task family. A recipe script passes it to [`~trl_multiagent.runs.run.run_recipe`].
 
     Args:
-        make_environment (`Callable[[TaskSettings], Environment]`): Makes the environment. It is called before any data
-            or model is loaded.
+        make_environment (`Callable[[TaskSettings], Environment]`): Builds the environment, before any data or model is
+            loaded.
         load_datasets (`Callable[[TaskSettings], tuple[Dataset, Dataset | None]]`): Loads the training set and, if
             there is one, the evaluation set. If it raises a `ConnectionError`, `--dry_run` still prints a plan.
         settings (`dict[str, type]`, *optional*): The dataclasses of the family's own sections, by the section's name.
@@ -135,7 +127,7 @@ class Task:
 
     def environment(self, settings: TaskSettings) -> Environment:
         """
-        Makes the environment of a run with `make_environment`, and wraps it if a single agent answers for all roles.
+        Builds the environment of a run with `make_environment`, and wraps it if a single agent answers for all roles.
         """
         environment = self.make_environment(settings)
         return CentralizedEnvironment(environment) if settings.is_centralized else environment

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any
 
+from trl_multiagent.console import printable
 from trl_multiagent.limits import short
-from trl_multiagent.terminal import printable
 
 
 FOR_ONE_AGENT = ". A completion is a dict by role: `role_reward(role, function)` takes a function for one agent"

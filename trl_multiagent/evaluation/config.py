@@ -5,7 +5,7 @@ from typing import Any
 
 from trl_multiagent.environments.base import PASSED
 from trl_multiagent.limits import check_arguments, setting
-from trl_multiagent.rollout.history_options import HistoryOptions
+from trl_multiagent.rollout.options import HistoryOptions
 
 
 BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
@@ -23,7 +23,7 @@ class EvaluationConfig(HistoryOptions):
     The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent
     evaluate`.
 
-    The settings from `num_turns` to `discount`, and those of [`~rollout.history_options.HistoryOptions`], default to
+    The settings from `num_turns` to `discount`, and those of [`~rollout.options.HistoryOptions`], default to
     the values of the training, in the algorithm's section.
 
     Raises:
@@ -95,6 +95,10 @@ class EvaluationConfig(HistoryOptions):
     def history_options(self) -> HistoryOptions:
         """The part of their past turns that the agents see."""
         return HistoryOptions.of(self)
+
+    @property
+    def discount_factor(self) -> float:
+        return 1.0 if self.discount is None else self.discount
 
     @property
     def pass_at(self) -> list[int]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate import Accelerator
 from datasets import Dataset
@@ -17,6 +17,7 @@ from trl_multiagent.environments.base import Environment, scoring_metrics
 from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.evaluation.players import PipelineSampler
+from trl_multiagent.evaluation.statistics import CALL, Records
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
@@ -33,10 +34,8 @@ from trl_multiagent.rollout.sampler import (
 from trl_multiagent.rollout.tree import Node, judge_nodes
 
 
-Records = list[dict[str, Any]]
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
 TRANSCRIPT_FORMAT = 2  # increased when the records change
-NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
 
 
 @dataclass
@@ -45,13 +44,6 @@ class LoadedTeam:
 
     team: SamplingTeam
     description: dict[str, Any]
-
-
-class Replaced(NamedTuple):
-    """The agent that an ablation replaces, and by what: `NOTHING`, `UNTRAINED` or `OTHER_TEAM`."""
-
-    role: str
-    by: str
 
 
 @dataclass
@@ -66,9 +58,10 @@ class Policy:
     source: str = ""  # where the team comes from
     is_pipeline: bool = False  # whether the agents answer one after the other
     rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
-    compared_with: str = ""  # name of the team that a control or an ablation belongs to
-    replaced: Replaced | None = None  # the agent that an ablation replaces
-    messages: str = ""  # what an ablation does to the messages, see [`~evaluation.players.MessageAblation`]
+    compared_with: str = ""  # name of the team that a control or an ablation belongs to; by default all teams
+    row: str = ""  # name in the comparison with teams; that of a baseline by default
+    is_shown: bool = True  # in the main table
+    silent_role: str | None = None  # an agent whose answers are empty
     mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
     def num_turns(self, config: EvaluationConfig) -> int:
@@ -94,8 +87,8 @@ class EpisodeGenerator(TransformersGenerator):
         given = {name: value for name, value in arguments.items() if value is not None}
         budget, stops = config.generation_token_budget, config.stop_strings
         super().__init__(team, sampling_arguments(given), budget, stops, config.seed)
-        self.silent_role = policy.replaced.role if policy.replaced and policy.replaced.by == NOTHING else None
-        self.generation_seconds: list[dict[str, float]] = []  # of each role's generate call, for every turn
+        self.silent_role = policy.silent_role
+        self.generation_seconds: list[dict[str, float]] = []  # of each generate call, for every turn
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
         turn = max((len(node.history) for nodes in level.nodes.values() for node in nodes), default=-1)
@@ -103,23 +96,19 @@ class EpisodeGenerator(TransformersGenerator):
             self.generation_seconds.append({})
         return super().generate(level)
 
-    def calls(self, level: Level) -> list[list[str]]:
-        # One agent after the other, because the time of each is measured
-        return [[role] for role in level.prompt_ids]
-
     def sample(
         self, model: PreTrainedModel, group: Stacked | None, roles: list[str], level: Level
     ) -> dict[str, list[list[list[int]]]]:
-        (role,) = roles
-        nodes = level.nodes[role]
-        if not nodes:
-            return {role: []}
-        if role == self.silent_role:
-            self.generation_seconds[-1][role] = 0.0
-            return {role: [[self.team.end_tokens(role)[:1]] for _ in nodes]}
+        acting = [role for role in roles if level.nodes[role]]
+        if not acting:
+            return {role: [] for role in roles}
+        call = CALL.join(acting)
+        if acting == [self.silent_role]:
+            self.generation_seconds[-1][call] = 0.0
+            return {role: [[self.team.end_tokens(role)[:1]] for _ in level.nodes[role]] for role in roles}
         start = time.perf_counter()
         completions = super().sample(model, group, roles, level)
-        self.generation_seconds[-1][role] = time.perf_counter() - start
+        self.generation_seconds[-1][call] = time.perf_counter() - start
         return completions
 
 
@@ -159,8 +148,8 @@ def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config
     settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
     settings |= {"format": TRANSCRIPT_FORMAT, "pipeline": policy.is_pipeline}
     settings["rows of the dataset"] = digest_of_rows(dataset)
-    if policy.replaced is not None:
-        settings["replaced"] = f"{policy.replaced.role} by {policy.replaced.by}"
+    if policy.kind == "ablation":
+        settings["ablation"] = policy.row
     return {**settings, **describe_environment(policy.environment), **loaded.description}
 
 
@@ -218,8 +207,8 @@ def play_batch(
 ) -> Records:
     """
     Plays the episodes of some items. Returns one record per episode. Its `timing` is about the batch: the wall time in
-    seconds with scoring, the number of episodes, and for every turn the seconds of each role's generate call, which
-    makes the answers of all these episodes.
+    seconds with scoring, the number of episodes, and for every turn the seconds of each generate call, which makes the
+    answers of all these episodes.
     """
     start = time.perf_counter()
     generator.generation_seconds = []

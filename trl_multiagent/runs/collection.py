@@ -14,7 +14,6 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.runs.tasks import make_environment
 from trl_multiagent.settings.derive import Settings, check_names, task_settings
 from trl_multiagent.settings.read import ConfigError
 
@@ -37,12 +36,13 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
         settings = read_settings(SECTION, task, argv, prog)
+        from trl_multiagent.runs.plan import agents, print_plan  # imports TRL
+        from trl_multiagent.runs.prepared import check_folder, first_rows, start_logging
+        from trl_multiagent.runs.seats import make_environment
+
         config = make_config(settings)
         folder = Path(config.output_dir)
         environment = make_environment(settings, folder)
-        from trl_multiagent.runs.folders import check_folder
-        from trl_multiagent.runs.plan import agents, print_plan  # imports TRL
-        from trl_multiagent.runs.prepared import first_rows, start_logging
 
         def load_items() -> Dataset:
             dataset, _ = settings.task.load_datasets(task_settings(settings, folder))

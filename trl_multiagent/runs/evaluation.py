@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.console import hide_progress_bars, printable
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.prompt_files import is_text as is_template
 from trl_multiagent.environments.task import Task
@@ -25,9 +26,7 @@ from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, Evaluat
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.limits import short
-from trl_multiagent.quiet import hide_progress_bars
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, settings_of
-from trl_multiagent.runs.tasks import choose_task
+from trl_multiagent.runs.run import choose_task, end_on_wrong_input, end_with_one_line, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import (
@@ -42,7 +41,6 @@ from trl_multiagent.settings.read import (
     suggestion,
 )
 from trl_multiagent.settings.schema import algorithm_keys, known_settings
-from trl_multiagent.terminal import printable
 
 
 if TYPE_CHECKING:
@@ -133,8 +131,8 @@ def run_evaluation(
             hide_progress_bars()
         from trl_multiagent.folders import locked
         from trl_multiagent.jobs.distributed import fail_together, start_processes
-        from trl_multiagent.runs.folders import check_folder
         from trl_multiagent.runs.policies import load_items, make_environment, make_policies, mixed_policies
+        from trl_multiagent.runs.prepared import check_folder
 
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
         environment = make_environment(evaluation)
@@ -482,7 +480,7 @@ def find_in_repository(name: str, file: str) -> str | None:
     be read.
     """
     from trl_multiagent.models.pretrained import find_file
-    from trl_multiagent.runs.folders import check_repo_id
+    from trl_multiagent.runs.models import check_repo_id
 
     check_repo_id("TEAM", name)
     with config_errors(f"TEAM {name!r} is neither a folder nor a repository that can be read: ", (OSError,)):

@@ -26,9 +26,9 @@ from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.distributed import start_processes
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.runs.evaluation import Evaluation, TeamSource, algorithm_of, safe_settings
-from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team
+from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training
 from trl_multiagent.runs.run import settings_of
-from trl_multiagent.runs.training import prepare_training, train
+from trl_multiagent.runs.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, read_yaml

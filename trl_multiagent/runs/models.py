@@ -4,17 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.utils import validate_repo_id
 from peft import LoraConfig
 from trl import ModelConfig, get_peft_config
 
 from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import MODEL_FILES, holds_model
-from trl_multiagent.runs.folders import check_repo_id
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel
 from trl_multiagent.team.adapters import check_adapter_config
 from trl_multiagent.team.load import TeamLoader
+
+
+def check_repo_id(setting: str, repo_id: str) -> None:
+    """Raises `ConfigError` if a text cannot be the name of a repository on the Hub."""
+    with config_errors(f"`{setting}`: {repo_id!r} is not a valid name of a repository. "):
+        validate_repo_id(repo_id)
 
 
 def check_models(setting: str, names: Sequence[str], task: Task, gguf_file: str | None = None) -> None:

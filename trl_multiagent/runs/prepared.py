@@ -6,35 +6,39 @@ checks before the run.
 import contextlib
 import dataclasses
 import logging
+import os
+import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from huggingface_hub import get_token
 from peft import LoraConfig, PeftModel
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
+from transformers.trainer_utils import get_last_checkpoint
 
+from trl_multiagent.console import hide_progress_bars
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
-from trl_multiagent.environments.task import TaskSettings
+from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
-from trl_multiagent.quiet import hide_progress_bars
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, root_nodes
-from trl_multiagent.runs.folders import check_folder, check_repo_id, choose_folder
-from trl_multiagent.runs.models import check_models, make_loader, make_peft_config
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.runs.tasks import make_environment
+from trl_multiagent.runs.models import check_models, check_repo_id, make_loader, make_peft_config
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.runs.seats import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.derive import Settings, task_settings
+from trl_multiagent.settings.derive import Settings, make_training_args, run_id, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
 from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
@@ -48,6 +52,8 @@ from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_m
 
 # Arguments whose keys or entries are roles
 ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
+AUTO = "auto"  # value of `resume_from_checkpoint`: the last checkpoint in the folder of the run, if there is one
+NO_FOLDER = "`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one of them."
 # Values of `report_to` whose packages transformers cannot detect
 NOT_DETECTED = ("azure_ml", "flyte")
 
@@ -233,6 +239,59 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
         peft_config=make_peft_config(settings),
         resume_from_checkpoint=checkpoint,
     )
+
+
+def parse_recipe(
+    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
+) -> PreparedRun:
+    """Reads and checks the settings of a run as [`run_recipe`] does, without loading a model or data."""
+    prog = prog or Path(sys.argv[0]).name
+    with end_on_wrong_input(prog):
+        settings = read_settings(algorithm, task, argv, prog)
+    return prepare_training(settings)
+
+
+def prepare_training(settings: Settings) -> PreparedRun:
+    """Prepares a training on rollouts. Wrong settings end the program."""
+    with end_on_wrong_input(settings.prog):
+        training_args = make_training_args(settings)
+        run = prepare_run(settings, training_args)
+    start_logging(run, training_args.disable_tqdm, training_args.process_index == 0)
+    return run
+
+
+def check_folder(setting: str, folder: Path) -> None:
+    """Raises `ConfigError` if the folder that a setting names is a file, is inside a file, or cannot be written to."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        raise ConfigError(f"{setting} names the folder '{folder}', but {existing} is a file or a broken link.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{setting} names the folder '{folder}', but there is no permission to write to {existing}.")
+
+
+def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
+    """
+    Chooses the folder of the run, the same on all processes, and the checkpoint to resume from. Raises `ConfigError`
+    if there is none.
+    """
+    output_dir, resume, name = settings.arguments.get("output_dir"), settings.extras.resume_from_checkpoint, run_id()
+    names = [re.sub(r"[^\w.-]", "_", name) if name else f"{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}"]
+    broadcast_object_list(names)
+    folder = output_dir or str(Path(settings.output.base_dir) / f"{prefix}_{names[0]}")
+    if isinstance(resume, str) and resume != AUTO:
+        if not Path(resume).is_dir():
+            raise ConfigError(f"`resume_from_checkpoint` is {resume!r}, but there is no such folder.")
+        return output_dir or str(Path(resume).parent), resume
+    if resume and output_dir is None and name is None:
+        raise ConfigError(NO_FOLDER)
+    last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    if resume is True and last is None:
+        raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
+    if last is not None and not resume and ALGORITHMS[settings.algorithm].run == ROLLOUTS:
+        settings.notes.append(
+            f"{last} is not used: this run starts at step 0. `--resume_from_checkpoint auto` continues from it."
+        )
+    return folder, last if resume else None
 
 
 def check_results(settings: Settings, args: Any) -> None:

@@ -22,7 +22,7 @@ from trl_multiagent.runs.models import check_models, loading_arguments, make_pef
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_results, start_logging
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.runs.tasks import make_environment
+from trl_multiagent.runs.seats import make_environment
 from trl_multiagent.runs.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors
@@ -172,6 +172,5 @@ def summary(facts: dict[str, Any]) -> str:
         return "no pairs were held out to measure it"
     return (
         f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin "
-        f"{facts['margin']:.2f}, "
-        f"calibration error {facts['calibration_error']:.2f} ({REPORT_FILE})"
+        f"{facts['margin']:.2f}, calibration error {facts['calibration_error']:.2f} ({REPORT_FILE})"
     )

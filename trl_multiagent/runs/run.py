@@ -4,20 +4,23 @@ that help is quick.
 """
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_multiagent.console import printable
+from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import is_disk_full
-from trl_multiagent.runs.tasks import choose_task
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
+from trl_multiagent.settings.comlrl import UNAVAILABLE
 from trl_multiagent.settings.command_line import make_parser, print_help, read_layers
 from trl_multiagent.settings.derive import Settings, check_settings
-from trl_multiagent.settings.read import ConfigError, fail, renamed
-from trl_multiagent.terminal import printable
+from trl_multiagent.settings.read import ConfigError, config_errors, fail, renamed
+from trl_multiagent.settings.schema import SHARED_SECTIONS, TopLevel, keys_of
 
 
 def run_recipe(
@@ -34,7 +37,7 @@ def run_recipe(
             [`~trl_multiagent.settings.algorithms.ALGORITHMS`].
         task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task; or, if the user chooses it,
         the named tasks, see
-            [`~trl_multiagent.runs.tasks.choose_task`].
+            [`choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default those of the command line.
         prog (`str`, *optional*): Name of the program in messages; by default that of the script.
     """
@@ -58,7 +61,7 @@ def end_on_wrong_input(prog: str) -> Iterator[None]:
     except TaskError:
         raise
     except ImportError as error:
-        fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))
+        fail(prog, f"A library is missing: {error}. Install it, or correct the import.")
     except (ValueError, OSError) as error:
         fail(prog, error)
 
@@ -78,7 +81,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except (UnavailableError, TooLongError, CheckpointError, WriteError) as error:
         fail(prog, error)
     except ImportError as error:
-        fail(prog, ValueError(f"A library is missing: {error}. Install it, or correct the import."))
+        fail(prog, f"A library is missing: {error}. Install it, or correct the import.")
     except OSError as error:
         if not is_disk_full(error):
             raise
@@ -123,3 +126,39 @@ def settings_of(
         advice = f"Remove it, or start `trl-multiagent train {algorithm}`"
         raise ConfigError(f"`task` is {name!r}, but {prog} trains on a task of its own. {advice}.")
     return settings
+
+
+def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
+    """
+    Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task`, whose module may lie
+    beside the file `config`; else a task whose section is given; else the first of `tasks`. Raises `ConfigError` if
+    there is no such task, or its sections are wrong.
+    """
+    if isinstance(tasks, Task):
+        return checked(tasks)
+    name = merged.get("task")
+    if name is None:
+        name = next((name for name in tasks if name in merged), next(iter(tasks)))
+    if not isinstance(name, str) or (name not in tasks and not {":", "."} & set(name)):
+        advice = "a task of your own has the form module:NAME"
+        raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {advice}.")
+    with config_errors():
+        task = import_object("task", tasks.get(name, name), config)
+    if not isinstance(task, Task):
+        type_name = type(task).__name__
+        raise ConfigError(f"`task` names {name!r}, which is of type {type_name}, not a `trl_multiagent.Task`.")
+    return checked(task)
+
+
+def checked(task: Task) -> Task:
+    """
+    Returns the task. Raises `ConfigError` if one of its sections is not a dataclass, or has the name of another
+    section.
+    """
+    taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, *UNAVAILABLE, "peft"} - {"dataset"}
+    for name, section in task.settings.items():
+        if name in taken:
+            raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
+        if not (isinstance(section, type) and dataclasses.is_dataclass(section)):
+            raise ConfigError(f"The task's section `{name}` is {section!r}; it must be a dataclass.")
+    return task

@@ -1,4 +1,4 @@
-"""Makes the seats of the section `seats`, which play the roles that are not trained."""
+"""Makes the environment of a run, with the players of the roles that are not trained (the section `seats`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,15 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.endpoints import EndpointClient, EndpointSettings, make_endpoint
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
-from trl_multiagent.limits import check_value, same
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
 from trl_multiagent.runs.models import check_models, make_loader
-from trl_multiagent.settings.derive import Settings
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.algorithms import PREFERENCE_ALGORITHMS
+from trl_multiagent.settings.derive import Settings, task_settings
+from trl_multiagent.settings.read import ConfigError, checked, config_errors
 from trl_multiagent.settings.schema import SeatSettings, keys_of
 from trl_multiagent.team.seat import TeamSeat
 from trl_multiagent.trainers.base.checkpoints import step_of
@@ -33,6 +34,27 @@ class Run:
     start: str | list[str] | None  # the models from which it started, as in `Settings.model_names`; `None` if unknown
 
 
+def make_environment(settings: Settings, run_folder: Path) -> Environment:
+    """
+    Makes the environment of a run in a folder. Raises `ConfigError` if its roles, or their order, do not fit the
+    algorithm.
+    """
+    environment = settings.task.environment(task_settings(settings, run_folder))
+    environment = seated(settings, environment, run_folder, Run(run_folder, settings.model_names))
+    order = environment.order or (environment.roles,)
+    if settings.algorithm in PREFERENCE_ALGORITHMS and order != (environment.roles,):
+        raise ConfigError(
+            f"`{settings.algorithm}` learns from one turn in which all roles answer, but in this task they act "
+            "one after the "
+            "other: train it with an algorithm such as magrpo."
+        )
+    roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
+    if len(roles) != settings.num_agents:
+        problem = f"but the task has {len(roles)} roles: {', '.join(roles)}. Set it to {len(roles)}."
+        raise ConfigError(f"`{settings.algorithm}.num_agents` is {settings.num_agents}, {problem}")
+    return environment
+
+
 def seated(settings: Settings, environment: Environment, folder: Path, run: Run) -> Environment:
     """
     Returns a task without the roles in `seats`, as its trained agents see it. Answers of endpoints are kept in
@@ -40,12 +62,10 @@ def seated(settings: Settings, environment: Environment, folder: Path, run: Run)
     """
     if not settings.seats:
         return environment
-    try:
+    with config_errors():
         trained = [role for role in environment.roles if role not in settings.seats]
         seats = {role: make_seat(settings, role, x, folder, run, trained) for role, x in settings.seats.items()}
         return SeatedEnvironment(environment, seats)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Run, trained: Sequence[str]) -> Seat:
@@ -119,12 +139,6 @@ def read_section(path: str, section: Any, cls: type) -> Any:
     for name, value in section.items():
         if name not in keys:
             raise ValueError(f"`{path}.{name}` is not a known setting; it has {', '.join(keys)}.")
-        if not same(value, keys[name].default):
-            try:
-                check_value(value, keys[name].hint, keys[name].limits)
-            except ValueError as error:
-                raise ValueError(f"`{path}.{name}` {error}") from error
-    try:
+        checked(f"{path}.{name}", value, keys[name])
+    with config_errors(f"`{path}`: "):
         return cls(**section)
-    except ValueError as error:
-        raise ValueError(f"`{path}`: {error}") from error

@@ -1,4 +1,7 @@
-"""Trains a team with several seeds, each run in a process and a folder of its own."""
+"""
+Trains a team with several seeds, each run in a process and a folder of its own; and reproduces named experiments: the
+team for several seeds, its evaluation beside a control, and the published numbers.
+"""
 
 import argparse
 import contextlib
@@ -9,18 +12,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from accelerate import PartialState
 
+from trl_multiagent.console import text_table
 from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
-from trl_multiagent.jobs.signals import REQUEST, end_with_parent, leaving_signals_to_children
+from trl_multiagent.jobs.signals import COMMAND_VARIABLE, NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import seed_table, series_of
 from trl_multiagent.report.run_page import read_run
-from trl_multiagent.report.tables import text_table
 from trl_multiagent.runs.report import make_report
 from trl_multiagent.runs.run import end_on_wrong_input, read_settings
 from trl_multiagent.settings.command_line import make_parser
@@ -29,10 +34,10 @@ from trl_multiagent.settings.read import ConfigError
 
 
 NAME = "training with several seeds"
-CHECKPOINTS = "checkpoint-*"
+SECONDS_BETWEEN_LOOKS = 0.2
+PROGRAM = ["-m", "trl_multiagent.cli"]
 # Flags that this program sets itself
 OWN_FLAGS = {"--seed": "give the seeds with --seeds", "--resume_from_checkpoint": "the same command goes on by itself"}
-SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def train_with_seeds(
@@ -62,12 +67,13 @@ def train_with_seeds(
     with end_on_wrong_input(prog):
         for flag, advice in OWN_FLAGS.items():
             if any(text.partition("=")[0] == flag for text in argv):
-                raise ConfigError(f"{flag} does not go with --seeds: {advice}.")
+                raise ConfigError(f"{flag} cannot be combined with --seeds: {advice}.")
         settings = read_settings(algorithm, tasks, argv, prog)
-        folder = folder_of_runs(settings, make_parser(algorithm).parse_known_args(argv)[0].config)
+        config = make_parser(algorithm).parse_known_args(argv)[0].config
+        name = algorithm if config is None else Path(config).stem.removesuffix("_config")
+        folder = Path(settings.arguments.get("output_dir") or Path(settings.output.base_dir) / f"{name}_seeds")
         runs = {f"seed_{seed}": folder / f"seed_{seed}" for seed in seeds}
-        program = [sys.executable, "-m", "trl_multiagent.cli", "train", algorithm]
-        command = [*program, *launch_flags, *without_folder(argv)]
+        command = [sys.executable, *PROGRAM, "train", algorithm, *launch_flags, *without_folder(argv)]
         if settings.output.save_path:  # each team is saved in the folder of its run
             command += ["--override", "output.save_path=null"]
         commands = {
@@ -78,11 +84,8 @@ def train_with_seeds(
             return subprocess.run(next(iter(commands.values()))).returncode, [*runs.values()]
         stage = Stage(folder, NAME, settings_of_runs(settings), PartialState(), advice="choose another --output_dir")
         with stage.open():
-            missing = {
-                name: commands[name]
-                for name, run in runs.items()
-                if not (stage.has(f"{name}.json") or is_complete(run))
-            }
+            done = {name for name, run in runs.items() if stage.has(f"{name}.json") or is_complete(run)}
+            missing = {name: commands[name] for name in runs if name not in done}
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
     if status:
         print(f"{prog}: a run ended {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
@@ -94,20 +97,13 @@ def ending(status: int) -> str:
     return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
 
-def folder_of_runs(settings: Settings, config: str | None) -> Path:
-    """Returns the folder of all runs: `output_dir`, or one in `output.base_dir` with the name of the configuration."""
-    name = settings.algorithm if config is None else Path(config).stem.removesuffix("_config")
-    return Path(settings.arguments.get("output_dir") or Path(settings.output.base_dir) / f"{name}_seeds")
-
-
 def settings_of_runs(settings: Settings) -> dict[str, Any]:
     """Returns the settings that all runs must share, by their paths: all but the folders of the results."""
-    sections = settings.merged.items()
-    values = {f"{x}.{name}": value for x, body in sections if isinstance(body, dict) for name, value in body.items()}
-    values |= {name: value for name, value in sections if not isinstance(value, dict)}
-    return {
-        name: x for name, x in values.items() if name not in (f"{settings.algorithm}.output_dir", "output.base_dir")
-    }
+    values: dict[str, Any] = {}
+    for section, body in settings.merged.items():
+        values |= {f"{section}.{name}": x for name, x in body.items()} if isinstance(body, dict) else {section: body}
+    folders = (f"{settings.algorithm}.output_dir", "output.base_dir")
+    return {name: x for name, x in values.items() if name not in folders}
 
 
 def without_folder(argv: Sequence[str]) -> list[str]:
@@ -120,7 +116,7 @@ def without_folder(argv: Sequence[str]) -> list[str]:
 def own_flags(seed: int, run: Path) -> list[str]:
     """Returns the flags of a run: its seed, its folder and, if it has a checkpoint, the flag to resume."""
     flags = ["--seed", str(seed), "--output_dir", str(run)]
-    return [*flags, "--resume_from_checkpoint", "true"] if any(run.glob(CHECKPOINTS)) else flags
+    return [*flags, "--resume_from_checkpoint", "true"] if any(run.glob("checkpoint-*")) else flags
 
 
 def print_results(runs: Sequence[Path]) -> None:
@@ -188,3 +184,62 @@ def visible_devices(slot: int, num_jobs: int) -> dict[str, str]:
     """
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot::num_jobs])} if len(devices) >= num_jobs > 1 else {}
+
+
+# Named experiments
+
+
+def experiments() -> dict[str, dict[str, Any]]:
+    """
+    Returns the experiments by name: `about`, `train` and `evaluate`, the arguments of these commands, and `published`,
+    rows of a table.
+    """
+    return yaml.safe_load((files("trl_multiagent") / "data" / "experiments.yaml").read_text(encoding="utf-8"))
+
+
+def run_experiment(
+    name: str, tasks: Mapping[str, str], seeds: Sequence[int], num_jobs: int, folder: Path, more: Sequence[str]
+) -> int:
+    """
+    Trains the team of an experiment for each seed, evaluates all teams and their controls together, and prints the
+    results, the published numbers and the path of the report. An interrupted call can be repeated, and resumes.
+
+    Args:
+        name (`str`): A key of [`experiments`].
+        tasks (`Mapping[str, str]`): The named tasks.
+        seeds (`Sequence[int]`): The seeds.
+        num_jobs (`int`): Trainings at the same time.
+        folder (`Path`): Folder of the results.
+        more (`Sequence[str]`): More arguments of the trainings, such as `--dry_run` or `--max_steps 5`.
+
+    Returns:
+        `int`: The exit status: 0, or that of the training or evaluation that failed.
+    """
+    experiment = experiments()[name]
+    algorithm, *argv = shlex.split(experiment["train"])
+    prog = f"trl-multiagent reproduce {name}"
+    argv = [*argv, *more, "--output_dir", str(folder)]
+    with leaving_signals_to_children():
+        status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds, num_jobs)
+        evaluation = [*shlex.split(experiment["evaluate"]), "--output_dir", str(folder / "evaluation")]
+        command = ["evaluate", *map(str, runs), *evaluation]
+        if status == 0 and "--dry_run" in more:
+            print(f"Then: trl-multiagent {shlex.join(command)}")
+        elif status == 0:
+            status = run_command(command, prog)
+        if status == 0 and "published" in experiment:
+            print("\n".join(["", "Published:", *text_table(experiment["published"]), ""]), flush=True)
+        if status == 0 and "--dry_run" not in more:
+            status = run_command(["report", str(folder)], prog)
+    return status
+
+
+def run_command(arguments: Sequence[str], prog: str) -> int:
+    """
+    Runs a command of `trl-multiagent`, unless a signal has asked the program `prog` to end. Returns its exit status.
+    """
+    if REQUEST.signal is None:
+        return subprocess.run([sys.executable, *PROGRAM, *arguments]).returncode
+    command = os.environ.get(COMMAND_VARIABLE, "the same command")
+    print(f"{prog}: ended by {NAMES[REQUEST.signal]}. Go on with: {command}", file=sys.stderr)
+    return 128 + REQUEST.signal

@@ -3,8 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -12,17 +11,16 @@ from datasets import Dataset
 from transformers import Trainer, TrainerCallback
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, write_text
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.signals import end_on_signal, ending_later
 from trl_multiagent.report.html import REPORT_FILE
 from trl_multiagent.report.model_card import hub_id, rename_card
 from trl_multiagent.runs.plan import print_plan, rollout_lines
-from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_run, start_logging
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.algorithms import ALGORITHMS
-from trl_multiagent.settings.derive import Settings, make_training_args
+from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.schema import Wandb
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import writing
@@ -45,25 +43,6 @@ def train_on_rollouts(settings: Settings) -> None:
         with end_on_wrong_input(run.prog):
             team = run.load_team(environment.roles)
         train(run, environment, team, train_dataset, eval_dataset)
-
-
-def parse_recipe(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> PreparedRun:
-    """Reads and checks the settings of a run as [`run_recipe`] does, without loading a model or data."""
-    prog = prog or Path(sys.argv[0]).name
-    with end_on_wrong_input(prog):
-        settings = read_settings(algorithm, task, argv, prog)
-    return prepare_training(settings)
-
-
-def prepare_training(settings: Settings) -> PreparedRun:
-    """Prepares a training on rollouts. Wrong settings end the program."""
-    with end_on_wrong_input(settings.prog):
-        training_args = make_training_args(settings)
-        run = prepare_run(settings, training_args)
-    start_logging(run, training_args.disable_tqdm, training_args.process_index == 0)
-    return run
 
 
 def train(

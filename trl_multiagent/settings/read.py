@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import trl_multiagent
+from trl_multiagent.console import printable
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import check_value, same, short
 from trl_multiagent.settings import comlrl
@@ -28,9 +29,9 @@ from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     TRL_NAMES,
     AgentModel,
+    Key,
     known_settings,
 )
-from trl_multiagent.terminal import printable
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
@@ -54,7 +55,7 @@ def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueEr
         raise ConfigError(f"{where}{error}") from error
 
 
-def fail(prog: str, error: Exception) -> NoReturn:
+def fail(prog: str, error: Exception | str) -> NoReturn:
     """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
     print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
     sys.exit(2)
@@ -285,15 +286,18 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         elif path not in known:
             similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
             raise ConfigError(f"`{path}` is not a known setting{similar}")
-        elif is_blank or is_default:
-            continue
-        elif same(value, known[path].default):
-            values[section][name] = value
-        else:
+        elif not is_blank and not is_default:
             names = [path, *(old for old, new in other_names.items() if new == path)]
-            with config_errors(f"`{'` or `'.join(names)}` "):
-                values[section][name] = check_value(value, known[path].hint, known[path].limits)
+            values[section][name] = checked("` or `".join(names), value, known[path])
     return values, without_effect
+
+
+def checked(name: str, value: Any, key: Key) -> Any:
+    """Returns the value of a setting with its type. Raises a `ConfigError` that begins with the setting's name."""
+    if same(value, key.default):
+        return value
+    with config_errors(f"`{name}` "):
+        return check_value(value, key.hint, key.limits)
 
 
 def paths(

@@ -1,4 +1,4 @@
-"""What the task families that run programs have in common: the section `sandbox`, and their environment's base class."""
+"""What the task families that run programs share: the section `sandbox`, and their environment's base class."""
 
 import hashlib
 import json
@@ -44,14 +44,14 @@ class SandboxSettings:
             raise ValueError(f"{error}.") from error
 
     def make_sandbox(self) -> Sandbox:
-        """Makes the sandbox with these settings. Raises `ValueError` if a value is out of range."""
+        """Builds the sandbox with these settings. Raises `ValueError` if a value is out of range."""
         settings = asdict(self)
         del settings["adaptive_timeout"]
         return Sandbox(**settings)
 
     def make_checked_sandbox(self) -> Sandbox:
         """
-        Makes the sandbox before anything is loaded. Raises `UnavailableError` if the machine does not offer the
+        Builds the sandbox before anything is loaded. Raises `UnavailableError` if the machine does not offer the
         protection `min_tier`.
         """
         sandbox = self.make_sandbox()

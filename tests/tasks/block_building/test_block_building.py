@@ -10,7 +10,7 @@ from scripts import RECIPES, algorithm_of, run_script
 
 from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.tasks.block_building import BlockBuildingEnvironment, draw_build, load_block_dataset
 from trl_multiagent.tasks.block_building.data import (
     DEMO_PALETTES,

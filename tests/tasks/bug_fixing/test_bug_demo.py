@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trl_multiagent.runs.training import parse_recipe
+from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.tasks.bug_fixing import TASK, BugFixingEnvironment
 from trl_multiagent.tasks.bug_fixing.data import demo_items, demonstrate, draw_functions, write_fix, write_tests
 

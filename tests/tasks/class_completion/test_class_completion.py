@@ -171,7 +171,7 @@ def test_a_program_does_not_keep_what_another_test_class_asked(sandbox, item):
 def test_wrong_rows_are_named(data, tmp_path, sandbox):
     for change, message in (
         ({"solution_code": "class Other: pass"}, "row 1: `skeleton` or `solution_code` has no class `Stack`"),
-        ({"methods_info": []}, "row 1: the class has no method"),
+        ({"methods_info": []}, "row 1: no method of the skeleton is in both"),
         ({"methods_info": [1]}, "row 1: entry 1 of `methods_info` is no mapping"),
         ({"methods_info": [{"method_name": "push"}]}, "entry 1 of `methods_info`: field `test_class` is missing"),
         ({"import_statement": [1]}, "row 1: `import_statement` must be a list of import statements"),

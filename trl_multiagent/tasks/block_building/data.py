@@ -38,12 +38,12 @@ DEMO_SIZE, DEMO_SIZES = 3, {"train": 108, "test": 32}
 
 
 def wall_item(name: str, rows: list[str], z: int = 0) -> dict:
-    """Makes the item of a wall. `rows`: `#` for a block and `.` for none, from the top row down."""
+    """Returns the item of a wall. `rows`: `#` for a block and `.` for none, from the top row down."""
     return {"task_id": name, "layers": [[row] for row in reversed(rows)], "origin": [0, 0, z], "inventory": []}
 
 
 def text_item(text: str, spacing: int = 2, z: int = 0) -> dict:
-    """Makes the item of a string in letters of 5 x 5 blocks, with `spacing` columns between them."""
+    """Returns the item of a string in letters of 5 x 5 blocks, with `spacing` columns between them."""
     letters = [FONT[letter] for letter in text.upper()]
     return wall_item(text.upper(), [("." * spacing).join(rows) for rows in zip(*letters, strict=True)], z)
 
@@ -92,7 +92,7 @@ def load_block_dataset(
 
 
 def checked_row(row: dict, where: str, kind: str, spacing: int, z: int) -> dict:
-    """Makes the item of a row in a file."""
+    """Returns the item of a row in a file."""
     if kind == WALLS:
         text = row.get("text")
         if not isinstance(text, str) or not 0 < len(text) <= 20 or set(text.upper()) - FONT.keys():
@@ -195,7 +195,7 @@ class BlockSettings:
 
 
 def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
-    """Makes the environment. Raises `ValueError` if the palettes do not fit the number of agents."""
+    """Builds the environment. Raises `ValueError` if the palettes do not fit the number of agents."""
     dataset: BlockDataset = settings.sections["dataset"]
     own: BlockSettings = settings.sections["block_building"]
     feedback: Feedback = settings.sections["external"]

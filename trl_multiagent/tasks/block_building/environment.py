@@ -19,7 +19,8 @@ That of a house, at most 1, is the one of CoMLRL's HouseBuild: R = match - 0.1 Â
   share of air. Otherwise of the places at which the house or what was built has a block.
 - hurt: the damage of the spiders, as a share of the player's health, 0 to 1; none after a `/kill`.
 
-These rewards hardly require that two agents build: with `limited_resource`, nobody has the blocks for the whole target.
+These rewards hardly require that two agents build. With `limited_resource`, nobody has the blocks for the whole
+target.
 """
 
 import math
@@ -226,8 +227,8 @@ def rectangles(blocks: Mapping[Place, str]) -> list[Command]:
 
 def wall_plan(target: Target, palettes: Palettes) -> Built:
     """
-    Divides a wall. As far as the work is even, it is a chessboard: of N agents, the one with the number (x + y) mod N
-    builds a place. No block looks like the one to its left or below.
+    Assigns the places of a wall to N agents, in a checkerboard where possible: a place belongs to agent (x + y) mod N
+    as long as the work is even. No block looks like the one to its left or below.
     """
     roles = [*palettes]
     choices = [(block, role) for role in roles for block in palettes[role]]
@@ -304,52 +305,10 @@ def describe_target(target: Target, draw: bool) -> str:
     return "\n".join([head, *lines])
 
 
-def first_prompt(
-    role: str, palettes: Palettes, target: Target, draw: bool, rules: str, stock: Mapping[str, int] | None
-) -> str:
-    """Returns an agent's first prompt. For the `stock` see [`~BlockBuildingEnvironment.stock`]."""
-    partners = [name for name in palettes if name != role]
-    team = f"You are {role}. You build this with {' and '.join(partners)}. {UNSEEN}\n\n" if partners else ""
-    blocks = ", ".join(palettes[role])
-    if stock is not None and ANY in stock:
-        blocks += f" ({stock[ANY]} in all)"
-    elif stock is not None:
-        blocks = ", ".join(f"{block} ({stock.get(block, 0)})" for block in palettes[role])
-    return f"{team}{describe_target(target, draw)}\n\nYour blocks: {blocks}\n{rules}\nYour commands:\n"
-
-
-def write_rules(is_wall: bool, max_commands: int, spiders: int) -> str:
-    """Returns the rules that prompts tell."""
-    lines = [*(WALL_RULES if is_wall else HOUSE_RULES), *FORM, f"At most {max_commands} commands count."]
-    if spiders:
-        lines.append(f"There are {spiders} spiders. One `/kill` of anybody drives them away.")
-    return "\n" + "".join(f"- {line}\n" for line in [*lines, "Answer with commands alone."])
-
-
-def later_prompt(
-    mode: str, role: str, palettes: Palettes, target: Target, built: Built, reward: str, limit: int | None
-) -> str:
-    """
-    Returns an agent's prompt of a later turn, with what a mode tells of the last one. `limit`: lines of a list of
-    mistakes.
-    """
-    if mode == "score_feedback":
-        text = f"Your last build earned {reward}."
-    elif mode == "position_feedback":
-        text = describe_target(target, draw=False)
-        if len(palettes) > 1:
-            text += "\nEach of you builds a part of it. Of a wall, take places that do not touch."
-    elif mode == "perfect_feedback":
-        text = "\n".join(["This is your part:", *map(str, commands_of(target, palettes, role))])
-    else:
-        text = list_mistakes(target, built, mode == "rect_modification", limit)
-    return f"{text}\n\nThe box is empty again. Write all of your commands, better ones.\n\nYour commands:\n"
-
-
 def list_mistakes(target: Target, built: Built, as_rectangles: bool, limit: int | None) -> str:
     """
     Returns the places that are wrong in the last build, each with the block that belongs there, and a line that says
-    so.
+    so. `limit`: lines of the list.
     """
     wrong = {}
     for place in target.places():
@@ -383,8 +342,8 @@ class BlockBuildingEnvironment(Environment):
     """
     Agents write commands that set blocks. All commands of a turn are carried out in an empty box, agent after agent.
 
-    Items are rows of [`load_block_dataset`]. The rules and the rewards are described at the top of this module. The `info` of an outcome is what was built: for each place that is not empty, its block
-    and the role that put it there.
+    The rules and the rewards are described at the top of this module. Items are rows of [`load_block_dataset`]. The
+    `info` of an outcome is what was built: for each place that is not empty, its block and the role that put it there.
 
     Args:
         kind (`str`, *optional*, defaults to `"str_build"`): `"str_build"` for walls, `"house_build"` for houses.
@@ -448,17 +407,48 @@ class BlockBuildingEnvironment(Environment):
         return {"reward_version": REWARD_VERSION, **vars(self)}
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
-        target, prompts = read_target(item), dict[str, Prompt]()
-        for role in self.roles:
-            if history:
-                outcome, best = history[-1].outcome, self.metric_ranges["total_reward"][1]
-                earned = f"{outcome.metrics['total_reward']:.2f} of {best:g}"
-                prompts[role] = later_prompt(self.mode, role, self.palettes, target, outcome.info, earned, self.limit)
-            else:
-                rules = write_rules(self.kind == WALLS, self.num_commands(role), self.spiders["num"])
-                stock, shown = self.stock(target), rules if self.explain else ""
-                prompts[role] = first_prompt(role, self.palettes, target, self.draw, shown, stock)
-        return prompts
+        target = read_target(item)
+        if history:
+            return {role: self.later_prompt(role, target, history[-1].outcome) for role in self.roles}
+        return {role: self.first_prompt(role, target) for role in self.roles}
+
+    def first_prompt(self, role: str, target: Target) -> str:
+        """Returns an agent's first prompt: the target, the agent's blocks and the rules."""
+        partners, stock, blocks = (
+            [name for name in self.roles if name != role],
+            self.stock(target),
+            self.palettes[role],
+        )
+        team = f"You are {role}. You build this with {' and '.join(partners)}. {UNSEEN}\n\n" if partners else ""
+        if stock is None:
+            own = ", ".join(blocks)
+        elif ANY in stock:
+            own = f"{', '.join(blocks)} ({stock[ANY]} in all)"
+        else:
+            own = ", ".join(f"{block} ({stock.get(block, 0)})" for block in blocks)
+        lines = [*(WALL_RULES if self.kind == WALLS else HOUSE_RULES), *FORM]
+        lines.append(f"At most {self.num_commands(role)} commands count.")
+        if spiders := self.spiders["num"]:
+            lines.append(f"There are {spiders} spiders. One `/kill` of anybody drives them away.")
+        rules = (
+            "\n" + "".join(f"- {line}\n" for line in [*lines, "Answer with commands alone."]) if self.explain else ""
+        )
+        return f"{team}{describe_target(target, self.draw)}\n\nYour blocks: {own}\n{rules}\nYour commands:\n"
+
+    def later_prompt(self, role: str, target: Target, last: Outcome) -> str:
+        """Returns an agent's prompt of a later turn, with what the mode tells of the last one."""
+        if self.mode == "score_feedback":
+            best = self.metric_ranges["total_reward"][1]
+            text = f"Your last build earned {last.metrics['total_reward']:.2f} of {best:g}."
+        elif self.mode == "position_feedback":
+            text = describe_target(target, draw=False)
+            if len(self.roles) > 1:
+                text += "\nEach of you builds a part of it. Of a wall, take places that do not touch."
+        elif self.mode == "perfect_feedback":
+            text = "\n".join(["This is your part:", *map(str, commands_of(target, self.palettes, role))])
+        else:
+            text = list_mistakes(target, last.info, self.mode == "rect_modification", self.limit)
+        return f"{text}\n\nThe box is empty again. Write all of your commands, better ones.\n\nYour commands:\n"
 
     def num_commands(self, role: str) -> int:
         """Returns how many commands of an agent count."""

@@ -411,7 +411,8 @@ class BugDataset(CodeDataset):
 
 def make_environment(settings: TaskSettings) -> BugFixingEnvironment:
     """
-    Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
+    Builds the environment. Raises [`UnavailableError`] if the machine does not offer the protection
+    `sandbox.min_tier`.
     """
     sandbox = settings.sections["sandbox"].make_checked_sandbox()
     return BugFixingEnvironment(settings.num_agents, sandbox, settings.run_folder / "suspicious_programs")

@@ -179,7 +179,7 @@ class BugFixingEnvironment(ProgramEnvironment):
         return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
-        """Makes the prompts of a whole turn. The tester's tests run on all repairs at the same time."""
+        """Returns the prompts of a whole turn. The tester's tests run on all repairs at the same time."""
         alone = TESTER not in self.roles
         last = [history[-1].outcome.info if history else None for history in histories]
         programs = [

@@ -135,7 +135,7 @@ def make_item(row: dict, where: str) -> dict:
     tests = {method["method_name"]: method["test_class"] for method in row["methods_info"]}
     names = [name for name in headers if name in tests and name in bodies]
     if not names:
-        raise ValueError(f"{where}: the class has no method that `methods_info` and `solution_code` have, too.")
+        raise ValueError(f"{where}: no method of the skeleton is in both `methods_info` and `solution_code`.")
     inside = [[*ast.walk(bodies[name])] for name in names]
     attributes = [{node.attr for node in nodes if isinstance(node, ast.Attribute)} for nodes in inside]
     arguments = [[x for x in ast.iter_child_nodes(headers[name].args) if isinstance(x, ast.arg)] for name in names]
@@ -366,7 +366,8 @@ class Reward:
 
 def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
     """
-    Makes the environment. Raises [`UnavailableError`] if the machine does not offer the protection `sandbox.min_tier`.
+    Builds the environment. Raises [`UnavailableError`] if the machine does not offer the protection
+    `sandbox.min_tier`.
     """
     dataset: ClassDataset = settings.sections["dataset"]
     return ClassCompletionEnvironment(

@@ -8,8 +8,8 @@ test several methods together.
 
 All share one reward, of two kinds:
 
-- `earned`, at most 1: mean, over the test classes of single methods, of the share of their test methods that pass. Test
-  methods that a constant passes do not count, and neither do those that feedback shows.
+- `earned`, at most 1: mean, over the test classes of single methods, of the share of their test methods that pass.
+  Test methods that a constant passes do not count, and neither do those that feedback shows.
 - `compat`, the table of CoMLRL: 2 · methods written by their own agent / methods + 4 · test methods passed / test
   methods - methods written by more than one agent / methods, or 0 if the merged class does not compile.
 """
@@ -178,7 +178,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         kind (`str`, *optional*, defaults to `"earned"`): Kind of reward, `"earned"` or `"compat"`.
         mode (`str`, *optional*, defaults to `"code_feedback"`): Feedback in later turns: `"code_feedback"`, or
             `"plain"` for none.
-        make_prompt (`Callable`, *optional*): Makes the first prompt from the item, the agent's methods and the number
+        make_prompt (`Callable`, *optional*): Writes the first prompt from the item, the agent's methods and the number
             of agents.
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
         keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default

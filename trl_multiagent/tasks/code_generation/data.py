@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_multiagent.code.checks import bound_names
 from trl_multiagent.code.dependencies import PARSE_ERRORS, names_in
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_SUFFIXES,
@@ -16,11 +15,10 @@ from trl_multiagent.environments.dataset_rows import (
     load_rows,
     read_file,
     select_rows,
-    without_marks,
 )
 from trl_multiagent.environments.embedded import EMBEDDED
 from trl_multiagent.tasks.code_generation.prompts import AUX
-from trl_multiagent.tasks.problems import FIELDS, check_problem
+from trl_multiagent.tasks.problems import FIELDS, bound_names, check_problem
 
 
 if TYPE_CHECKING:
@@ -70,7 +68,6 @@ def load_code_dataset(
         rows, source = load_rows(name, config, split), f"{name}, split {split or 'test'}"
     if not rows:
         raise ValueError(f"{source} has no rows.")
-    rows = [without_marks(row) for row in rows]
     test_field = "test"
     if (type == "mbpp" or name in EMBEDDED) and "test_list" in rows[0]:  # the peer's files give MBPP other types
         test_field = "test_list"

@@ -15,11 +15,11 @@ from trl_multiagent.code.dependencies import IMPORTS, Statement, names_in
 from trl_multiagent.code.extraction import Code, join_sources, read_completion
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
+from trl_multiagent.console import printable
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.tasks.code_generation.item_facts import ItemFacts, facts_program, read_facts
 from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
 from trl_multiagent.tasks.problems import count_asserts, read_problem
-from trl_multiagent.terminal import printable
 
 
 logger = logging.getLogger(__name__)

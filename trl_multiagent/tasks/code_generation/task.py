@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, LOCAL_SUFFIXES
 from trl_multiagent.environments.embedded import SHORT_NAMES
@@ -21,7 +22,6 @@ from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN, CodePrompts
 from trl_multiagent.tasks.code_generation.reward import COLLABORATION, KINDS, CodeReward
 from trl_multiagent.tasks.problems import count_asserts
 from trl_multiagent.tasks.programs import SandboxSettings
-from trl_multiagent.terminal import printable
 
 
 if TYPE_CHECKING:

@@ -131,7 +131,7 @@ class NeededSettings:
 
 
 def make_game(settings: TaskSettings) -> Game:
-    """Makes the game. Raises `ValueError` if a setting belongs to the other game, or has an impossible value."""
+    """Builds the game. Raises `ValueError` if a setting belongs to the other game, or has an impossible value."""
     name = str(settings.dataset.name)
     given = {key: value for key, value in asdict(settings.sections["needed"]).items() if value is not None}
     for other in {*GAMES} - {name}:

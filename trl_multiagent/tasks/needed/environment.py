@@ -240,7 +240,7 @@ class NeededEnvironment(Environment):
         return {"game": repr(self.game), "facts": self.facts, "noise": self.noise}
 
     def prompts(self, item: Item, history: History) -> dict[str, Prompt]:
-        """Makes the prompts of the roles that act. After the decider's answer there is none."""
+        """Returns the prompts of the roles that act. After the decider's answer there is none."""
         game, turn = self.game, len(history)
         if self.facts != PRIVATE:
             return {} if turn else {SOLO: solo_prompt(game, item, self.facts)}

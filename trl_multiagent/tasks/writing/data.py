@@ -74,7 +74,7 @@ def load_writing_dataset(
 
 
 def make_item(row: dict, number: int, kind: str, name: str) -> dict[str, str]:
-    """Makes an item of a row, without its key words."""
+    """Returns an item of a row, without its key words."""
     text = row.get(COLUMNS[kind])
     if isinstance(text, list):  # an abstract as a list of sentences
         text = " ".join(map(str, text)).replace("<S>", "").replace("</S>", "")
@@ -101,8 +101,8 @@ WAYS = {
 
 def make_posts(split: str) -> list[dict]:
     """
-    Makes posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts) or
-    `"test"` (96). Values of a fact are equally frequent.
+    Generates posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts)
+    or `"test"` (96). Values of a fact are equally frequent.
     """
     rng, rows, decks = random.Random(split), [], {}
     for fact, text in POSTS["facts"].items():

@@ -44,10 +44,11 @@ UNSEEN = "You cannot see each other's texts."
 LINKED = "link the sentences with words such as however, therefore, first, although, for example"
 TASKS = {
     SUMMARY: "a short summary of this post, in one or two sentences. Name the facts that matter most",
-    DETAIL: "a longer summary of this post, two to three times as long as a short one of one or two sentences. Add details of the post that "
-    f"a short one leaves out, use many different words, and {LINKED}",
+    DETAIL: "a longer summary of this post, two to three times as long as a short one of one or two sentences. Add "
+    f"details of the post that a short one leaves out, use many different words, and {LINKED}",
     BACKGROUND: f"the background of the work in this abstract and the reasons for it, in 130 to 140 words; {LINKED}",
-    METHOD: f"the method of the work in this abstract and what follows from its results, in 170 to 190 words; {LINKED}",
+    METHOD: f"the method of the work in this abstract and what follows from its results, in 170 to 190 words; "
+    f"{LINKED}",
 }
 RULES = {
     "tldr": "Use your own words, and write nothing that the post does not say. Answer with the summary alone.",
@@ -145,7 +146,8 @@ class WritingEnvironment(Environment):
 
 def make_rouge() -> Any:
     """
-    Makes what computes ROUGE-1 and ROUGE-L with stemming. Raises [`UnavailableError`] if its package is not installed.
+    Builds the scorer of ROUGE-1 and ROUGE-L with stemming. Raises [`UnavailableError`] if its package is not
+    installed.
     """
     if importlib.util.find_spec("rouge_score") is None:
         raise UnavailableError("ROUGE needs the package rouge-score: pip install 'trl-multiagent[writing]'.")

@@ -2,8 +2,8 @@
 Converts rollout trees to rows, and rows to a batch of tensors.
 
 A row is one sibling of one node, that is, one completion of every agent that acts there. The tensors of an agent have
-the rows in which it acts. A batch is split into equally many parts for every agent, so that one forward pass of the
-team computes a micro-batch for all agents.
+the rows in which it acts. A batch is split into equally many parts for every agent, so that one forward of the team
+computes a micro-batch for all agents.
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
-from trl.trainer.utils import pad
 
 from trl_multiagent.models.packing import can_pack, pack
 from trl_multiagent.models.router_loss import without_router_logits
@@ -65,25 +64,10 @@ class AgentTensors(RowTensors):
     sampling_logps: torch.Tensor | None = None  # reported by the engine that sampled, NaN if it reported none
     other_log_ratios: torch.Tensor | None = None  # of shape `(num_rows,)`, see `loss.add_other_log_ratios`
     router_weights: torch.Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
-    # Factor that turns the mean over the rows of a micro-batch into its part of the mean over the rows of all trees of
-    # all processes. The latter include rows that the update leaves out
-    weight: float = 1.0
-    num_tokens: float = 1.0  # of the completions in the trees, per process
-
-    def trimmed(self: A) -> A:
-        """
-        Removes columns that are padding in every row: on the left of the prompts and on the right of the completions.
-        A tensor with two or more dimensions has one column per token: of the prompts if its name begins with
-        `prompt_`, else of the completions.
-        """
-        prompt = slice(self.prompt_mask.any(dim=0).int().argmax().item(), None)
-        completion = slice(None, max(1, int(self.completion_mask.any(dim=0).sum())))
-        columns = {
-            name: x[:, prompt if name.startswith("prompt_") else completion]
-            for name, x in vars(self).items()
-            if isinstance(x, torch.Tensor) and x.dim() > 1
-        }
-        return dataclasses.replace(self, **columns)
+    # Numbers of rows and of tokens of the agent's completions in all trees, per process. The loss is divided by one of
+    # them, so rows that the update leaves out count
+    num_rows: float = 1.0
+    num_tokens: float = 1.0
 
     def sequences(self) -> tuple[list[list[int]], list[int]]:
         """
@@ -123,20 +107,10 @@ class CriticTensors(RowTensors):
 
 @dataclass
 class Batch:
-    """The data of one optimizer step, or a part of it."""
+    """The data of one micro-batch. An empty one needs no forward."""
 
-    agents: dict[str, AgentTensors]  # the rows of each trained agent
+    agents: dict[str, AgentTensors] = field(default_factory=dict)  # the rows of each trained agent
     critics: dict[str, CriticTensors] = field(default_factory=dict)  # the rows of each critic
-
-    def micro_batches(self, number: int) -> list["Batch"]:
-        """
-        Splits the batch into parts with equally many rows of each agent and critic. The numbers of rows are multiples
-        of `number`.
-        """
-        agents = {role: [*rows.chunks(len(rows) // number)] for role, rows in self.agents.items()}
-        critics = {name: [*rows.chunks(len(rows) // number)] for name, rows in self.critics.items()}
-        parts = range(number)
-        return [Batch({x: agents[x][k] for x in agents}, {x: critics[x][k] for x in critics}) for k in parts]
 
 
 @dataclass
@@ -186,49 +160,62 @@ def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch
     return rows
 
 
+def split_rows(rows: Sequence[Row], number: int, size: int) -> list[Sequence[Row]]:
+    """
+    Splits rows into `number` parts of at most `size` rows, which are filled in order. The siblings of a node are in one
+    part if the parts have room for that.
+    """
+    parts = []
+    for later in reversed(range(number)):
+        most, least = min(size, len(rows)), max(0, len(rows) - later * size)
+        ends = [k for k in range(least, most + 1) if k in (0, len(rows)) or rows[k].samples is not rows[k - 1].samples]
+        end = max(ends, default=most)
+        parts.append(rows[:end])
+        rows = rows[end:]
+    return parts
+
+
 def longest_sequence_length(node: Node) -> int:
     """Returns the number of tokens in the longest prompt and completion of any agent at a node."""
     return max(len(samples.prompt_ids) + max(map(len, samples.completion_ids)) for samples in node.samples.values())
 
 
 def agent_tensors(
-    rows: list[Row],
+    rows: Sequence[Row],
     role: str,
-    num_rows: int,
     pad_token_id: int,
     eos_token_ids: Sequence[int],
     mask_truncated: bool = False,
     sampling_logps: bool = False,
 ) -> AgentTensors:
     """
-    Builds the tensors of one agent. Padding rows follow the given rows, up to `num_rows`. `mask_truncated` masks
-    completions that end neither with one of `eos_token_ids` nor with a stop string. `sampling_logps` adds the
-    log-probabilities of the engine.
+    Builds the tensors of one agent. Without rows, they have one row of padding. `mask_truncated` leaves out completions
+    that end neither with one of `eos_token_ids` nor with a stop string. `sampling_logps` adds the log-probabilities of
+    the engine.
     """
-    padding_rows = num_rows - len(rows)
-    padding = torch.tensor([pad_token_id])
-    prompts = [torch.tensor(row.samples[role].prompt_ids) for row in rows]
-    completions = [torch.tensor(row.samples[role].completion_ids[row.sibling]) for row in rows]
-    masks = [torch.ones_like(ids) for ids in completions]
-    if mask_truncated:
-        finished = [row.samples[role].is_finished(row.sibling, eos_token_ids) for row in rows]
-        masks = [mask * is_finished for mask, is_finished in zip(masks, finished, strict=True)]
-    prompts += [padding] * padding_rows
-    completions += [padding] * padding_rows
-    masks += [torch.zeros_like(padding)] * padding_rows
-    tensors = AgentTensors(
-        prompt_ids=pad(prompts, pad_token_id, "left"),
-        prompt_mask=pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
-        completion_ids=pad(completions, pad_token_id, "right"),
-        completion_mask=pad(masks, 0, "right"),
-        advantages=torch.tensor([row.advantages.get(role, 0.0) for row in rows] + [0.0] * padding_rows),
-        turns=torch.tensor([row.turn for row in rows] + [0] * padding_rows),
+    rows = rows or [Row(0, {role: Samples([pad_token_id], [[]], [""], [[]])}, 0, {})]
+    samples = [row.samples[role] for row in rows]
+    completions, logps = [], []
+    for row, x in zip(rows, samples, strict=True):
+        is_left_out = mask_truncated and not x.is_finished(row.sibling, eos_token_ids)
+        completions.append([] if is_left_out else x.completion_ids[row.sibling])
+        logps.append([] if is_left_out or x.logps is None else x.logps[row.sibling])
+    return AgentTensors(
+        prompt_ids=padded([x.prompt_ids for x in samples], pad_token_id, "left"),
+        prompt_mask=padded([[1] * len(x.prompt_ids) for x in samples], 0, "left"),
+        completion_ids=padded(completions, pad_token_id),
+        completion_mask=padded([[1] * len(ids) for ids in completions], 0),
+        advantages=torch.tensor([row.advantages.get(role, 0.0) for row in rows]),
+        turns=torch.tensor([row.turn for row in rows]),
+        sampling_logps=padded(logps, 0.0) if sampling_logps else None,
     )
-    if sampling_logps:
-        logps = [torch.tensor(row.samples[role].logps[row.sibling]) for row in rows]  # type: ignore[index]
-        logps += [torch.zeros(1)] * padding_rows
-        tensors.sampling_logps = pad(logps, 0.0, "right")
-    return tensors
+
+
+def padded(values: Sequence[list[Any]], padding: float, side: str = "right") -> torch.Tensor:
+    """Makes a tensor of lists, padded to the length of the longest one and at least to 1."""
+    width = max(1, *map(len, values))
+    missing = [[padding] * (width - len(x)) for x in values]
+    return torch.tensor([y + x if side == "left" else x + y for x, y in zip(values, missing, strict=True)])
 
 
 def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]:

@@ -106,13 +106,10 @@ def normalized(losses: torch.Tensor, rows: AgentTensors, args: RolloutConfig) ->
     if args.loss_type == "dapo":
         return losses.sum() / rows.num_tokens
     if args.loss_type == "grpo":
-        mean = (losses.sum(-1) / rows.completion_mask.sum(-1).clamp(min=1.0)).mean()
+        losses = losses.sum(-1) / rows.completion_mask.sum(-1).clamp(min=1.0)
     elif args.loss_type == "dr_grpo":
-        assert args.max_completion_length is not None
-        mean = losses.sum() / (len(losses) * args.max_completion_length)
-    else:
-        mean = losses.sum(-1).mean()
-    return mean * rows.weight
+        losses = losses / args.max_completion_length
+    return losses.sum() / rows.num_rows
 
 
 def sampling_correction(

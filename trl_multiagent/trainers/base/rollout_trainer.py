@@ -3,6 +3,7 @@ The base class of all trainers that learn from rollout trees: it samples and sco
 and evaluates.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,15 @@ from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.alarms import Alarms
-from trl_multiagent.trainers.base.batch import AgentTensors, Batch, Row, agent_tensors, collect_rows, forward_inputs
+from trl_multiagent.trainers.base.batch import (
+    AgentTensors,
+    Batch,
+    Row,
+    agent_tensors,
+    collect_rows,
+    forward_inputs,
+    split_rows,
+)
 from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE, replayable
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
 from trl_multiagent.trainers.base.log import Observer
@@ -54,8 +63,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     _card_settings = ["num_turns", "num_generations", "joint_mode", "handoff", "discount", "reward_scale"]
     _card_settings += ["reward_shift", "items_per_device", "max_completion_length", "temperature", "learning_rate"]
     _card_settings += ["beta", "seed"]
-    _buffered_inputs: list[Batch] | None
-    _has_compared_frozen = False
+    _buffered_inputs: list[Batch] | None  # the micro-batches of an optimizer step
     _paper: dict[str, str] | None = None
 
     def __init__(
@@ -279,16 +287,19 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # The batch
 
-    def _prepare_inputs(self, generation_batch: list[dict]) -> Batch:
+    def _prepare_inputs(self, generation_batch: list[dict] | Batch) -> Batch:
+        if isinstance(generation_batch, Batch):
+            return generation_batch
         # GRPOTrainer shuffles the rows of a generation batch, because it spreads them over several optimizer steps.
         # Here each step uses all rows, so they keep their order: adjacent siblings share their prompt
-        micro_batches = self.args.gradient_accumulation_steps
-        if self._step % (micro_batches * self.num_iterations) == 0 or self._buffered_inputs is None:
-            batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = batch.micro_batches(micro_batches)
-        return self._buffered_inputs[self._step % micro_batches]
+        steps = self.args.gradient_accumulation_steps
+        if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
+            batches = self._generate_and_score_completions(generation_batch)
+            # The last micro-batch of a step is never empty: its backward reduces the gradients over processes
+            self._buffered_inputs = [Batch()] * (steps - len(batches)) + batches
+        return self._buffered_inputs[self._step % steps]
 
-    def _generate_and_score_completions(self, inputs: list[dict]) -> Batch:
+    def _generate_and_score_completions(self, inputs: list[dict]) -> list[Batch]:
         self.observer.reported = {}
         with fail_together(self.accelerator), replayable():
             self._levels = self._play_trees(inputs)
@@ -298,7 +309,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         with fail_together(self.accelerator):
             advantages = self.advantages(self._levels)
         self.observer.rollout("train", self._levels, advantages)
-        return self._make_batch(self._levels, advantages)
+        return self._make_batches(self._levels, advantages)
 
     def _add_credit(self, levels: list[list[Node]]) -> None:
         """Scores further joint actions that the advantages need, such as counterfactual ones."""
@@ -306,12 +317,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _judge(self, levels: list[list[Node]]) -> None:
         """Prepares advantages that need a model or other processes, as those of critics do."""
 
-    def _make_batch(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> Batch:
+    def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         """
-        Builds the training batch. All processes get the same number of rows of an agent; padding rows fill the gap.
+        Builds the micro-batches of an optimizer step. All processes have the same number of them, which is as small as
+        `per_device_train_batch_size` allows.
         """
-        args, roles, device = self.args, self.team.trained_roles, self.accelerator.device
-        with fail_together(self.accelerator):
+        args, roles, accelerator = self.args, self.team.trained_roles, self.accelerator
+        with fail_together(accelerator):
             all_rows = collect_rows(levels, advantages)
             acting = [len(row.samples.keys() & set(roles)) for row in all_rows]
             if args.importance_ratio == "joint" and any(0 < number < len(roles) for number in acting):
@@ -320,76 +332,76 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                     "turn: set it to 'agent'."
                 )
             rows = self.rows_to_train(all_rows)
-
-        # The loss of an agent is a mean over its rows in all processes, and its micro-batches have the same number of
-        # rows
-        batch, micro_batches, processes = Batch({}), args.gradient_accumulation_steps, self.accelerator.num_processes
-        if not self._has_compared_frozen:
+        own_rows = {role: [row for row in rows if role in row.samples] for role in roles}
+        most = self._most(max(map(len, [*own_rows.values(), *self._critic_rows_to_train().values()])))
+        number = max(1, min(args.gradient_accumulation_steps, -(-most // args.per_device_train_batch_size)))
+        size = max(args.per_device_train_batch_size, -(-most // number))
+        counts = [
+            [sum(role in x.samples for x in all_rows), sum(x.num_tokens(role) for x in all_rows)] for role in roles
+        ]
+        totals = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
+        if args.use_vllm and self.state.global_step == self._first_step:
             self._compare_frozen(all_rows)
-        for role in roles:
-            tree_rows = [row for row in all_rows if role in row.samples]
-            own_rows = [row for row in rows if role in row.samples]
-            tokens = sum(row.num_tokens(role) for row in tree_rows)
-            sizes = self.accelerator.gather(torch.tensor([[len(tree_rows), tokens]], device=device))
-            num_tree_rows, num_tokens = sizes.sum(dim=0).tolist()
-            num_rows = self._num_rows(len(own_rows), micro_batches)
-            tensors = self._tensors(own_rows, role, num_rows)
-            tensors.weight = num_rows * processes / max(1, num_tree_rows) / micro_batches
-            tensors.num_tokens = max(1, num_tokens) / processes
+        batches = [Batch() for _ in range(number)]
+        for role, (num_rows, num_tokens) in zip(roles, totals, strict=True):
+            rows_of_parts = split_rows(own_rows[role], number, size)
+            parts = [self._tensors(part, role) for part in rows_of_parts]
+            for batch, tensors in zip(batches, parts, strict=True):
+                # The loss is a mean over the rows, or tokens, of all processes, but gradients are averaged over processes
+                tensors.num_rows = max(1, num_rows) / accelerator.num_processes
+                tensors.num_tokens = max(1, num_tokens) / accelerator.num_processes
+                batch.agents[role] = tensors
             if args.beta != 0.0:
                 with self._computing_as_reference() as reference:
-                    tensors.ref_logps = self._logps(reference, role, tensors)
+                    for tensors in parts:
+                        tensors.ref_logps = self._logps(reference, role, tensors)
             if self.num_iterations > 1:
-                tensors.old_logps = self._logps(self.model_wrapped, role, tensors)
+                for tensors in parts:
+                    tensors.old_logps = self._logps(self.model_wrapped, role, tensors)
             if role in self._router_loss_coefs:
-                is_padding = torch.arange(num_rows, device=device) >= len(own_rows)
-                tensors.router_weights = 1.0 - is_padding.float()
-                chunks = tensors.chunks(args.per_device_train_batch_size)
-                inputs = (forward_inputs(self.team.agents[role], chunk.trimmed()) for chunk in chunks)
+                for part, tensors in zip(rows_of_parts, parts, strict=True):
+                    tensors.router_weights = torch.full((len(tensors),), float(bool(part)), device=accelerator.device)
+                inputs = (forward_inputs(self.team.agents[role], tensors) for tensors in parts)
                 self._expert_loads[role] = self._expert_load(role, inputs)
-            batch.agents[role] = tensors
-        return batch
+        return batches
 
-    def _num_rows(self, number: int, multiple: int) -> int:
-        """Returns the largest `number` of rows that any process has, rounded up to a `multiple` and never 0."""
-        most = int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
-        return multiple * max(1, -(-most // multiple))
+    def _compare_frozen(self, all_rows: list[Row]) -> None:
+        """Compares the engines of frozen agents, whose weights do not change, with the trainer."""
+        for role in sorted(self.team.frozen):
+            rows, size = [row for row in all_rows if role in row.samples], self.args.per_device_train_batch_size
+            for part in split_rows(rows, -(-self._most(len(rows)) // size), size):
+                tensors = self._tensors(part, role)
+                logps = self._logps(self.model_wrapped, role, tensors)
+                _, ratios = sampling_correction(logps, tensors.sampling_logps, tensors.completion_mask, self.args)
+                ratios[0] = 0  # no loss uses these ratios, so none counts as out of bounds
+                self.observer.totals.ratios[role] += ratios
 
-    def _tensors(self, rows: list[Row], role: str, num_rows: int) -> AgentTensors:
+    def _critic_rows_to_train(self) -> dict[str, list]:
+        """Returns the rows of each critic in the update."""
+        return {}
+
+    def _most(self, number: int) -> int:
+        """Returns the largest `number` of any process."""
+        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
+
+    def _tensors(self, rows: Sequence[Row], role: str) -> AgentTensors:
         """Builds the tensors of one agent, see [`~trainers.base.batch.agent_tensors`]."""
         return agent_tensors(
             rows,
             role,
-            num_rows,
             self.team.tokenizers[role].pad_token_id,
             self.team.end_tokens(role),
-            self.args.mask_truncated_completions and role not in self.team.frozen,
+            self.args.mask_truncated_completions,
             sampling_logps=self.args.use_vllm,
         ).to(self.accelerator.device)
-
-    def _compare_frozen(self, rows: list[Row]) -> None:
-        """Compares the engines of frozen agents with the trainer once, because their weights do not change."""
-        self._has_compared_frozen = True
-        for role in sorted(self.team.frozen):
-            own_rows = [row for row in rows if role in row.samples]
-            num_rows = self._num_rows(len(own_rows), self.args.gradient_accumulation_steps)
-            tensors = self._tensors(own_rows, role, num_rows)
-            if tensors.sampling_logps is not None:
-                logps, mask = self._logps(self.model_wrapped, role, tensors), tensors.completion_mask
-                _, ratios = sampling_correction(logps, tensors.sampling_logps, mask, self.args)
-                ratios[0] = 0  # no loss uses these ratios, so none counts as out of bounds
-                self.observer.totals.ratios[role] += ratios
 
     @torch.no_grad()
     def _logps(self, model: torch.nn.Module, role: str, rows: AgentTensors) -> torch.Tensor:
         """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
         agent = self.accelerator.unwrap_model(model).agents[role]
-        logps = []
         with self.team.evaluating(), self.accelerator.autocast():
-            for chunk in rows.chunks(self.args.per_device_train_batch_size):
-                outputs = model(team_inputs={role: forward_inputs(agent, chunk)})
-                logps.append(outputs[role].log_probs[:, -chunk.completion_ids.size(1) :])
-        return torch.cat(logps)
+            outputs = model(team_inputs={role: forward_inputs(agent, rows)})
+        return outputs[role].log_probs[:, -rows.completion_ids.size(1) :]
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
 
@@ -404,7 +416,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not
         finite, writes the completions to the output folder, and raises a `FloatingPointError`.
         """
-        rows = {role: tensors.trimmed() for role, tensors in inputs.agents.items()}
+        rows = inputs.agents
         outputs = model(
             team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows},
             **self._critic_inputs(inputs),
@@ -443,7 +455,15 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
         with self.observer.totals.timed("step"):
-            loss = super().training_step(model, inputs, num_items_in_batch)
+            model.train()  # and the optimizer, as `Trainer` does before it prepares its inputs
+            if hasattr(self.optimizer, "train"):
+                self.optimizer.train()
+            batch = self._prepare_inputs(inputs)
+            if batch.agents:
+                loss = super().training_step(model, batch, num_items_in_batch)
+            else:
+                self._step += 1
+                loss = torch.zeros((), device=self.accelerator.device)
         if self.accelerator.sync_gradients:
             self._end_step()
         return loss
@@ -495,6 +515,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _begin_training(self) -> None:
         super()._begin_training()
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
+        self._first_step = self.state.global_step
         self.observer.begin()
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)

@@ -12,9 +12,9 @@ from transformers.integrations.integration_utils import rewrite_logs
 from trl import GRPOConfig
 from trl.trainer.utils import print_prompt_completions_sample
 
+from trl_multiagent.console import printable
 from trl_multiagent.folders import naming
 from trl_multiagent.rollout.trace import TraceRow, roles_of
-from trl_multiagent.terminal import printable
 from trl_multiagent.trainers.base.trace_files import as_frame
 
 

@@ -1,7 +1,12 @@
-"""Silences irrelevant messages of other libraries. Importing this module must stay fast."""
+"""
+What programs print: fewer messages of other libraries, no control characters, and tables, which are lists of rows with
+the heading first. Its import is fast.
+"""
 
 import logging
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 
 def quiet_libraries() -> None:
@@ -31,3 +36,22 @@ def hide_progress_bars() -> None:
 
 def is_no_list_of_defaults(record: logging.LogRecord) -> bool:
     return "had defaults used instead" not in str(record.msg)
+
+
+def printable(text: str) -> str:
+    """Returns a text with a dot for each character that could control the terminal. Line breaks and tabs stay."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "·" for c in text)
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table as text. All columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return [lines[0].rstrip(), "-" * len(lines[0]), *[line.rstrip() for line in lines[1:]]]
+
+
+def markdown_table(rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a table in Markdown."""
+    cells = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
+    cells.insert(1, ["---"] * len(cells[0]))
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
