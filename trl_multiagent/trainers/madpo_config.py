@@ -86,8 +86,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= {*F_DIVERGENCE_LOSS_TYPES}:
             raise ValueError(
                 f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses "
-                f"{', '.join(F_DIVERGENCE_LOSS_TYPES)}, but "
-                f"`loss_type` is {', '.join(self.loss_type)}."
+                f"{', '.join(F_DIVERGENCE_LOSS_TYPES)}, but `loss_type` is {', '.join(self.loss_type)}."
             )
         if "exo_pair" in self.loss_type and self.label_smoothing == 0:
             raise ValueError("`loss_type` 'exo_pair' needs a `label_smoothing` greater than 0, such as 0.001.")

@@ -121,7 +121,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     eval_dataset: Any
     _num_parts: int  # number of micro-batches of the step, over all processes
     _first_chosen_logp: float | None = None  # per token, in the first log of a run without a reference
-    _has_warned = False  # whether the fall of the chosen answers' log-probability was reported
 
     def __init__(
         self,
@@ -199,9 +198,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             if dataset_name != "train" and not roles_of_columns(dataset.column_names):
                 if self.environment is None:
                     raise ValueError(
-                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If "
-                        "these are items "
-                        "of a task, pass its `environment` to play them."
+                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If these "
+                        "are items of a task, pass its `environment` to play them."
                     )
                 self.sampler.check_items(dataset, self.environment)
                 return dataset
@@ -438,24 +436,21 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if self.model.training and "logps/chosen_change" in metrics:
             if self._counts_env_steps:
                 metrics["env_step"] = [self.env_step]
-            fall = -metrics["logps/chosen_change"][0]
-            if fall > LARGEST_FALL and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    f"The log-probability of the chosen answers has fallen by {fall:.2f} per token since the start of "
-                    f"the training (step {self.state.global_step}): the team unlearns what it should learn. Lower "
-                    "`learning_rate`, raise `beta`, or add the loss type 'sft'."
+            if metrics["logps/chosen_change"][0] < -LARGEST_FALL:
+                logger.warning_once(
+                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token since "
+                    "the start of the training: they become less likely. Lower `learning_rate`, raise `beta`, or add "
+                    "the loss type 'sft'."
                 )
         super().log(logs, start_time)
 
     def _process_state(self) -> dict[str, Any]:
-        state = {"env_step": self.env_step, "has_warned": self._has_warned}
-        return {**super()._process_state(), **state, "first_chosen_logp": self._first_chosen_logp}
+        state = {"env_step": self.env_step, "first_chosen_logp": self._first_chosen_logp}
+        return {**super()._process_state(), **state}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.env_step, self._has_warned = state["env_step"], state["has_warned"]
-        self._first_chosen_logp = state["first_chosen_logp"]
+        self.env_step, self._first_chosen_logp = state["env_step"], state["first_chosen_logp"]
 
 
 # The tokens of all agents
@@ -475,9 +470,8 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
         )
     if is_text and chat_prompts:
         logger.warning(
-            f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, "
-            "so the "
-            "training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
+            f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, so "
+            "the training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
         )
 
 
@@ -497,16 +491,14 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
                 raise ValueError(f"{place}: {text_columns(role)[lengths.index(0)]!r} has no tokens.")
             if padded(min(whole, limit), args.pad_to_multiple_of) > positions:
                 raise TooLongError(
-                    f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only "
-                    f"{positions} positions, which "
-                    f"are learned. Lower `max_length` to {positions}, so that the ends of long answers are not "
-                    "trained, or remove the row."
+                    f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only {positions} "
+                    f"positions, which are learned. Lower `max_length` to {positions}, so that the ends of long "
+                    "answers are not trained, or remove the row."
                 )
             if prompt >= limit:
                 raise ValueError(
-                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the "
-                    "answers within the `max_length` "
-                    f"of {limit}. Raise it, or remove the row."
+                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the answers "
+                    f"within the `max_length` of {limit}. Raise it, or remove the row."
                 )
             num_cut += whole > limit
     if num_cut > 0:
