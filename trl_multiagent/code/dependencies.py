@@ -20,7 +20,6 @@ ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
 BUILTINS = frozenset(dir(builtins))
 SCRIPT_NAMES = {"print", "input", "help", "exit", "quit", "__name__"}
 SETTING = "setrecursionlimit"  # affects every function, although no function reads the name
-FUTURE = "__future__"
 
 
 def own_nodes(*nodes: ast.AST) -> Iterator[ast.AST]:
@@ -85,7 +84,7 @@ class Statement:
         if not isinstance(node, ast.AnnAssign) or node.value is not None:
             self.binds = {one.get_name() for one in module.get_symbols() if one.is_assigned() or one.is_imported()}
         if isinstance(node, ast.ImportFrom):
-            self.binds |= {"*"} & {node.names[0].name} | {FUTURE} & {node.module}
+            self.binds |= {"*"} & {node.names[0].name}
         self.declares = {
             symbol.get_name()
             for table in inner

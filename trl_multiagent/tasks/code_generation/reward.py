@@ -64,10 +64,9 @@ class Analysis:
     # what they need. 0 if the entry point does not name `aux`, None for a single agent
     size_share: float | None = None
     thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
-    drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
+    drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself
     # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements
-    # that it needs: imports, variables, helpers, calls that fill a table, and repeated imports of the prompt. 0
-    # without `aux`, 1 for a single agent
+    # that it needs: variables, helpers, calls that fill a table, and imports. 0 without `aux`, 1 for a single agent
     aux_function_share: float = 1.0
     main_function_share: float = 1.0  # the same for main's completion and the entry point
 
@@ -359,8 +358,8 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     """
     problem = read_problem(prompt, entry_point)
     prefix = problem.prefix
-    aux = read_completion(aux_completion or "", AUX, prefix)
-    main = read_completion(main_completion, entry_point, prefix)
+    aux = read_completion(aux_completion or "", AUX)
+    main = read_completion(main_completion, entry_point)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
     return Analysis(
@@ -376,7 +375,13 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         apart=_apart(prefix, aux, main) if names_aux else ("", ""),
         size_share=None if aux_completion is None else _size_share(aux, main) if names_aux else 0.0,
         thin_wrapper=names_aux and _is_thin_wrapper(main.needed, entry_point),
-        drops_value=names_aux and not aux.problem and any(_drops_value(statement.node) for statement in main.needed),
+        drops_value=names_aux
+        and not aux.problem
+        and any(
+            isinstance(node, ast.Expr) and _is_call_of_aux(node.value)
+            for statement in main.needed
+            for node in ast.walk(statement.node)
+        ),
         aux_function_share=1.0 if aux_completion is None else aux.share,
         main_function_share=main.share,
     )
@@ -418,18 +423,6 @@ def _is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
             values |= names_in(*(node.targets if isinstance(node, ast.Assign) else [node.target]))
         elif not isinstance(value, ast.Constant):  # such as the docstring
             return False
-    return False
-
-
-def _drops_value(statement: ast.stmt) -> bool:
-    """Returns whether a call of `aux` stands by itself, or its value is assigned to a variable that nothing reads."""
-    nodes = [*ast.walk(statement)]
-    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    for node in nodes:
-        if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign, ast.NamedExpr)) and _is_call_of_aux(node.value):
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if all(target is None or (isinstance(target, ast.Name) and target.id not in read) for target in targets):
-                return True
     return False
 
 
