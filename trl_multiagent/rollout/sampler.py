@@ -28,10 +28,9 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.positions import check_prompts, learned_positions
-from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
+from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, root_nodes
 
 
 logger = logging.get_logger(__name__)
@@ -205,7 +204,7 @@ class TransformersGenerator:
 class TeamSampler:
     """
     Samples the completions of all agents at the nodes of a turn. It can be passed to [`~rollout.tree.grow_trees`] and
-    [`~rollout.episodes.play_episodes`].
+    [`~rollout.tree.play_episodes`].
 
     Args:
         team ([`AgentTeam`]): The team.
