@@ -9,7 +9,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.rollout.history import tokenize_nodes, whole_prompt
-from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import tokenize_prompts, warn_of_markers
 from trl_multiagent.rollout.tree import Node, Samples
 

@@ -103,6 +103,17 @@ def test_a_later_prompt_is_refused_when_it_is_there(tmp_path, gpt2):
     assert trainer.environment.scored == 8  # in the first turn
 
 
+def test_a_model_with_computed_positions_is_warned_beyond_them(short_rope, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(positions.logger, "warning_once", warnings.append)
+    check_prompts("main", short_rope, ["p"], [50], 14)
+    assert warnings == []
+    check_prompts("main", short_rope, ["p"], [50], 15)
+    assert warnings[0].startswith(
+        "A prompt of 'main' and its completion may have 65 tokens, but its model was made for 64"
+    )
+
+
 def test_collaborate(gpt2, short_rope):
     with pytest.raises(TooLongError, match=TOO_LONG):
         team_of(gpt2).collaborate(ITEMS, Long(249), max_new_tokens=8)

@@ -14,7 +14,7 @@ from trl_multiagent.code.sandbox import sandbox
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import Setting
-from trl_multiagent.rollout.history_options import HistoryOptions
+from trl_multiagent.rollout.options import HistoryOptions
 from trl_multiagent.runs import prepared
 from trl_multiagent.runs.plan import print_plan, rollout_lines
 from trl_multiagent.runs.prepared import parse_recipe, prepare_run

@@ -655,8 +655,8 @@ def test_teams_that_an_engine_cannot_load_are_refused(tmp_path, models):
 
 
 def test_the_rank_of_the_engine_suffices_for_all_adapters():
-    assert max_lora_rank({"aux": LoraConfig(r=16), "main": LoraConfig(r=8, rank_pattern={"q_proj": 33})}) == 64
-    assert max_lora_rank({"aux": LoraConfig(r=1)}) == 1
+    assert max_lora_rank([LoraConfig(r=16), LoraConfig(r=8, rank_pattern={"q_proj": 33})]) == 64
+    assert max_lora_rank([LoraConfig(r=1)]) == 1
 
 
 def test_a_server_with_unprocessed_log_probabilities_is_refused(tmp_path, models):

@@ -11,11 +11,14 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
         FunctionEnvironment,
         JointAction,
         Outcome,
+        OutOfTurns,
         Prompt,
         Task,
         TaskSettings,
         Turn,
+        WorkflowEnvironment,
         role_reward,
+        workflow,
     )
     from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
     from trl_multiagent.team.agent_team import AgentTeam
@@ -43,7 +46,8 @@ __version__ = "0.1.0"
 quiet_libraries()
 
 # Modules are imported when one of their names is used, so that the sandbox and the command line do not wait for torch
-_ENVIRONMENTS = "Environment FunctionEnvironment JointAction Outcome Prompt Task TaskSettings Turn role_reward".split()
+_ENVIRONMENTS = "Environment FunctionEnvironment JointAction OutOfTurns Outcome Prompt Task TaskSettings Turn".split()
+_ENVIRONMENTS += "WorkflowEnvironment role_reward workflow".split()
 _PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
 _SEATS = "EndpointSeat FunctionSeat Population Seat SeatedEnvironment".split()
 _PATHS |= {name: f"trl_multiagent.rollout.seats.{name}" for name in _SEATS}

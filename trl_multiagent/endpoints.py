@@ -159,6 +159,7 @@ def make_endpoint(
         raise ValueError(f"`{name}` must not have a user, password or anything after a `?`: it is saved with the run.")
     elif not re.match("https?://[^/]", base_url):
         raise ValueError(f"`{called('base_url')}` must be a URL such as http://localhost:8000/v1.")
+    base_url = re.sub(r"/(chat/completions|messages)/?$", "", base_url)  # as CoMLRL's files have it
     api = api or (ANTHROPIC if provider is PROVIDERS[0] else OPENAI)
     return EndpointSettings(model, api, base_url, key_env, **settings)
 

@@ -208,6 +208,11 @@ def test_a_name_says_where_the_model_is(model, api, base_url, key_env, tmp_path,
         assert server.requests[0]["messages"] == list(question().messages)
 
 
+def test_a_url_may_be_that_of_the_requests():
+    for url in ("http://h/v1", "http://h/v1/chat/completions", "http://h/v1/messages"):
+        assert make_endpoint("m", url).base_url == "http://h/v1"
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

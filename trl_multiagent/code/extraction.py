@@ -17,7 +17,7 @@ import re
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from trl_multiagent.code.dependencies import (
@@ -42,24 +42,22 @@ CODE_START = re.compile(
     r"(?:async|def|class|import|from|if|for|while|with|try)\b|@|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
 )
 INDENTED_START = re.compile(r"([ \t]+)(?:(?:async\s+)?def|class|import|from|@)\b")
+VISIBLE = {"Zs": " ", "Zl": "\n", "Zp": "\n", "Cf": "", "Cc": ""}  # what takes the place of invisible characters
 DEFINITION_START = re.compile(r"(?:async\s+def|def|class)\b")
 RESULT = re.compile(r"^[ \t]+(?:return\b(?!\s*(?:None\s*)?(?:#|$))|yield\b)", re.MULTILINE)
 CONTINUATION = re.compile(r"(?:elif|else|except|finally)\b")
 
 
-def _parse(source: str) -> tuple[ast.Module | None, int, str]:
-    """
-    Returns the tree, 0 and an empty text; or None, the line of the error (0 if the parser names none) and the error
-    message.
-    """
+def _parse(source: str) -> tuple[ast.Module | None, str]:
+    """Returns the tree and an empty text, or None and the error message."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes
-            return ast.parse(source), 0, ""
+            return ast.parse(source), ""
     except SyntaxError as error:
-        return None, error.lineno or 0, f"line {error.lineno}, column {error.offset}: {error.msg}"
+        return None, f"line {error.lineno}, column {error.offset}: {error.msg}"
     except PARSE_ERRORS as error:
-        return None, 0, f"the parser gave up with {type(error).__name__}"
+        return None, f"the parser gave up with {type(error).__name__}"
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def parse_completion(completion: str) -> ast.Module:
     that are code. Of a class that does not parse as a whole, the parts that do are read as if they stood outside of
     it.
     """
-    text = textwrap.dedent(completion[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff"))
+    text = textwrap.dedent(_with_line_feeds(completion[:MAX_CHARS]))
     tree = _parse(text)[0]
     if tree is not None:
         return tree
@@ -123,29 +121,15 @@ def read_completion(completion: str, name: str, prompt: str = "") -> Code:
     before the function.
     """
     given = {imported for node in ast.parse(prompt).body for imported in _imports(node)}
-    if len(completion) > MAX_CHARS:
-        completion = ""
-    text = completion.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
+    text = _with_line_feeds(completion) if len(completion) <= MAX_CHARS else ""
     code = _read_text(text, name, given)
-    if code.error or code.problem:
-        visible = _without_invisible(text)
-        if visible != text:  # the first attempt keeps invisible characters, since a string may contain them
-            code = _read_text(visible, name, given)
-    return code
+    visible = "".join(one if one in "\n\t" else VISIBLE.get(unicodedata.category(one), one) for one in text)
+    # The first attempt keeps invisible characters, since a string may contain them
+    return _read_text(visible, name, given) if code.problem and visible != text else code
 
 
-def _without_invisible(text: str) -> str:
-    """Replaces unusual spaces and line ends by ordinary ones, and removes other invisible characters."""
-    replaced: dict[int, str | None] = {}
-    for character in {*text} - {"\n", "\t", " "}:
-        kind = unicodedata.category(character)
-        if kind == "Zs":
-            replaced[ord(character)] = " "
-        elif kind in ("Zl", "Zp") or character == "\x85":
-            replaced[ord(character)] = "\n"
-        elif kind in ("Cf", "Cc"):
-            replaced[ord(character)] = None
-    return text.translate(replaced)
+def _with_line_feeds(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
 
 
 def _imports(node: ast.stmt) -> set[tuple[str | None, ...]]:
@@ -173,20 +157,21 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
                     broken = stretch
         text = "\n".join(good)
         tree = ast.parse(text)
-    lines = _byte_lines(text)
+    lines = text.encode(errors="surrogatepass").split(b"\n")  # a syntax tree counts columns in bytes
     module = _read_module(tree, lines, name)
     places = [k for k, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))]
     roots = {name, FUTURE, SETTING}
     kept = sorted(
         {*places, *module.needs(roots.union(*(module.statements[k].binds for k in places)), only_last=False)}
     )
-    source = _kept_source(lines, module, kept)
+    kept.sort(key=lambda place: FUTURE not in module.statements[place].binds)  # these imports come first
+    source = "\n".join(_segment(lines, module.statements[place].node) for place in kept)
     needed = module.needs(roots, only_last=True)
-    own = _text_length(lines, module, sorted({*needed, *_repeated(module, given)}))
+    own = _text_length(lines, module, {*needed, *_repeated(module, given)})
     defined, has_result, error = *_find_function(module, name), ""
     if broken and not defined:
         source = f"{source}\n\n\n{broken}".strip("\n")
-        error, needed, own = _parse(source)[2], [], _visible_length(broken)
+        error, needed, own = _parse(source)[1], [], _visible_length(broken)
         header = asked.search(broken)
         assert header is not None
         defined = _parse(f"{header.group()} ...")[0] is not None
@@ -201,7 +186,7 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
         "" if has_result else problem,
         [module.statements[place] for place in needed],
         share=min(1.0, own / max(1, visible - min(own, examples))) if defined else 0.0,
-        found=bool(error) or any(_is_code(statement) for statement in tree.body),
+        found=bool(error) or any(map(_is_code, tree.body)),
     )
 
 
@@ -243,21 +228,9 @@ def _repeated(module: Module, given: set[tuple[str | None, ...]]) -> list[int]:
     return [k for k, one in enumerate(module.statements) if set() < _imports(one.node) <= given]
 
 
-def _is_code(statement: ast.stmt) -> bool:
-    """
-    False for statements that prose can look like: expressions that call nothing, and annotations without a value.
-    """
-    if isinstance(statement, ast.AnnAssign):
-        return statement.value is not None
-    effects = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
-    return not isinstance(statement, ast.Expr) or any(isinstance(node, effects) for node in ast.walk(statement))
-
-
-def _byte_lines(text: str) -> list[bytes]:
-    """
-    Returns the lines in UTF-8, since a syntax tree counts columns in bytes. Broken text may contain lone surrogates.
-    """
-    return text.encode(errors="surrogatepass").split(b"\n")
+def _is_code(node: ast.stmt) -> bool:
+    value = getattr(node, "value", node)  # `Note: this` is an annotation without a value
+    return value is not None and (not isinstance(node, ast.Expr) or isinstance(value, ast.Call))
 
 
 @dataclass
@@ -325,18 +298,6 @@ def _stretch_end(lines: list[str], start: int, budget: _Budget) -> tuple[int, bo
     return first_end, False
 
 
-def _kept_source(lines: list[bytes], module: Module, kept: list[int]) -> str:
-    """Returns the text of the statements to keep, with imports from `__future__` first."""
-    future, rest = [], []
-    for place in kept:
-        node = module.statements[place].node
-        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            future.append(ast.unparse(node))
-        else:
-            rest.append(_segment(lines, node))
-    return "\n".join(future + rest)
-
-
 def _start(node: ast.stmt) -> tuple[int, int]:
     """Line (from 1) and column of a statement, decorators included."""
     if isinstance(node, DEFINITIONS) and node.decorator_list:
@@ -344,38 +305,29 @@ def _start(node: ast.stmt) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
 
-def _text(lines: list[bytes], start: tuple[int, int], last: int, end: int | None) -> str:
-    """Returns the text from a line and column to the column `end` of the line `last`."""
-    first, column = start
-    segment = lines[first - 1 : last]
-    segment[-1] = segment[-1][:end]
-    segment[0] = segment[0][column:]
-    return b"\n".join(segment).decode(errors="surrogatepass")
-
-
 def _segment(lines: list[bytes], node: ast.stmt) -> str:
     """Returns the text of a statement."""
+    first, column = _start(node)
+    segment = lines[first - 1 : node.end_lineno]
+    segment[-1] = segment[-1][: node.end_col_offset]
+    segment[0] = segment[0][column:]
     space = "\n\n" if isinstance(node, DEFINITIONS) else ""
-    return space + _text(lines, _start(node), node.end_lineno or node.lineno, node.end_col_offset)
+    return space + b"\n".join(segment).decode(errors="surrogatepass")
 
 
-def _text_length(lines: list[bytes], module: Module, places: list[int]) -> int:
+def _text_length(lines: list[bytes], module: Module, places: Iterable[int]) -> int:
     """
-    Returns the number of visible characters in some statements. A statement extends to the end of its last line, or to
-    the next statement on that line. Indented comments that follow belong to it. Identical statements count once.
+    Returns the number of visible characters in the lines of some statements, to which indented comments that follow
+    belong. Identical statements count once.
     """
-    starts = [_start(statement.node) for statement in module.statements] + [(len(lines) + 1, 0)]
     texts = set()
-    for place in places:
-        last, end = module.statements[place].node.end_lineno or 0, None
-        if starts[place + 1][0] == last:
-            end = starts[place + 1][1]
-        else:
-            while last < len(lines) and re.match(rb"[ \t]+#|\s*$", lines[last]):
-                last += 1
-        texts.add(_text(lines, starts[place], last, end).strip())
+    for node in (module.statements[place].node for place in places):
+        last = node.end_lineno or 0
+        while last < len(lines) and re.match(rb"[ \t]+#|\s*$", lines[last]):
+            last += 1
+        texts.add(b"\n".join(lines[_start(node)[0] - 1 : last]).strip().decode(errors="surrogatepass"))
     return _visible_length("".join(texts))
 
 
 def _visible_length(text: str) -> int:
-    return len("".join(_without_invisible(text).split()))
+    return len("".join(text.split()))

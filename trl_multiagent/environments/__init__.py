@@ -11,6 +11,7 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.function_environment import FunctionEnvironment, role_reward
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.workflow import OutOfTurns, WorkflowEnvironment, workflow
 
 
 __all__ = [
@@ -20,11 +21,14 @@ __all__ = [
     "FunctionEnvironment",
     "History",
     "JointAction",
+    "OutOfTurns",
     "Outcome",
     "Prompt",
     "Task",
     "TaskError",
     "TaskSettings",
     "Turn",
+    "WorkflowEnvironment",
     "role_reward",
+    "workflow",
 ]

@@ -22,6 +22,55 @@ if TYPE_CHECKING:
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
 JointAction = dict[str, str]  # role -> completion
 
+
+@dataclass(frozen=True)
+class AgentCall:
+    """Settings of one question to an agent: `stop` strings, most tokens, and whether it sees its own past turns."""
+
+    stop: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    memory: bool = True
+
+
+class TextPrompt(str):
+    """A prompt with settings of its own."""
+
+    call: AgentCall
+
+
+class ChatPrompt(list):
+    """Chat messages with settings of their own."""
+
+    call: AgentCall
+
+
+def with_call(prompt: Prompt, call: AgentCall) -> Prompt:
+    """Returns a prompt with settings of its own."""
+    if call == AgentCall():
+        return prompt
+    made = TextPrompt(prompt) if isinstance(prompt, str) else ChatPrompt(prompt)
+    made.call = call
+    return made
+
+
+def call_of(prompt: Prompt) -> AgentCall:
+    """Returns the settings of a prompt."""
+    return getattr(prompt, "call", AgentCall())
+
+
+class Reply(str):
+    """An agent's answer. `full`: with its reasoning. `truncated`: whether it was cut off at the limit of its length."""
+
+    full: str
+    truncated: bool
+
+    @classmethod
+    def of(cls, text: str, truncated: bool = False) -> "Reply":
+        reply = cls(text)
+        reply.full, reply.truncated = text, truncated
+        return reply
+
+
 # A metric with this name says whether a joint action solves its item: 1.0 or 0.0. Its mean is pass@1
 PASSED = "passed"
 # The same for those of its tests that no feedback between turns shows
@@ -175,6 +224,24 @@ class Environment(ABC):
         wrapped task.
         """
         return joint_action
+
+    def playing(self, num_turns: int | None, are_episodes: bool) -> contextlib.AbstractContextManager[None]:
+        """
+        Entered while a batch of trees or episodes is played. An environment that holds episodes closes them at its
+        exit. By default it does nothing.
+
+        Args:
+            num_turns (`int`, *optional*): Largest number of turns of a branch.
+            are_episodes (`bool`): Whether branches never divide, so that each `item` object belongs to one episode.
+        """
+        return contextlib.nullcontext()
+
+    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
+        """
+        Compares the finished branches of an item, each given by all its turns. Returns a number for each, which is
+        added to its last reward. By default `None`: nothing is added.
+        """
+        return None
 
     def prepare(self, num_turns: int) -> None:  # noqa: B027
         """
@@ -488,6 +555,12 @@ class EnvironmentWrapper(Environment):
 
     def check_turns(self, num_turns: int) -> None:
         self.task.check_turns(num_turns)
+
+    def playing(self, num_turns: int | None, are_episodes: bool) -> contextlib.AbstractContextManager[None]:
+        return self.task.playing(num_turns, are_episodes)
+
+    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
+        return self.task.group_rewards(item, histories)
 
     def prepare(self, num_turns: int) -> None:
         self.task.prepare(num_turns)

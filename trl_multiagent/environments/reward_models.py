@@ -44,8 +44,7 @@ class RewardModel:
         if isinstance(model, str) and is_deepspeed_zero3_enabled():
             raise ValueError(
                 f"Under ZeRO-3, the reward model {model!r} would be loaded in parts. Load it before the training "
-                "arguments are "
-                "made, and give the model instead of its id."
+                "arguments are made, and give the model instead of its id."
             )
         try:
             if isinstance(model, str):

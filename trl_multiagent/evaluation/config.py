@@ -5,7 +5,7 @@ from typing import Any
 
 from trl_multiagent.environments.base import PASSED
 from trl_multiagent.limits import check_arguments, setting
-from trl_multiagent.rollout.history_options import HistoryOptions
+from trl_multiagent.rollout.options import HistoryOptions
 
 
 BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
@@ -23,7 +23,7 @@ class EvaluationConfig(HistoryOptions):
     The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent
     evaluate`.
 
-    The settings from `num_turns` to `discount`, and those of [`~rollout.history_options.HistoryOptions`], default to
+    The settings from `num_turns` to `discount`, and those of [`~rollout.options.HistoryOptions`], default to
     the values of the training, in the algorithm's section.
 
     Raises:

@@ -1,5 +1,6 @@
 """Checks of prompts and texts for models with learned positions, which limit the number of tokens."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -44,8 +45,14 @@ def check_prompts(
         TooLongError: a prompt and its completion may have more tokens than the model has positions.
     """
     limit, config = learned_positions(model), model.config.get_text_config()
-    longest = max(lengths, default=1)
+    longest, most = max(lengths, default=1), getattr(config, "max_position_embeddings", None) or math.inf
     rope = getattr(config, "rope_parameters", None) or {}
+    is_plain = limit is None and rope.get("rope_type", "default") == "default"
+    if is_plain and longest + max_new_tokens > most:
+        logger.warning_once(
+            f"A prompt of {role!r} and its completion may have {longest + max_new_tokens} tokens, but its model was "
+            f"made for {most}: shorten the prompts or the completions."
+        )
     if rope.get("rope_type") in ("longrope", "dynamic"):
         original = rope.get("original_max_position_embeddings", config.max_position_embeddings)
         if longest + max_new_tokens > original:

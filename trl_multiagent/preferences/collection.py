@@ -217,9 +217,8 @@ class _Collection:
                 idle = [role for role in self.team.roles if role not in node.prompts]
                 if idle:
                     raise ValueError(
-                        f"Preferences compare the answers of all roles at the first turn, but {', '.join(idle)} "
-                        "does not act there. Use "
-                        "an algorithm that learns from rollouts, such as MAGRPO."
+                        f"Preferences compare the answers of all roles at the first turn, but {', '.join(idle)} does "
+                        "not act there. Use an algorithm that learns from rollouts, such as MAGRPO."
                     )
                 for role, prompt in self._prompts(node).items():
                     check_prompt(prompt, f"The prompt of {role!r} for item {item}")
@@ -238,7 +237,7 @@ class _Collection:
             for k, node in zip(chunk, nodes, strict=True)
         ]
         if comparator is not None:
-            # The comparator has random numbers of its own, or a copy of the team would repeat the team's answers
+            # The comparator has its own random numbers, or a copy of the team would repeat the team's answers
             nodes = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
             for record, node in zip(records, nodes, strict=True):
                 record |= {"comparator": joint_answers(node, comparator.name), "comparator_tokens": count_tokens(node)}
@@ -443,10 +442,8 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
         return
     logger.warning(
         "Only %d of %d items have answers with different rewards, so there are only %d pairs. The mean reward is "
-        "%.3g, and %d of %d "
-        "answers are different texts. Sample more candidates or at a higher temperature, or use items that are "
-        "neither too "
-        "easy nor too hard.",
+        "%.3g, and %d of %d answers are different texts. Sample more candidates or at a higher temperature, or use "
+        "items that are neither too easy nor too hard.",
         *(numbers[name] for name in ("items_with_pairs", "items", "pairs", "mean_reward", "candidates_distinct")),
         numbers["candidates_sampled"],
     )
@@ -469,7 +466,7 @@ def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path
         left.set(title="Joint rewards", xlabel="reward")
         right.hist(gaps, BINS, color=COLORS[0])
         mean = f", mean {fmean(gaps):.2f}" if gaps else ""
-        xlabel = "reward of the chosen minus that of the rejected answer"
+        xlabel = "chosen minus rejected reward"
         right.set(title=f"Gaps of {len(gaps)} pairs{mean}", xlabel=xlabel, ylabel="pairs")
         right.set_xlim(left=0)
 

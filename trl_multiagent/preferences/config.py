@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from trl_multiagent.endpoints import FIELDS, EndpointSettings, endpoint_section, make_endpoint
 from trl_multiagent.limits import check_arguments, setting
-from trl_multiagent.rollout.sampling_options import SamplingOptions
+from trl_multiagent.rollout.options import SamplingOptions
 
 
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
@@ -96,9 +96,8 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
             self.comparator_endpoint(1)
         elif mode != "decentralized" and (policy != "model" or self.comparator_model_name is None):
             raise ValueError(
-                f"`comparator_generation_mode: {mode}` has one model answer for all roles: set "
-                "`comparator_policy: model` and "
-                "`comparator_model_name`, or `comparator_policy: api`."
+                f"`comparator_generation_mode: {mode}` has one model answer for all roles: set `comparator_policy: "
+                "model` and `comparator_model_name`, or `comparator_policy: api`."
             )
 
     def comparator_endpoint(self, num_roles: int) -> EndpointSettings:

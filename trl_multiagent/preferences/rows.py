@@ -105,12 +105,12 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
     _check_columns(dataset.column_names, roles, name)
     if len(dataset) == 0:
         raise ValueError(f"`{name}` has no rows.")
-    rewards = [column for column in (CHOSEN_REWARD, REJECTED_REWARD) if column in dataset.column_names]
-    references = [column for role in roles for column in reference_columns(role) if column in dataset.column_names]
+    numbers = [CHOSEN_REWARD, REJECTED_REWARD, *(column for role in roles for column in reference_columns(role))]
+    numbers = [column for column in numbers if column in dataset.column_names]
     texts = [column for role in roles for column in text_columns(role)]
-    for index, row in enumerate(dataset.select_columns([*texts, *rewards, *references])):
+    for index, row in enumerate(dataset.select_columns([*texts, *numbers])):
         try:
-            _check_row(row, roles, rewards, references)
+            _check_row(row, roles, numbers)
         except ValueError as error:
             raise ValueError(f"Row {index} of `{name}`: {error}") from None
 
@@ -124,44 +124,42 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
             "prompt, a chosen and a rejected answer of every role, as in 'aux_prompt', 'aux_chosen', 'aux_rejected'; "
             f"this dataset has them for {present_roles or 'no role'}."
         )
-    extra_roles = [role for role in present_roles if role not in roles]
-    if extra_roles:
+    if not set(present_roles) <= set(roles):
         raise ValueError(
             f"`{name}` has answers of the roles {present_roles}, but the team has the roles {list(roles)}. Train "
-            "a team with "
-            f"these roles, or remove the columns of {', '.join(extra_roles)}."
+            "a team with these roles, or remove the columns of the others."
         )
-    references = [column for role in roles for column in reference_columns(role)]
-    for group in ([CHOSEN_REWARD, REJECTED_REWARD], references):  # all of them, or none
+    for group in ([CHOSEN_REWARD, REJECTED_REWARD], [x for role in roles for x in reference_columns(role)]):
+        present = [column for column in group if column in columns]
         absent = [column for column in group if column not in columns]
-        if absent and len(absent) < len(group):
-            present = ", ".join(repr(column) for column in group if column not in absent)
-            raise ValueError(
-                f"`{name}` has {present} but no {', '.join(map(repr, absent))}: give all of them or none."
-            )
+        if present and absent:
+            has, lacks = (", ".join(map(repr, names)) for names in (present, absent))
+            raise ValueError(f"`{name}` has {has} but no {lacks}: give all of them or none.")
 
 
-def _check_row(row: dict[str, Any], roles: Sequence[str], rewards: list[str], references: list[str]) -> None:
-    answers = {}
+def _check_row(row: dict[str, Any], roles: Sequence[str], numbers: list[str]) -> None:
+    chosen, rejected = [], []
     for role in roles:
-        prompt, chosen, rejected = text_columns(role)
-        as_chat = not isinstance(row[prompt], str)
-        texts = [_text(row, column, as_chat, prompt) for column in (prompt, chosen, rejected)]
-        check_prompt(row[prompt], repr(prompt))
-        answers[role] = texts[1:]
-        for column in (chosen, rejected) if as_chat else ():
-            if row[column][0]["role"] != "assistant":
+        columns = text_columns(role)
+        texts = [_text(row[column], column) for column in columns]
+        for column in columns[1:]:
+            if isinstance(row[column], str) != isinstance(row[columns[0]], str):
+                both = f"{column!r} and {columns[0]!r}"
+                raise ValueError(f"{both} must both be texts, or both be lists of chat messages.")
+            if not isinstance(row[column], str) and row[column][0]["role"] != "assistant":
                 raise ValueError(f"{column!r} begins with a message of {row[column][0]['role']!r}, not 'assistant'.")
-    columns = ", ".join(repr(text_columns(role)[1]) for role in roles)
-    if not any(chosen.strip() for chosen, _ in answers.values()):
-        raise ValueError(f"{columns}: the chosen answer is empty.")
-    if all(chosen == rejected for chosen, rejected in answers.values()):
-        raise ValueError(f"{columns}: the chosen and the rejected answers are the same.")
-    for column in (*rewards, *references):
-        value = row[column]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"{column!r} is {value!r}; it must be a finite number.")
-    if rewards and row[CHOSEN_REWARD] <= row[REJECTED_REWARD]:
+        check_prompt(row[columns[0]], repr(columns[0]))
+        chosen.append(texts[1])
+        rejected.append(texts[2])
+    answers = ", ".join(repr(text_columns(role)[1]) for role in roles)
+    if not "".join(chosen).strip():
+        raise ValueError(f"{answers}: the chosen answer is empty.")
+    if chosen == rejected:
+        raise ValueError(f"{answers}: the chosen and the rejected answers are the same.")
+    for column in numbers:
+        if not isinstance(row[column], (int, float)) or not math.isfinite(row[column]):
+            raise ValueError(f"{column!r} is {row[column]!r}; it must be a finite number.")
+    if CHOSEN_REWARD in row and row[CHOSEN_REWARD] <= row[REJECTED_REWARD]:
         raise ValueError(
             f"{CHOSEN_REWARD!r} is {row[CHOSEN_REWARD]!r}, which is not more than {REJECTED_REWARD!r}, "
             f"{row[REJECTED_REWARD]!r}."
@@ -179,13 +177,10 @@ def check_prompt(prompt: str | Messages, name: str) -> None:
         raise ValueError(f"{name} ends with a message of the assistant: end it with a message of the user.")
 
 
-def _text(row: dict[str, Any], column: str, as_chat: bool, prompt: str) -> str:
+def _text(value: Any, column: str) -> str:
     """Returns the text of a field, or the texts of its messages, one after the other."""
-    value = row[column]
-    if not as_chat and isinstance(value, str):
+    if isinstance(value, str):
         return value
-    if isinstance(value, str) or (value is not None and not as_chat):
-        raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")
     if not isinstance(value, list) or not value:
         raise ValueError(f"{column!r} is {value!r}; it must be a text or a list of chat messages.")
     for message in value:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from trl_multiagent.environments.base import Prompt, Turn
+from trl_multiagent.environments.base import Prompt, Turn, call_of
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
-from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
 
@@ -38,6 +38,11 @@ def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None)
 def own_turns(role: str, history: Sequence[Turn]) -> list[Turn]:
     """Returns the past turns in which a role acted."""
     return [turn for turn in history if role in turn.prompts]
+
+
+def remembered(role: str, node: Node) -> Sequence[Turn]:
+    """Returns the past turns that an agent may see at a node: none, if its question says so."""
+    return node.history if call_of(node.prompts[role]).memory else ()
 
 
 def whole_prompt(
@@ -155,15 +160,23 @@ def tokenize_nodes(
     """
     markers = marker_pattern(tokenizer, render) if as_chat and any(node.history for node in nodes) else None
 
+    def clean(node: Node) -> Prompt:
+        """Returns the new prompt, which may quote texts of models unless it opens the episode."""
+        prompt = node.prompts[role]
+        return prompt if markers is None or not node.history else without_markers(prompt, markers)
+
     def build(chosen: Sequence[Node], dropped: int) -> list[WholePrompt]:
         prompts = [
-            whole_prompt(role, node.history, node.prompts[role], as_chat, options, dropped, markers) for node in chosen
+            whole_prompt(role, remembered(role, node), clean(node), as_chat, options, dropped, markers)
+            for node in chosen
         ]
         ids = tokenize(prompts) if prompts else []
         built = [WholePrompt(*x) for x in zip(prompts, ids, strict=True)]
         if options.max_history_length is not None:
             for node, made in zip(chosen, built, strict=True):
-                all_turns, turns = (options.shown(len(own_turns(role, node.history)), k) for k in (0, dropped))
+                all_turns, turns = (
+                    options.shown(len(own_turns(role, remembered(role, node))), k) for k in (0, dropped)
+                )
                 # A first turn counts, too, if only its prompt is left
                 made.dropped_turns = sum(part != left for part, left in zip(all_turns, turns, strict=True))
         continue_turns(role, chosen, built, tokenizer, end_tokens, render if as_chat else str)
@@ -172,14 +185,14 @@ def tokenize_nodes(
     whole = build(nodes, 0)
     if options.max_history_length is None:
         return whole
-    later = [k for k, node in enumerate(nodes) if own_turns(role, node.history)]
+    later = [k for k, node in enumerate(nodes) if own_turns(role, remembered(role, node))]
     alone = tokenize([whole_prompt(role, (), nodes[k].prompts[role], as_chat) for k in later]) if later else []
     room = {k: len(ids) + options.max_history_length for k, ids in zip(later, alone, strict=True)}
     dropped = 0
     while too_long := [k for k in later if len(whole[k].ids) > room[k]]:
         dropped += 1
         # Without any past turn, a prompt fits
-        later = [k for k in too_long if dropped <= len(own_turns(role, nodes[k].history)) + 1]
+        later = [k for k in too_long if dropped <= len(own_turns(role, remembered(role, nodes[k]))) + 1]
         for k, shorter in zip(later, build([nodes[k] for k in later], dropped), strict=True):
             whole[k] = shorter
     return whole

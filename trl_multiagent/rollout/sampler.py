@@ -23,13 +23,13 @@ from transformers.generation import GenerationMode
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
-from trl_multiagent.environments.base import Environment, Prompt
+from trl_multiagent.environments.base import AgentCall, Environment, Prompt, call_of
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.positions import check_prompts, learned_positions
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
-from trl_multiagent.rollout.history_options import FULL_HISTORY, HistoryOptions
+from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, root_nodes
 
 
@@ -235,6 +235,7 @@ class TeamSampler:
         self.use_chat_template = use_chat_template
         self.history_options = history_options
         self.chat_template_kwargs = chat_template_kwargs or {}
+        self.longest_prompts: dict[str, int] = {}  # of each agent, in tokens; shorter ones need no check
 
     @property
     def chat_roles(self) -> frozenset[str]:
@@ -255,11 +256,17 @@ class TeamSampler:
         completions = self.generator.generate(Level(own, prompt_ids, num_generations, self.stream))
         samples: dict[str, list[Samples]] = {role: [] for role in roles}
         for role in roles:
-            stop_strings = self.generator.stop_strings.get(role, ())
-            for prompt, sampled in zip(prompts[role], completions[role], strict=True):
-                texts = self.team.tokenizers[role].batch_decode(sampled.ids, skip_special_tokens=True)
+            tokenizer, end_tokens = self.team.tokenizers[role], self.team.end_tokens(role)
+            for node, prompt, sampled in zip(own[role], prompts[role], completions[role], strict=True):
+                call = call_of(node.prompts[role])
+                stop_strings = (*self.generator.stop_strings.get(role, ()), *call.stop)
+                if call.stop or call.max_tokens is not None:
+                    cut_off(sampled, call, tokenizer)
+                texts = tokenizer.batch_decode(sampled.ids, skip_special_tokens=True)
                 facts = (prompt.prompt, prompt.dropped_turns, stop_strings)
-                samples[role].append(Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts))
+                made = Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts)
+                made.truncated = [not made.is_finished(g, end_tokens) for g in range(len(texts))]
+                samples[role].append(made)
         return samples
 
     def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
@@ -291,8 +298,10 @@ class TeamSampler:
     def check_lengths(self, role: str, prompts: list[WholePrompt]) -> None:
         """Raises [`~models.positions.TooLongError`] if a prompt is too long for the agent's model."""
         lengths = [len(prompt.ids) for prompt in prompts]
-        with self.team.activate(role) as agent:
-            check_prompts(role, agent, [x.prompt for x in prompts], lengths, self.generator.max_new_tokens)
+        if max(lengths, default=0) > self.longest_prompts.get(role, 0):
+            with self.team.activate(role) as agent:
+                check_prompts(role, agent, [x.prompt for x in prompts], lengths, self.generator.max_new_tokens)
+            self.longest_prompts[role] = max(lengths)
 
     def check_items(self, items: Sequence[dict], environment: Environment) -> None:
         """
@@ -332,6 +341,18 @@ def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Promp
             f"A prompt of {role!r} contains {', '.join(markers)}, and its chat template is applied to it, too: write "
             "prompts without such tokens, or set `use_chat_template: false`."
         )
+
+
+def cut_off(sampled: Completions, call: AgentCall, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Cuts completions off, in place, at the limit of their question or after the first of its stop strings."""
+    for g, ids in enumerate(sampled.ids):
+        length = len(ids) if call.max_tokens is None else min(len(ids), call.max_tokens)
+        texts = (tokenizer.decode(ids[:k], skip_special_tokens=True) for k in range(1, length + 1) if call.stop)
+        stops = (k for k, text in enumerate(texts, start=1) if any(string in text for string in call.stop))
+        length = next(stops, length)
+        sampled.ids[g] = ids[:length]
+        if sampled.logps is not None:
+            sampled.logps[g] = sampled.logps[g][:length]
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:

@@ -5,6 +5,7 @@ All trees of a batch grow together, turn by turn. Each level needs one call for 
 and one for its outcomes. A group of episodes is several trees of the same item whose nodes have one joint action each.
 """
 
+import hashlib
 import itertools
 import math
 import random
@@ -14,9 +15,11 @@ from typing import Any
 
 from trl_multiagent.environments.base import (
     Environment,
+    History,
     JointAction,
     Outcome,
     Prompt,
+    Reply,
     ScoringContext,
     Turn,
     ask,
@@ -36,6 +39,7 @@ class Samples:
     prompt: Prompt | None = None  # the whole prompt, including the history, as text or chat messages
     dropped_turns: int | None = None  # number of past turns that a limit of the length removed; `None` without a limit
     stop_strings: Sequence[str] = ()  # strings that end a completion, in addition to end-of-sequence tokens
+    truncated: list[bool] | None = None  # whether each completion was cut off at the limit of its length
 
     def is_finished(self, g: int, end_tokens: Sequence[int]) -> bool:
         """Returns whether completion g ended before the limit of its length."""
@@ -93,7 +97,8 @@ class Node:
 
     def texts(self, index: tuple[int, ...]) -> JointAction:
         """Returns the joint action with these completions."""
-        return {role: x.texts[g] for role, (x, g) in self.chosen(index).items()}
+        chosen = self.chosen(index).items()
+        return {role: Reply.of(x.texts[g], bool(x.truncated and x.truncated[g])) for role, (x, g) in chosen}
 
     def chosen(self, index: tuple[int, ...]) -> dict[str, tuple[Samples, int]]:
         """Returns the completions of a joint action by role: the samples, and the number of the completion there."""
@@ -212,20 +217,22 @@ def grow_trees(
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
-    nodes = root_nodes(items, environment, num_episodes, numbers)
-    levels = []
-    for turn in range(num_turns):
-        levels.append(nodes)
-        for role, samples in sample(nodes, num_generations).items():
-            for node, node_samples in zip(acting(role, nodes), samples, strict=True):
-                node.samples[role] = node_samples
-        for node in nodes:
-            node.samples = {role: node.samples[role] for role in node.roles}
-            node.indices = joint_action_indices(joint_mode, len(node.roles), num_generations)
-        for node, outcomes in zip(nodes, score(nodes), strict=True):
-            _add_outcomes(node, outcomes, environment.roles, process_reward)
-        if turn + 1 < num_turns:
-            nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited, seed)
+    levels: list[list[Node]] = []
+    with environment.playing(num_turns, are_episodes=num_episodes is not None):
+        nodes = root_nodes(items, environment, num_episodes, numbers)
+        for turn in range(num_turns):
+            levels.append(nodes)
+            for role, samples in sample(nodes, num_generations).items():
+                for node, node_samples in zip(acting(role, nodes), samples, strict=True):
+                    node.samples[role] = node_samples
+            for node in nodes:
+                node.samples = {role: node.samples[role] for role in node.roles}
+                node.indices = joint_action_indices(joint_mode, len(node.roles), num_generations)
+            for node, outcomes in zip(nodes, score(nodes), strict=True):
+                _add_outcomes(node, outcomes, environment.roles, process_reward)
+            if turn + 1 < num_turns:
+                nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited, seed)
+    _add_group_rewards(levels, environment)
     _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
 
@@ -356,6 +363,21 @@ def _add_outcomes(
         node.role_rewards = {
             role: [process_reward(x.role_rewards.get(role, x.reward)) for x in outcomes] for role in roles
         }
+
+
+def _add_group_rewards(levels: list[list[Node]], environment: Environment) -> None:
+    """Adds the rewards that compare the finished branches of an item to the last reward of each branch."""
+    finished: dict[int, list[tuple[Node, int]]] = {}
+    for node in (node for level in levels for node in level):
+        for action in set(range(len(node.indices))) - node.children.keys():
+            finished.setdefault(node.tree, []).append((node, action))
+    for branches in finished.values():
+        histories: list[History] = [(*node.history, node.turn(action)) for node, action in branches]
+        added = environment.group_rewards(branches[0][0].item, histories)
+        for (node, action), number in zip(branches, added or (), strict=added is not None):
+            node.rewards[action] += float(number)
+            for rewards in node.role_rewards.values():
+                rewards[action] += float(number)
 
 
 def _grow_children(

@@ -172,6 +172,5 @@ def summary(facts: dict[str, Any]) -> str:
         return "no pairs were held out to measure it"
     return (
         f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin "
-        f"{facts['margin']:.2f}, "
-        f"calibration error {facts['calibration_error']:.2f} ({REPORT_FILE})"
+        f"{facts['margin']:.2f}, calibration error {facts['calibration_error']:.2f} ({REPORT_FILE})"
     )

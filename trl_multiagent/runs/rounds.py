@@ -1,7 +1,7 @@
 """
 MADPO and MARLHF, once or in rounds. The stages of a round:
 
-1. Collect joint preferences with the team, and draw from them and those of earlier rounds.
+1. Collect joint preferences with the team, and draw from these and earlier ones.
 2. MARLHF: train a joint reward model on them.
 3. Train the team on the preferences, or with the reward of the model.
 4. In rounds: evaluate and save the team, with which the next round begins.
@@ -433,7 +433,7 @@ class RewardRun(PreferenceRun):
     def training_data(self, number: int, preferences: Dataset) -> dict[str, Any]:
         run, folder = self.prepared, self.part_of_round(number, REWARD_FOLDER)
         self.say(f"\nTraining the reward model on {len(preferences)} preferences")
-        settings: Any = self.reward_args  # every training has a copy, with a DeepSpeed configuration of its own
+        settings: Any = self.reward_args  # every training has a copy with its own DeepSpeed configuration
         args: JointRewardConfig = dataclasses.replace(settings, output_dir=str(folder))
         model = build(self.reward_base, run.builders)
         facts = train_reward_model(model, args, preferences, list(self.roles), self.reward_peft)
@@ -501,11 +501,9 @@ class RewardWatch(TrainerCallback):
             self.has_warned = True
             ends = [fmean(part) for rewards in (model, task) for part in windows(rewards)]
             logger.warning(
-                "Until step %d, the reward of the model has risen from %.3g to %.3g, but that of the task has "
-                "gone from %.3g to %.3g: "
-                "the team exploits errors of the model. Stop here, collect more preferences with the trained "
-                "team, lower "
-                "`learning_rate`, or set `beta`.",
+                "Until step %d, the reward of the model has risen from %.3g to %.3g, but that of the task has gone "
+                "from %.3g to %.3g: the team exploits errors of the model. Stop here, collect more preferences with "
+                "the trained team, lower `learning_rate`, or set `beta`.",
                 state.global_step,
                 *ends,
             )
@@ -530,7 +528,7 @@ def is_over_optimized(model: list[float], task: list[float]) -> bool:
 
 
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:
-    """Makes the arguments of the reward model's trainer from the settings and `args`, those of the team's trainer."""
+    """Makes the arguments of the reward model's trainer. `args`: the arguments of the team's trainer."""
     section, more = settings.algorithm, reward.reward_training or {}
     same = "learning_rate num_train_epochs max_length freeze_backbone eval_fraction".split()
     values: dict[str, Any] = {

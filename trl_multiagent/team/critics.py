@@ -46,7 +46,7 @@ SHARED_BASE = "base"  # name of the base that the adapters of all critics share
 
 
 def critic_key(critic: str) -> str:
-    """Returns the name of a critic among the outputs and tensors of the agents, whose names cannot contain a slash."""
+    """Returns the key of a critic in the team's outputs. Names of agents contain no slash."""
     return f"critics/{critic}"
 
 
@@ -236,8 +236,7 @@ class Critics(nn.Module):
                 if shapes(weights) != shapes(model.state_dict()):
                     raise ValueError(
                         f"{source} is a critic of another architecture or size than {name!r} of this run. Set "
-                        "`critic_models` "
-                        "to models of the same one."
+                        "`critic_models` to models of the same one."
                     )
                 model.load_state_dict(weights)
             load_head(self.heads[name], source)
@@ -306,9 +305,8 @@ def load_head(head: nn.Module, folder: str | Path) -> None:
     if shapes(saved) != shapes(own):
         hidden = saved["0.bias"].numel() if len(saved) > 2 else None
         raise ValueError(
-            f"The value head in {folder} has other layers than the one that `critic_value_head_hidden_dim` asks "
-            "for: set it "
-            f"to {hidden}, or remove {HEAD_FILE} there."
+            f"The value head in {folder} has other layers than the one that `critic_value_head_hidden_dim` asks for: "
+            f"set it to {hidden}, or remove {HEAD_FILE} there."
         )
     head.load_state_dict(saved)
 

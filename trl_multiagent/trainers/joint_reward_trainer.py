@@ -182,10 +182,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             self.num_cut[dataset_name] = sum(dataset["num_cut"])
             if self.num_cut[dataset_name]:
                 logger.warning(
-                    f"{self.num_cut[dataset_name]} of {2 * len(dataset)} joint texts of `{dataset_name}` are "
-                    "longer than "
-                    f"the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers are "
-                    "never cut."
+                    f"{self.num_cut[dataset_name]} of {2 * len(dataset)} joint texts of `{dataset_name}` are longer "
+                    f"than the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers "
+                    "are never cut."
                 )
         return dataset
 
@@ -342,8 +341,8 @@ def with_rewards(collate: Callable[..., Any], rows: list[dict[str, Any]]) -> dic
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """
-    Splits preferences into training pairs and held-out pairs, with all pairs of an item on the same side. Rows without
-    an `item_id` belong to the same item if their prompts are equal. `fraction` is the share of held-out items. At
+    Splits preferences into training pairs and held-out pairs by item, so that no item is in both. Rows without an
+    `item_id` belong to the same item if their prompts are equal. `fraction` is the share of held-out items. At
     least one item is on each side; a single item is not held out.
     """
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 from trl import DPOConfig
 
 from trl_multiagent.limits import setting
-from trl_multiagent.rollout.sampling_options import SamplingOptions
+from trl_multiagent.rollout.options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -35,7 +35,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         num_turns (`int`, *optional*, defaults to `1`):
             Turns of the episodes that are played in an evaluation with an environment.
 
-    The arguments of [`~rollout.sampling_options.SamplingOptions`] are about the completions that an evaluation with an
+    The arguments of [`~rollout.options.SamplingOptions`] are about the completions that an evaluation with an
     environment samples. They do not apply to preferences, which are texts or messages themselves.
 
     > [!NOTE]
@@ -86,8 +86,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= {*F_DIVERGENCE_LOSS_TYPES}:
             raise ValueError(
                 f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses "
-                f"{', '.join(F_DIVERGENCE_LOSS_TYPES)}, but "
-                f"`loss_type` is {', '.join(self.loss_type)}."
+                f"{', '.join(F_DIVERGENCE_LOSS_TYPES)}, but `loss_type` is {', '.join(self.loss_type)}."
             )
         if "exo_pair" in self.loss_type and self.label_smoothing == 0:
             raise ValueError("`loss_type` 'exo_pair' needs a `label_smoothing` greater than 0, such as 0.001.")

@@ -198,9 +198,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             if dataset_name != "train" and not roles_of_columns(dataset.column_names):
                 if self.environment is None:
                     raise ValueError(
-                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If "
-                        "these are items "
-                        "of a task, pass its `environment` to play them."
+                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If these "
+                        "are items of a task, pass its `environment` to play them."
                     )
                 self.sampler.check_items(dataset, self.environment)
                 return dataset
@@ -442,7 +441,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
                 self._has_warned = True
                 logger.warning(
                     f"The log-probability of the chosen answers has fallen by {fall:.2f} per token since the start of "
-                    f"the training (step {self.state.global_step}): the team unlearns what it should learn. Lower "
+                    f"the training (step {self.state.global_step}): the chosen answers become less likely. Lower "
                     "`learning_rate`, raise `beta`, or add the loss type 'sft'."
                 )
         super().log(logs, start_time)
@@ -474,9 +473,8 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
         )
     if is_text and chat_prompts:
         logger.warning(
-            f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, "
-            "so the "
-            "training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
+            f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, so "
+            "the training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
         )
 
 
@@ -496,16 +494,14 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
                 raise ValueError(f"{place}: {text_columns(role)[lengths.index(0)]!r} has no tokens.")
             if padded(min(whole, limit), args.pad_to_multiple_of) > positions:
                 raise TooLongError(
-                    f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only "
-                    f"{positions} positions, which "
-                    f"are learned. Lower `max_length` to {positions}, so that the ends of long answers are not "
-                    "trained, or remove the row."
+                    f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only {positions} "
+                    f"positions, which are learned. Lower `max_length` to {positions}, so that the ends of long "
+                    "answers are not trained, or remove the row."
                 )
             if prompt >= limit:
                 raise ValueError(
-                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the "
-                    "answers within the `max_length` "
-                    f"of {limit}. Raise it, or remove the row."
+                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the answers "
+                    f"within the `max_length` of {limit}. Raise it, or remove the row."
                 )
             num_cut += whole > limit
     if num_cut > 0:

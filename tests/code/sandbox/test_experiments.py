@@ -57,8 +57,6 @@ TEAMS = {
 }  # fmt: skip
 # Ways to write a helper: watching and changing it works for all of them
 HELPERS = {
-    "lambda": ("aux = lambda xs: sum(xs)\n", TEN_TIMES),
-    "partial": ("import functools\naux = functools.partial(sum)\n", TEN_TIMES),
     "recursive": ("def aux(xs):\n    return xs[0] + aux(xs[1:]) if xs else 0\n", TEN_TIMES),
     "generator": ("def aux(xs):\n    for x in xs:\n        yield x\n", "def f(xs):\n    return 10 * sum(aux(xs))\n"),
     "coroutine": (

@@ -171,15 +171,13 @@ def test_a_malformed_file_is_an_error(tmp_path, name, text, message):
 
 CHECK = "def check(candidate):\n    "
 IMPOSSIBLE_TESTS = {
-    "asynchronous": ("async def check(candidate):\n    assert candidate(1) == 2", "as a coroutine"),
+    "asynchronous": ("async def check(candidate):\n    assert candidate(1) == 2", "as a plain function"),
     "in a branch": ("if True:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
-    "imported over": (CHECK + "assert candidate(1) == 2\nfrom math import pi as check", "assigns something else to"),
-    "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "must take one argument"),
+    "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "takes one argument"),
     "compiler's error": (CHECK + "assert candidate(1) == 2\nreturn 1", "is not Python source: 'return' outside"),
     "undefined function": (CHECK + "assert candidate(1) == expected(1)", "the name `expected`, which is neither"),
     "missing module": ("import no_such_module_here\n" + CHECK + "assert candidate(1) == 2", "is not installed"),
-    "candidate unused": (CHECK + "assert 1 + 1 == 2", "no assert that depends on the candidate"),
-    "answer dropped": (CHECK + "y = candidate(1)\n    x = 2\n    assert x == 2", "depends on the candidate"),
+    "candidate unused": (CHECK + "assert 1 + 1 == 2", "never calls the candidate"),
 }
 
 

@@ -292,15 +292,15 @@ def test_the_reward_uses_hidden_tests():
         assert outcome.metrics["tests_passed"] == 2.0 and outcome.metrics["tests_total"] == 3.0
 
 
-def test_settings_that_are_not_the_default_are_compared_when_a_run_resumes():
+def test_settings_that_are_compared_when_a_run_resumes():
     sandbox = {"sandbox": Sandbox(workers=1)}
     changed = environment(
         hidden_tests=1, external_prompt_passthrough=False, prompt_files=CodePrompts(aux="{prompt}"), **sandbox
     )
-    added = {"hidden_tests": 1, "external_prompt_passthrough": False, "prompt_files": {"aux": "{prompt}"}}
+    new = {"hidden_tests": 1, "external_prompt_passthrough": False, "prompt_files": {"aux": "{prompt}"}}
     settings, default = changed.resume_settings(), environment(**sandbox).resume_settings()
-    assert settings.keys() - default.keys() == added.keys()
-    assert {name: settings[name] for name in added} == added and settings["prompts"] != default["prompts"]
+    assert {name for name in settings if settings[name] != default[name]} == {*new, "prompts"}
+    assert {name: settings[name] for name in new} == new
     assert "hidden_tests=1" in repr(changed) and "prompt_files=['aux']" in repr(changed)
     assert "hidden_tests" not in repr(environment())
 

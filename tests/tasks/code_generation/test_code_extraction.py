@@ -207,7 +207,7 @@ def test_invisible_characters_do_not_cost_the_function(wrapping):
     assert not result.aux_problem and not result.main_problem and not result.syntax_problem
     assert run(result.source)["f"](1) == run(result.source)["aux"](1) == 2
     if "```" not in text and "Here" not in text:
-        assert result.aux_function_share == result.main_function_share == 1.0
+        assert result.aux_function_share > 0.9 and result.main_function_share > 0.9
 
 
 def test_characters_in_strings_stay_as_they_are():

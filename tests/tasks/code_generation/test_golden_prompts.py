@@ -15,7 +15,7 @@ import pytest
 from trl_multiagent.code.sandbox import Check, Verdict
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.rollout.history import whole_prompt
-from trl_multiagent.rollout.history_options import HistoryOptions
+from trl_multiagent.rollout.options import HistoryOptions
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
 

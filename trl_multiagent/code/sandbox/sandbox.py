@@ -1,4 +1,4 @@
-"""The trainer's side: starts the helper processes, hands programs to them in parallel, and collects verdicts."""
+"""Runs programs in parallel in helper processes, and returns verdicts."""
 
 import contextlib
 import json

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trl_multiagent.code.checks import bound_names
 from trl_multiagent.code.dependencies import PARSE_ERRORS, names_in
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_SUFFIXES,
@@ -19,7 +18,7 @@ from trl_multiagent.environments.dataset_rows import (
 )
 from trl_multiagent.environments.embedded import EMBEDDED
 from trl_multiagent.tasks.code_generation.prompts import AUX
-from trl_multiagent.tasks.problems import FIELDS, check_problem
+from trl_multiagent.tasks.problems import FIELDS, bound_names, check_problem
 
 
 if TYPE_CHECKING:

@@ -122,15 +122,11 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         )
 
     def resume_settings(self) -> dict[str, Any]:
-        optional = {
-            "expert": None if self.expert is None else self.expert.source.describe(),
-            "hidden_tests": self.hidden_tests or None,
-            "external_prompt_passthrough": None if self.external_prompt_passthrough else False,
-            "prompt_files": self.prompt_files.saved() or None,
-        }
         return {
-            # Only what is not the default, because earlier releases saved none of these
-            **{name: value for name, value in optional.items() if value is not None},
+            "expert": None if self.expert is None else self.expert.source.describe(),
+            "hidden_tests": self.hidden_tests,
+            "external_prompt_passthrough": self.external_prompt_passthrough,
+            "prompt_files": self.prompt_files.saved(),
             "mode": self.mode,
             "sandbox_slice": self.sandbox_slice,
             "reward_kind": self.reward.kind,

@@ -28,7 +28,6 @@ from trl_multiagent.endpoints import (
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.folders import MODEL_FILES, holds_model
 from trl_multiagent.tasks.code_generation.prompts import AUX
 from trl_multiagent.tasks.code_generation.reward import CodeResult
 
@@ -108,19 +107,7 @@ class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))
             raise ValueError("`external.mode: expert_edits` needs `external.expert_model`, which proposes edits.")
         if not self.expert_is_local:
             self.expert_endpoint()
-            if self.expert_cache_dir is not None and Path(self.expert_cache_dir).is_file():
-                raise ValueError(
-                    f"`external.expert_cache_dir` must be a folder, but {self.expert_cache_dir} is a file."
-                )
             return
-        folder = Path(model)
-        if not folder.is_dir() and (model.startswith(("/", "./", "../", "~")) or model.count("/") > 1):
-            raise ValueError(f"`external.expert_model` is {model!r}, but there is no such folder.")
-        if folder.is_dir() and not holds_model(folder):
-            raise ValueError(
-                f"`external.expert_model` is {model!r}, but this folder holds no model: it has none of "
-                f"{', '.join(MODEL_FILES)}."
-            )
         for name in ("expert_base_url", "expert_api_key_env", "expert_extra_body"):
             if getattr(self, name) is not None:
                 raise ValueError(

@@ -65,9 +65,8 @@ class ActorCriticConfig(RolloutConfig):
         super()._check_values()
         if self.critic_form == "head" and self.critic_models is not None:
             raise ValueError(
-                "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head "
-                "is on the "
-                "agent's model. Remove one of them."
+                "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head is on "
+                "the agent's model. Remove one of them."
             )
         given = [self.critic_models] if isinstance(self.critic_models, str) else self.critic_models or []
         for source in map(Path, given):
@@ -75,15 +74,13 @@ class ActorCriticConfig(RolloutConfig):
                 raise ValueError(f"`critic_models` names {source}, which does not exist.")
             if source.is_dir() and not (source / MODEL_CONFIG).is_file():
                 raise ValueError(
-                    f"`critic_models` names {source}, which has no model: there is no {MODEL_CONFIG}. Only "
-                    "critics of the form "
-                    "'model' can be a start for others."
+                    f"`critic_models` names {source}, which has no model: there is no {MODEL_CONFIG}. Only critics of "
+                    "the form 'model' can be a start for others."
                 )
         if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
             raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
         if self.critic_type == "q" and self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
             raise ValueError(
                 "`critic_type='q'` has no value for the joint actions that a chain does not continue, because no "
-                "action "
-                "follows them. Set `handoff` to None, `num_generations` to 1, or `critic_type` to 'v'."
+                "action follows them. Set `handoff` to None, `num_generations` to 1, or `critic_type` to 'v'."
             )

@@ -117,9 +117,8 @@ class ActorCriticTrainer(RolloutTrainer):
             team.add_critics(make_critics(team, roles, settings))
         elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
-                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. "
-                "Save the "
-                "team, and load its agents with `AgentTeam.from_pretrained`."
+                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save "
+                "the team, and load its agents with `AgentTeam.from_pretrained`."
             )
         team.train(team.training)
         if args.process_index == 0:
@@ -181,9 +180,8 @@ class ActorCriticTrainer(RolloutTrainer):
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
             if not all(self.reads(critic, x) for x in node.unvisited.values()):
                 raise ValueError(
-                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its "
-                    "agent does not "
-                    "act at every turn: remove `handoff`, or set `branching` to 'episodes'."
+                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its agent "
+                    "does not act at every turn: remove `handoff`, or set `branching` to 'episodes'."
                 )
             rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
         longest = self.critics.longest_text(critic, self.team)
@@ -348,13 +346,11 @@ def notes_on_critics(args: ActorCriticConfig) -> None:
     if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
         logger.warning(
             "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam "
-            "divides "
-            "gradients by their size. Set `critic_learning_rate` instead."
+            "divides gradients by their size. Set `critic_learning_rate` instead."
         )
     if args.critic_type == "q" and args.completions_per_node == 1:
         logger.warning(
             "`critic_type='q'` with one completion per prompt: the advantage is the error of the critic about the "
-            "completion "
-            "itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or "
+            "completion itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or "
             "`critic_type` to 'v'."
         )

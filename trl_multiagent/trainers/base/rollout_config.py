@@ -6,9 +6,8 @@ from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
 from trl_multiagent.limits import check_arguments, setting, short
-from trl_multiagent.rollout.history_options import HistoryOptions
+from trl_multiagent.rollout.options import HistoryOptions, SamplingOptions
 from trl_multiagent.rollout.sampler import sampling_arguments
-from trl_multiagent.rollout.sampling_options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -28,8 +27,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     r"""
     Arguments of the trainers that learn from rollout trees.
 
-    For a full list of training arguments, please refer to [`TeamConfig`], [`~rollout.history_options.HistoryOptions`]
-    (the visible part of past turns), [`~rollout.sampling_options.SamplingOptions`], [`~trl.GRPOConfig`] and
+    For a full list of training arguments, please refer to [`TeamConfig`], [`~rollout.options.HistoryOptions`]
+    (the visible part of past turns), [`~rollout.options.SamplingOptions`], [`~trl.GRPOConfig`] and
     [`~transformers.TrainingArguments`].
 
     A *row* is one completion of every agent: the k-th completions of all agents at a node form row k. If no branch

@@ -192,16 +192,12 @@ class AgentGeneration(VLLMGeneration):
         """
         Requests that the server reads a folder with weights. `needs`: the options that the server must have for that.
         """
-        try:
-            response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
-            problem = "" if response.status_code == 200 else f"{response.status_code}, {response.text}"
-        except OSError as error:  # also after several answers with status 500
-            problem = describe(error)
-        if problem:
+        response = self.vllm_client.session.post(f"{self.vllm_client.base_url}/{path}", json=body)
+        if response.status_code != 200:
             raise EngineError(
                 f"The vLLM server at {self.vllm_client.base_url} did not load the weights of agent {owner!r} from "
-                f"{folder}: "
-                f"{problem[:300]}. It must have access to that folder, and be started with {needs}."
+                f"{folder}: {response.status_code}, {response.text[:300]}. It must have access to that folder, and be "
+                f"started with {needs}."
             )
 
     def answered(self, role: str, action: Callable[[], Any]) -> Any:
@@ -213,8 +209,7 @@ class AgentGeneration(VLLMGeneration):
         except Exception as error:  # TRL raises the server's answer, and requests an error if there is none
             raise EngineError(
                 f"agent {role!r}: the vLLM server at {self.vllm_client.base_url} gave no answer "
-                f"({describe(error)[:300]}). "
-                "If it has ended, start it again as before, and resume the run."
+                f"({describe(error)[:300]}). If it has ended, start it again as before, and resume the run."
             ) from error
 
     # Completions
@@ -280,11 +275,11 @@ class AdapterGeneration(AgentGeneration):
         return role
 
     @property
-    def _configs(self) -> dict[str, LoraConfig]:
-        return {role: cast(LoraConfig, self.model.peft_config[role]) for role in self.roles}
+    def _rank(self) -> int:
+        return max_lora_rank([cast(LoraConfig, self.model.peft_config[role]) for role in self.roles])
 
     def _start_engine(self, **arguments: Any) -> None:
-        lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": max_lora_rank(self._configs)}
+        lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": self._rank}
         super()._start_engine(**lora, **arguments)
 
     def _send(self, owner: str) -> None:
@@ -305,10 +300,9 @@ class AdapterGeneration(AgentGeneration):
 
     def _read_on_server(self, owner: str, folder: Path) -> None:
         body = {"lora_name": owner, "lora_path": str(folder), "load_inplace": True}
-        rank = max_lora_rank(self._configs)
         needs = (
             "`VLLM_ALLOW_RUNTIME_LORA_UPDATING=True` in its environment and "
-            f"`--enable-lora --max-loras {len(self.roles)} --max-lora-rank {rank}`"
+            f"`--enable-lora --max-loras {len(self.roles)} --max-lora-rank {self._rank}`"
         )
         self._post_folder(owner, "v1/load_lora_adapter", body, folder, needs)
 
@@ -599,11 +593,11 @@ def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
     return chosen
 
 
-def max_lora_rank(configs: dict[str, LoraConfig]) -> int:
+def max_lora_rank(configs: Sequence[LoraConfig]) -> int:
     """Returns the smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters."""
     from vllm.config.lora import MaxLoRARanks
 
-    rank = max(max([config.r, *(config.rank_pattern or {}).values()]) for config in configs.values())
+    rank = max(max([config.r, *(config.rank_pattern or {}).values()]) for config in configs)
     return min((choice for choice in get_args(MaxLoRARanks) if choice >= rank), default=rank)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import wire
-from .endings import GiveUp
+from .process import GiveUp
 from .wire import DataOnly
 
 

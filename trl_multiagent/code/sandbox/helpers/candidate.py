@@ -6,6 +6,7 @@ Messages on the socket, in order: the program (read), the outcome of its definit
 about suspicious acts come in between, for the records only.
 """
 
+import ast
 import copy
 import gc
 import itertools
@@ -14,15 +15,16 @@ import random
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import wire
-from .counting import PROGRAM, Calls, compile_counted
 from .objects import OPERATIONS
 from .wire import References, decode_call, encode_call, pack
 
 
+PROGRAM = "<program>"  # the file name in the program's code objects
 MAX_ITEMS = 10_000  # of an iterator that a helper returns
 OWN_FRAMES = 15  # stack frames of this module and the zygote, which are added to the program's recursion limit
 # Audit events that no answer to a coding task needs. A name that ends in a dot stands for all events that begin with
@@ -37,10 +39,63 @@ _IN_FOLDER = ("open", "shutil.", "os.listdir", "os.mkdir", "os.re", "os.rmdir", 
 _fd = 0  # the socket, which is the only open file besides /dev/null on 0, 1 and 2
 _inbox = wire.Inbox(wire.MAX_JOB)
 _references: References  # what the checks use by number; 0 is the entry point
-_counted: dict[str, Calls] = {}  # by the name of the watched function
+_counted: "dict[str, Calls]" = {}  # by the name of the watched function
 _calling_checks = threading.RLock()  # one thread of the program at a time
 _ordinary: tuple[str, ...] = ()  # acts that are not suspicious after all
 _noted: Any = None  # set of the suspicious acts reported so far; None before a program runs
+
+
+class Calls:
+    """The number of calls of one function."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def count(self) -> None:
+        """Counts a call."""
+        self.number += 1
+
+
+def compile_counted(source: str, names: Sequence[str]) -> tuple[types.CodeType, dict[str, Calls]]:
+    """
+    Compiles a program in which the calls of some top-level functions are counted.
+
+    A counted function is not wrapped. An expression is added to its own body instead, so that decorators, attributes,
+    stack traces and the depth of recursion stay as they are. The expression refers to a constant of the code object
+    and not to a name.
+
+    Returns:
+        `tuple[types.CodeType, dict[str, Calls]]`: The module's code, and the calls by name.
+    """
+    key = os.urandom(8).hex()  # takes the place of the constants until the code is compiled; no program contains it
+    calls = {name: Calls() for name in names}
+    stack: list[ast.AST] = [tree := ast.parse(source, PROGRAM)]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name in calls:
+                count = ast.Expr(ast.Call(ast.Constant(key + node.name), [], []))
+                has_docstring = ast.get_docstring(node, clean=False) is not None
+                node.body.insert(has_docstring, ast.copy_location(count, node))
+        elif not isinstance(node, ast.ClassDef | ast.Lambda):
+            stack += ast.iter_child_nodes(node)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that strings are called
+        code = compile(ast.fix_missing_locations(tree), PROGRAM, "exec", dont_inherit=True)
+    return _with_constants(code, {key + name: one.count for name, one in calls.items()}), calls
+
+
+def _with_constants(code: types.CodeType, constants: dict[str, Callable]) -> types.CodeType:
+    """Returns the code, and that of its functions, with other constants in place of some of its strings."""
+    values = (
+        _with_constants(value, constants)
+        if isinstance(value, types.CodeType)
+        else constants.get(value, value)
+        if type(value) is str
+        else value
+        for value in code.co_consts
+    )
+    return code.replace(co_consts=tuple(values))
 
 
 def report_suspicious_acts() -> None:

@@ -168,7 +168,7 @@ def _guarded(conditions: list[Condition]) -> list[Instruction]:
     body = [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
     for argument, test, value in reversed(conditions):
         for half in (4, 0) if test == "is zero" else (0,):
-            refuse = len(body) - 1  # how far to jump from the comparison
+            refuse = len(body) - 1  # jump offset
             compare = _ANY_BIT if test in ("any of", "none of") else _EQUAL
             if_true, if_false = (refuse, 0) if test in ("none of", "is not") else (0, refuse)
             body[:0] = [(_LOAD, 0, 0, 16 + 8 * argument + half), (compare, if_true, if_false, value)]

@@ -4,8 +4,8 @@ import random
 import unittest
 from typing import Any
 
-from .endings import CheckLost, Died, GiveUp, SandboxFault, outcome
 from .objects import StandIn
+from .process import CheckLost, Died, GiveUp, SandboxFault, outcome
 from .wire import References
 
 

@@ -21,9 +21,18 @@ from typing import Any
 
 from . import kernel, wire
 from .ablation import Ablation
-from .clock import Clock
-from .endings import CheckLost, Died, GiveUp, SandboxFault, StepLost, Timeout, outcome
-from .process import Process, ask_zygote
+from .process import (
+    CheckLost,
+    Clock,
+    Died,
+    GiveUp,
+    Process,
+    SandboxFault,
+    StepLost,
+    Timeout,
+    ask_zygote,
+    outcome,
+)
 from .unittests import TestMethods
 from .wire import CheckResult, DataOnly, Inbox, LostStep, References, WireError
 
@@ -38,7 +47,7 @@ MAX_ENDED_CANDIDATES = 10  # after so many, the rest of a program's checks does 
 
 
 def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
-    """Body of the verifier's process: one job after the other, until the trainer closes its end."""
+    """Main loop of the verifier process, until the trainer closes its end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs, control = (socket.socket(fileno=fd) for fd in (job_fd, control_fd))
     control.settimeout(ZYGOTE_SECONDS)

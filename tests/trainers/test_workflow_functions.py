@@ -1,0 +1,350 @@
+"""Tasks that are coroutines, in trees and in episodes that live, against computations in plain PyTorch."""
+
+import asyncio
+import gc
+import os
+import sqlite3
+import threading
+
+import pytest
+
+from trl_multiagent import FunctionSeat, MAGRPOTrainer, Outcome, OutOfTurns, SeatedEnvironment, workflow
+from trl_multiagent.environments.function_environment import event_loop
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+
+from by_hand import distance, one_update
+from by_hand_workflows import expected_gradients, nonzero
+from tiny import tiny_items, tiny_trainer
+
+
+ROLES = ("aux", "main")
+
+
+def debate(live=False, **settings):
+    """Branches, a `gather`, a loop, rewards in between, and roles that act at some turns."""
+
+    @workflow(roles=ROLES, live=live, **settings)
+    async def run(item, agents):
+        a, b = await asyncio.gather(agents.aux(f"{item['x']}: for"), agents["main"](f"{item['x']}: against"))
+        agents.reward(len(set(a)) / 20, "aux")
+        agents.log("longer", len(a) > len(b))
+        while len(b) % 2 == 0:  # another word for main
+            b = await agents[1](f"You said {b[:3]!r}. Again:")
+            agents.reward(0.1)
+            if len(b) > 6:
+                break
+        verdict = await agents.aux(f"Judge {a[:2]!r} and {b[:2]!r}:")
+        agents.note("verdict", verdict)
+        return {"aux": float(len(verdict) % 3), "main": float(len(b) % 2)}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_generations": 2, "num_turns": 4},
+        {"num_generations": 2, "num_turns": 3, "joint_mode": "cross", "num_agents": 2},
+        {"num_generations": 6, "num_turns": 5, "branching": "episodes"},
+    ],
+    ids=["tree", "cross", "episodes"],
+)
+def test_gradients(tmp_path, settings):
+    environment = debate()
+    found, trainer, before = one_update(
+        tmp_path, environment=environment, items_per_device=2, discount=0.7, max_completion_length=6, **settings
+    )
+    assert distance(nonzero(found), nonzero(expected_gradients(trainer._levels, before, discount=0.7))) < 1e-5
+    acting = {node.roles for nodes in trainer._levels for node in nodes}
+    assert acting == {ROLES, ("main",), ("aux",)}
+
+
+def scripted(answers):
+    """Samples texts that depend on the role, the place and the past alone."""
+
+    def sample(nodes, number):
+        asked.append([node.prompts for node in nodes])
+
+        def texts(node, role):
+            key = (role, len(node.history), node.prompts[role])
+            return [answers[hash_of(key, g) % len(answers)] for g in range(number)]
+
+        roles = dict.fromkeys(role for node in nodes for role in node.prompts)
+        return {
+            role: [
+                Samples([1], [[1]] * number, texts(node, role), truncated=[False] * number)
+                for node in nodes
+                if role in node.prompts
+            ]
+            for role in roles
+        }
+
+    asked = []
+    sample.asked = asked
+    return sample
+
+
+def hash_of(*parts):
+    return sum(map(ord, repr(parts)))
+
+
+def play(environment, items, sample, num_turns=5, num_generations=1, **settings):
+    def score(nodes):
+        return judge_nodes(environment, nodes)
+
+    return grow_trees(
+        items, environment, sample, score, num_turns=num_turns, num_generations=num_generations, **settings
+    )
+
+
+ANSWERS = ["a", "bc", "def", "ghij", "klmnopq"]
+
+
+def test_a_branch_that_is_replayed_equals_an_episode_that_lives():
+    facts = []
+    for num_episodes in (None, 1):
+        levels = play(debate(), [{"x": str(k)} for k in range(30)], scripted(ANSWERS), num_episodes=num_episodes)
+        nodes = [node for level in levels for node in level]
+        facts.append([(x.prompts, x.joint_actions, x.rewards, x.role_rewards, x.outcomes[0].metrics) for x in nodes])
+        assert len({len(level) for level in levels}) > 2  # episodes of several lengths
+    assert facts[0] == facts[1]
+
+
+def test_all_branches_of_a_turn_are_sampled_in_one_call():
+    sample = scripted(ANSWERS)
+    levels = play(debate(), [{"x": "1"}, {"x": "2"}], sample, num_generations=3, num_turns=3)
+    assert len(sample.asked) == 3 and [len(x) for x in sample.asked] == [len(x) for x in levels]
+    assert [*sample.asked[0][0]] == ["aux", "main"]  # `gather` is one turn of both
+
+
+def test_a_turn_without_an_end_is_out_of_turns():
+    @workflow(roles=("aux",))
+    async def caught(item, agents):
+        number = 0
+        try:
+            while True:
+                await agents.aux("More:")
+                number += 1
+                agents.reward(1.0)
+        except OutOfTurns:
+            return 10.0 * number
+
+    @workflow(roles=("aux",), max_turns=4)
+    async def paid(item, agents):
+        while True:
+            agents.reward(0.5)
+            await agents.aux("More:")
+
+    (*_, last) = play(caught, [{}], scripted(ANSWERS), num_turns=3)
+    assert last[0].rewards == [31.0] and last[0].outcomes[0].metrics == {"out_of_turns": 1.0}
+    for num_episodes in (None, 1):
+        levels = play(paid, [{}], scripted(ANSWERS), num_turns=4, num_episodes=num_episodes)
+        assert [level[0].rewards for level in levels] == [[1.0], [0.5], [0.5], [0.5]]
+
+
+class Held:
+    """Something that an episode holds."""
+
+    open = 0
+
+    async def __aenter__(self):
+        Held.open += 1
+        self.database = sqlite3.connect(":memory:")
+        self.database.execute("create table said (text)")
+        return self
+
+    async def __aexit__(self, *error):
+        await asyncio.sleep(0)
+        self.database.close()
+        Held.open -= 1
+
+    def add(self, text):
+        self.database.execute("insert into said values (?)", [text])
+        return self.database.execute("select count(*) from said").fetchone()[0]
+
+
+def holding(fails=None):
+    @workflow(roles=("aux",), live=True)
+    async def run(item, agents):
+        async with Held() as held:
+            for number in range(1, 4):
+                assert held.add(await agents.aux(f"{number}:")) == number
+                if fails == (item["x"], number):
+                    raise KeyError("lost")
+        return 1.0
+
+    return run
+
+
+@pytest.mark.parametrize("num_turns", [2, 3, 5])
+def test_what_an_episode_holds_lives_and_is_closed(num_turns):
+    items = [{"x": k} for k in range(5)]
+    levels = play(holding(), items, scripted(ANSWERS), num_turns=num_turns, num_episodes=3)
+    assert len(levels[0]) == 15 and Held.open == 0
+    assert levels[-1] == [] if num_turns > 3 else levels[-1][0].rewards == [float(num_turns == 3)]
+
+
+def test_an_error_closes_all_episodes_and_names_the_line():
+    with pytest.raises(
+        TaskError, match=r"workflow `run` raised KeyError: 'lost' \(line \d+ of test_workflow_functions.py"
+    ):
+        play(holding((2, 2)), [{"x": k} for k in range(5)], scripted(ANSWERS), num_episodes=1)
+    assert Held.open == 0
+
+    def broken(nodes, number):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(holding(), [{"x": 0}], broken, num_episodes=4)
+    assert Held.open == 0
+
+
+def test_a_workflow_that_lives_refuses_a_tree(tmp_path):
+    with pytest.raises(TaskError, match="set `branching: episodes`"):
+        play(holding(), [{"x": 0}], scripted(ANSWERS), num_generations=2)
+
+
+def test_a_replay_that_asks_something_else_names_the_line():
+    calls = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        calls.append(1)
+        await agents.aux(f"Call {len(calls)}:")
+        return 1.0
+
+    with pytest.raises(
+        TaskError, match=r"asked something else when it was replayed \(line \d+ of test_workflow_functions"
+    ):
+        play(run, [{}], scripted(ANSWERS), num_turns=2, num_generations=2)
+
+
+def test_mistakes_get_a_sentence():
+    @workflow(roles=ROLES)
+    async def twice(item, agents):
+        await asyncio.gather(agents.aux("a"), agents.aux("b"))
+
+    with pytest.raises(TaskError, match="'aux' is asked twice in one turn"):
+        play(twice, [{}], scripted(ANSWERS))
+
+    @workflow(roles=ROLES)
+    async def unpaid(item, agents):
+        await agents.aux("a")
+
+    with pytest.raises(TaskError, match="returned None; it must return a reward"):
+        play(unpaid, [{}], scripted(ANSWERS))
+
+    @workflow(roles=ROLES)
+    async def stranger(item, agents):
+        await agents.author("a")
+
+    with pytest.raises(TaskError, match="There is no role 'author'; the roles are aux, main"):
+        play(stranger, [{}], scripted(ANSWERS))
+
+    @workflow(roles=ROLES, timeout=0.05)
+    async def slow(item, agents):
+        await asyncio.sleep(60)
+
+    with pytest.raises(TaskError, match=r"waited for more than 0.05 s \(line \d+ of"):
+        play(slow, [{}], scripted(ANSWERS))
+    with pytest.raises(TypeError, match="`async def`"):
+        workflow(roles=ROLES)(lambda item, agents: 1.0)
+    with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):
+        play(debate(max_open=4), [{"x": "1"}] * 2, scripted(ANSWERS), num_episodes=3)
+
+
+def test_other_waits_run_side_by_side():
+    barrier = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        barrier.append(asyncio.Event())
+        if len(barrier) == 8:
+            for event in barrier:
+                event.set()
+        await asyncio.wait_for(barrier[-1].wait(), 60)  # for all the other branches
+        await agents.aux("a")
+        return 1.0
+
+    levels = play(run, [{}] * 8, scripted(ANSWERS), num_episodes=1, num_turns=1)
+    assert [node.rewards for node in levels[0]] == [[1.0]] * 8
+
+
+def test_group_rewards_compare_the_branches_of_an_item():
+    def shortest(item, episodes):
+        lengths = [len(episode) for episode in episodes]
+        return [float(x == min(lengths)) for x in lengths]
+
+    environment = debate(group_reward=shortest)
+    levels = play(environment, [{"x": "1"}, {"x": "2"}], scripted(ANSWERS), num_episodes=6)
+    plain = play(debate(), [{"x": "1"}, {"x": "2"}], scripted(ANSWERS), num_episodes=6)
+    ends = {
+        (node.tree, node.episode): (len(node.history) + 1, node.rewards[0])
+        for level in levels
+        for node in level
+        if not node.children
+    }
+    base = {(n.tree, n.episode): n.rewards[0] for level in plain for n in level if not n.children}
+    for (tree, episode), (length, reward) in ends.items():
+        least = min(number for (other, _), (number, _) in ends.items() if other == tree)
+        assert reward == pytest.approx(base[tree, episode] + (length == least))
+
+
+def test_seats_play_roles_of_a_workflow():
+    environment = SeatedEnvironment(debate(), {"main": FunctionSeat(lambda item, prompt, history: "no")})
+    levels = play(environment, [{"x": "1"}], scripted(ANSWERS), num_episodes=2)
+    assert all(node.roles == ("aux",) for level in levels for node in level)
+
+
+def test_a_question_has_settings_of_its_own(tmp_path):
+    seen = []
+
+    @workflow(roles=("aux", "main"))
+    async def run(item, agents):
+        first = await agents.aux("First.", max_tokens=2)
+        seen.append((first, first.truncated, first.full))
+        second = await agents.aux("Second.", memory=False)
+        third = await agents.aux("Third.", stop=list("abcdefghijklmnop0123456789"))
+        seen.append((third, third.truncated))
+        return float(len(second))
+
+    trainer = tiny_trainer(tmp_path, environment=run, num_turns=3, num_generations=2, branching="episodes")
+    levels = trainer._play_trees(tiny_items(2).to_list())
+    tokens = [[len(ids) for node in level for ids in node.samples["aux"].completion_ids] for level in levels]
+    assert max(tokens[0]) == 2 and max(tokens[1]) > 2
+    prompts = [level[0].samples["aux"].prompt for level in levels]
+    assert prompts[0] == "First." and prompts[1] == "Second." and "First." in prompts[2] and "Second." in prompts[2]
+    assert all(x[0] == x[2] for x in seen if len(x) == 3) and any(x[1] for x in seen)
+
+
+def test_ten_thousand_episodes_leave_nothing():
+    environment, counts = holding(), []
+    for _ in range(11):
+        play(environment, [{"x": k} for k in range(1000)], scripted(ANSWERS), num_episodes=1, num_turns=2)
+        gc.collect()
+        counts.append((len(gc.get_objects()), threading.active_count(), len(os.listdir("/proc/self/fd"))))
+    assert Held.open == 0 and not asyncio.all_tasks(event_loop(os.getpid()))
+    assert all(last - first < 200 for first, last in zip(counts[1], counts[-1], strict=True))
+
+
+@pytest.mark.parametrize("outcome", [Outcome(0.5, {"m": 2.0}), 0.5, {"aux": 0.5, "main": 0.25}])
+def test_results_of_every_form(outcome):
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        await agents.main("a")
+        agents.reward(1.0, "main")
+        return outcome
+
+    ((node,), *_) = play(run, [{}], scripted(ANSWERS))
+    main = (outcome["main"] if isinstance(outcome, dict) else 0.5) + 1.0
+    assert node.role_rewards == {"aux": [0.5], "main": [main]}
+
+
+def test_trainer(tmp_path):
+    trainer = tiny_trainer(tmp_path, environment=debate(), num_turns=4, num_generations=2, max_steps=2)
+    assert isinstance(trainer, MAGRPOTrainer)
+    trainer.train()
+    trainer.evaluate(tiny_items(2))
+    log = trainer.state.log_history[0]
+    assert {"turn_1/longer", "turn_1/reward_mean"} <= log.keys()

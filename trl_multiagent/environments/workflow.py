@@ -1,0 +1,388 @@
+"""
+Workflows: tasks whose episode is a coroutine.
+
+`await agents.writer(prompt)` is the turn of the agent `writer`. All branches of a batch run on one event loop until each
+one waits for agents or has ended; what they ask is one turn, sampled in one call. The value that the coroutine returns
+is its reward.
+
+In a group of episodes, a coroutine lives from its first turn to its end, so that it may hold a game, a process or a
+connection. It is closed on every way out. In a tree, a branch is replayed from its answers: the coroutine must depend on
+the item and the answers alone.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import math
+import os
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+from trl_multiagent.environments.base import (
+    AgentCall,
+    Environment,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    check_prompt,
+    check_roles,
+    scoring_context,
+    with_call,
+)
+from trl_multiagent.environments.function_environment import event_loop
+from trl_multiagent.environments.task_errors import TaskError, as_number, describe, show, task_code
+
+
+PASSES = 3  # of the event loop without a new question, after which an episode waits for its agents
+CLOSING_SECONDS = 30  # that the clean-up of an episode may take
+
+
+class OutOfTurns(Exception):
+    """
+    Raised by `await agents.role(...)` when an episode has used all its turns. A workflow may catch it and return a
+    reward for what it reached. Otherwise it has earned what it was paid so far.
+    """
+
+
+class Agents:
+    """
+    The agents as a workflow sees them. `agents.writer`, `agents["writer"]` and `agents[0]` are the agent `writer` of a
+    task whose first role it is. A call asks the agent and returns its answer when awaited.
+    """
+
+    def __init__(self, episode: "Episode", roles: Sequence[str]):
+        self._episode, self._roles = episode, roles
+
+    def __getitem__(self, role: str | int) -> Callable[..., Awaitable[str]]:
+        name = self._roles[role] if isinstance(role, int) else role
+        if name not in self._roles:
+            raise KeyError(f"There is no role {name!r}; the roles are {', '.join(self._roles)}.")
+
+        def call(
+            prompt: Prompt, *, stop: Sequence[str] = (), max_tokens: int | None = None, memory: bool = True
+        ) -> Awaitable[str]:
+            check_prompt(f"The workflow, for {name!r},", prompt)
+            return self._episode.ask(name, with_call(prompt, AgentCall(tuple(stop), max_tokens, memory)))
+
+        return call
+
+    def __getattr__(self, role: str) -> Callable[..., Awaitable[str]]:
+        if role.startswith("_") or role not in self._roles:
+            raise AttributeError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
+        return self[role]
+
+    def reward(self, number: float, role: str | None = None) -> None:
+        """Pays a role, or all of them, for what has happened since the last turn."""
+        if as_number(number) is None:
+            raise TypeError(f"`agents.reward` got {show(number)}; it needs a number.")
+        for name in self._roles if role is None else [role]:
+            self._episode.paid[name] += float(number)
+        self._episode.was_paid = True
+
+    def log(self, name: str, number: float) -> None:
+        """Adds a metric, logged as `turn_{k}/{name}`."""
+        self._episode.metrics[name] = float(number)
+
+    def note(self, column: str, text: Any) -> None:
+        """Adds a column to the rows of the trace."""
+        self._episode.notes[column] = text
+
+
+class Episode:
+    """A running workflow: what its agents are asked, and what it has earned since the last turn."""
+
+    def __init__(self, run: Callable[..., Coroutine], item: dict, roles: Sequence[str]):
+        self.asked: dict[str, tuple[Prompt, asyncio.Future]] = {}
+        self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
+        self.metrics: dict[str, float] = {}
+        self.notes: dict[str, Any] = {}
+        self.item, self.out_of_turns = item, False
+        self.ready = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(run(dict(item), Agents(self, roles)))
+        self.task.add_done_callback(lambda task: self.ready.set())
+
+    def ask(self, role: str, prompt: Prompt) -> asyncio.Future:
+        if role in self.asked:
+            raise RuntimeError(f"{role!r} is asked twice in one turn: await its first answer, then ask again.")
+        future = asyncio.get_running_loop().create_future()
+        if self.out_of_turns:
+            future.set_exception(OutOfTurns("The episode has used all its turns."))
+        else:
+            self.asked[role] = (prompt, future)
+            self.ready.set()
+        return future
+
+    @property
+    def prompts(self) -> dict[str, Prompt]:
+        return {role: prompt for role, (prompt, _) in self.asked.items()}
+
+    def answer(self, joint_action: JointAction) -> None:
+        """Hands the agents' answers to the workflow, which runs on when the event loop does."""
+        asked, self.asked = self.asked, {}
+        self.ready.clear()
+        for role, (_, future) in asked.items():
+            if not future.done():
+                future.set_result(joint_action[role])
+        if self.task.done():
+            self.ready.set()
+
+    def end(self) -> None:
+        """Raises [`OutOfTurns`] where the workflow waits for agents."""
+        asked, self.asked, self.out_of_turns = self.asked, {}, True
+        self.ready.clear()
+        for _, future in asked.values():
+            if not future.done():
+                future.set_exception(OutOfTurns("The episode has used all its turns."))
+
+    def earned(self) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
+        """Returns payments, metrics and notes since the last turn."""
+        since = self.paid, self.metrics, self.notes
+        self.paid, self.metrics, self.notes = dict.fromkeys(self.paid, 0.0), {}, {}
+        return since
+
+    def line(self) -> str:
+        """Returns where the workflow stands in its own code."""
+        frames = self.task.get_stack()
+        return f" (line {frames[-1].f_lineno} of {os.path.basename(frames[-1].f_code.co_filename)})" if frames else ""
+
+
+class WorkflowEnvironment(Environment):
+    """
+    A task whose episode is a coroutine, as [`workflow`] makes it.
+
+    Args:
+        run (`Callable`): `async def run(item, agents)`, which returns the reward: a number, a dict with one per role,
+            an [`Outcome`], or `None` if `agents.reward` has paid.
+        roles (`Sequence[str]`): The roles.
+        live (`bool`, *optional*, defaults to `False`): Whether the coroutine holds something that cannot be replayed.
+            Such a workflow needs `branching: episodes`.
+        max_turns (`int`, *optional*, defaults to `20`): Turns of an episode whose number `num_turns` does not set.
+        timeout (`float`, *optional*): Seconds that a workflow may wait for anything but agents, per turn.
+        max_open (`int`, *optional*): Most episodes that may be open at once.
+        group_reward (`Callable`, *optional*): `group_reward(item, episodes) -> list[float]`, called once per item with
+            the turns of all its finished branches. What it returns is added to the last reward of each.
+        metric_ranges (`Mapping`, *optional*): See [`Environment`].
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Coroutine],
+        roles: Sequence[str],
+        *,
+        live: bool = False,
+        max_turns: int = 20,
+        timeout: float | None = None,
+        max_open: int | None = None,
+        group_reward: Callable[[dict, list[History]], Sequence[float]] | None = None,
+        metric_ranges: Mapping[str, tuple[float, float]] | None = None,
+    ):
+        if not asyncio.iscoroutinefunction(run):
+            raise TypeError(f"A workflow is an `async def` function of `item` and `agents`, not {show(run)}.")
+        self.run, self.roles, self.live, self.max_turns = run, check_roles(roles), live, max_turns
+        self.timeout, self.max_open, self.group_reward = timeout, max_open, group_reward
+        self.metric_ranges = metric_ranges or {}
+        self.name = f"The workflow `{run.__name__}`"
+        self._num_turns: int | None = None
+        self._open: dict[int, Episode] | None = None  # the living episodes by the id of their item
+
+    def __repr__(self) -> str:
+        return f"workflow {self.run.__module__}.{self.run.__name__}"
+
+    def resume_settings(self) -> dict[str, Any]:
+        return {"workflow": self.run.__name__, "roles": [*self.roles], "live": self.live}
+
+    def check_turns(self, num_turns: int) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def playing(self, num_turns: int | None, are_episodes: bool) -> Iterator[None]:
+        if self.live and not are_episodes:
+            raise TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
+        self._num_turns, self._open = num_turns, {} if are_episodes else None
+        try:
+            yield
+        finally:
+            episodes, self._num_turns, self._open = [*(self._open or {}).values()], None, None
+            if episodes:
+                self._wait(close(episodes))
+
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+        return self.next_prompts([item], [history])[0]
+
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+        async def turn() -> list[dict[str, Prompt]]:
+            async with self._reached(items, histories) as episodes:
+                return [episode.prompts for episode in episodes]
+
+        return self._wait(turn())
+
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        context = scoring_context()
+
+        async def turn() -> list[Outcome]:
+            async with self._reached(items, histories) as episodes:
+                for episode, joint_action in zip(episodes, joint_actions, strict=True):
+                    episode.answer(joint_action)
+                await self._settle(episodes)
+                last = [
+                    episode
+                    for episode, history in zip(episodes, histories, strict=True)
+                    if len(history) + 1 >= (self._num_turns or self.max_turns) and not episode.task.done()
+                ]
+                for episode in last:
+                    episode.end()
+                await self._settle(last)
+                return [self._outcome(episode, context.reward_none) for episode in episodes]
+
+        return self._wait(turn())
+
+    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
+        if self.group_reward is None:
+            return None
+        with task_code(f"The group reward of {self.run.__name__!r}"):
+            return self.group_reward(item, histories)
+
+    @contextlib.asynccontextmanager
+    async def _reached(self, items: list[dict], histories: Sequence[History]) -> Any:
+        """Yields the episode of each branch after its history: the living one, or one that is replayed and closed."""
+        opened = self._open
+        if opened is not None:
+            new = [
+                item for item, history in zip(items, histories, strict=True) if not history and id(item) not in opened
+            ]
+            if self.max_open is not None and len(opened) + len(new) > self.max_open:
+                raise TaskError(
+                    f"{self.name} would hold {len(opened) + len(new)} open episodes, but `max_open` is {self.max_open}: "
+                    "lower `items_per_device` or `num_generations`."
+                )
+            for item in new:
+                opened[id(item)] = Episode(self.run, item, self.roles)
+            episodes = [opened[id(item)] for item in items]
+            await self._settle(episodes)
+            yield episodes
+            return
+        if self.live and any(histories):
+            raise TaskError(f"{self.name} lives in its episodes: nothing can be scored after they have ended.")
+        episodes = [Episode(self.run, item, self.roles) for item in items]
+        try:
+            await self._settle(episodes)
+            for k in range(max(map(len, histories), default=0)):
+                behind = [(x, history[k]) for x, history in zip(episodes, histories, strict=True) if k < len(history)]
+                for episode, past in behind:
+                    if episode.prompts != past.prompts:
+                        raise TaskError(
+                            f"{self.name} asked something else when it was replayed{episode.line()}: in a tree it must "
+                            "depend on the item and the answers alone. Set `branching: episodes`, in which it lives."
+                        )
+                    episode.answer(past.joint_action)
+                await self._settle([episode for episode, _ in behind])
+                for episode, _ in behind:
+                    episode.earned()
+            yield episodes
+        finally:
+            await close(episodes)
+
+    async def _settle(self, episodes: Sequence[Episode]) -> None:
+        """Runs until each episode waits for agents or has ended, and raises the first error."""
+        try:
+            await asyncio.wait_for(asyncio.gather(*(episode.ready.wait() for episode in episodes)), self.timeout)
+        except asyncio.TimeoutError:
+            late = next(episode for episode in episodes if not episode.ready.is_set())
+            raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{late.line()}.") from None
+        quiet, number = 0, -1
+        while quiet < PASSES:  # parts that run side by side may ask, too
+            await asyncio.sleep(0)
+            now = sum(len(episode.asked) for episode in episodes)
+            quiet, number = (quiet + 1, now) if now == number else (0, now)
+        for episode in episodes:
+            if episode.task.done() and not episode.task.cancelled():
+                error = episode.task.exception()
+                if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns)):
+                    raise TaskError(f"{self.name} raised {describe(error)}{self._line_of(error)}.") from error
+
+    def _line_of(self, error: BaseException) -> str:
+        """Returns the last line of the workflow's own file in a traceback."""
+        own = [x for x in traceback.extract_tb(error.__traceback__) if x.filename == self.run.__code__.co_filename]
+        return f" (line {own[-1].lineno} of {os.path.basename(own[-1].filename)})" if own else ""
+
+    def _outcome(self, episode: Episode, reward_none: str) -> Outcome:
+        """Returns what was earned since the last turn, with the result of a workflow that has ended."""
+        paid, metrics, notes = episode.earned()
+        ended = episode.task.done() and episode.task.exception() is None
+        result = episode.task.result() if ended else 0.0
+        if episode.out_of_turns:
+            metrics["out_of_turns"] = 1.0
+        elif episode.task.done():
+            metrics["out_of_turns"] = 0.0
+        outcome = result if isinstance(result, Outcome) else Outcome(result)
+        reward: Any = outcome.reward
+        if reward is None:
+            if not episode.was_paid and reward_none != "drop":
+                raise TaskError(f"{self.name} returned None; it must return a reward, or pay with `agents.reward`.")
+            reward = 0.0 if episode.was_paid else math.nan
+        if isinstance(reward, Mapping):
+            if set(reward) != set(self.roles) or any(as_number(x) is None for x in reward.values()):
+                roles = ", ".join(self.roles)
+                raise TaskError(f"{self.name} returned {show(reward)}; a reward per role needs a number for {roles}.")
+            reward = {role: float(reward[role]) + paid[role] for role in self.roles}
+        elif as_number(reward) is None:
+            raise TaskError(
+                f"{self.name} returned {show(reward)}; it must return a number, a dict by role or an `Outcome`."
+            )
+        elif len(set(paid.values())) > 1:
+            reward = {role: float(reward) + paid[role] for role in self.roles}
+        else:
+            reward = float(reward) + paid[self.roles[0]]
+        return dataclasses.replace(
+            outcome, reward=reward, metrics={**metrics, **outcome.metrics}, extra={**notes, **outcome.extra}
+        )
+
+    def _wait(self, coroutine: Coroutine) -> Any:
+        """Runs a coroutine on the event loop of this process, and returns its result."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, event_loop(os.getpid()))
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            with contextlib.suppress(CancelledError, Exception):
+                future.result(CLOSING_SECONDS)
+            raise
+
+
+async def close(episodes: Sequence[Episode]) -> None:
+    """Ends episodes that still run: their `finally` and `async with` blocks run."""
+    running = [episode.task for episode in episodes if not episode.task.done()]
+    for episode in episodes:
+        episode.out_of_turns = True
+        episode.task.cancel()
+    if running:
+        await asyncio.wait(running, timeout=CLOSING_SECONDS)
+    for task in running:
+        if task.done() and not task.cancelled():
+            task.exception()  # an error while it ends has been seen
+
+
+def workflow(*, roles: Sequence[str], **settings: Any) -> Callable[[Callable[..., Coroutine]], WorkflowEnvironment]:
+    """
+    Makes a task of an `async def` function of `item` and `agents`. For the settings, see [`WorkflowEnvironment`].
+
+    Example:
+
+    ```python
+    >>> from trl_multiagent import workflow
+    >>> @workflow(roles=("describer", "guesser"))
+    ... async def taboo(item, agents):
+    ...     hint = await agents.describer(f"Describe the word {item['word']} without writing it.")
+    ...     if item["word"] in hint.lower():
+    ...         return 0.0
+    ...     guess = await agents.guesser(f"Hint: {hint}\\nWhich word is it?")
+    ...     return float(item["word"] in guess.lower())
+    >>> taboo.prompts({"word": "milk"}, [])
+    {'describer': 'Describe the word milk without writing it.'}
+
+    ```
+    """
+    return lambda run: WorkflowEnvironment(run, roles, **settings)
