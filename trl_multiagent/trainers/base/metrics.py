@@ -446,11 +446,11 @@ class Observer:
             return
         trainer = self.trainer
         problem = (
-            f"Step {trainer.state.global_step + 1}: vLLM has other weights than the trainer. The log-probabilities with "
-            f"which it sampled for agent {role!r} differ from the policy's by {difference:.2f} nats per token (limit "
-            f"{LARGEST_DIFFERENCE}), and {share:.0%} of the ratios are outside of the bounds of the sampling correction "
-            f"(limit {LARGEST_SHARE_OUTSIDE:.0%}). Restart vLLM with the agent's own model, and resume. If only its "
-            "precision differs, set `vllm_importance_sampling_mode: token_truncate`; weaken `top_p`, `top_k`, `min_p`."
+            f"Step {trainer.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent {role!r} "
+            f"differ from the policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of "
+            f"the bounds of the sampling correction (limits: {LARGEST_DIFFERENCE} nats, {LARGEST_SHARE_OUTSIDE:.0%}). "
+            "vLLM has other weights than the trainer: restart it with the agent's own model, and resume. If only its "
+            "precision differs, set `vllm_importance_sampling_mode: token_truncate`, or weaken `top_p` and the like."
         )
         one_process = trainer.accelerator.num_processes == 1
         raise EngineError(problem if one_process else f"{problem} {trainer._last_complete()}")
