@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from trl_multiagent.environments import Outcome
+from trl_multiagent.environments import Environment, Outcome
 from trl_multiagent.rollout.tree import Samples, grow_trees, joint_action_indices
 
 
-class Letters:
+class Letters(Environment):
     """Agents write a letter per sibling; the reward is looked up by the branch's texts."""
 
     def __init__(self, rewards=None, roles=("aux", "main")):

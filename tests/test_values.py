@@ -3,7 +3,7 @@
 import pytest
 
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.rollout.values import compute_targets, critic_advantages, explained_variance
+from trl_multiagent.trainers.base.actor_critic_trainer import compute_targets, critic_advantages, explained_variance
 
 
 def node(rewards, values, children=None, unvisited=None, indices=None):

@@ -261,7 +261,6 @@ def test_whatever_a_file_says(folder, tiny_model, capsys, algorithm, sections, n
 @pytest.mark.parametrize(
     ("algorithm", "overrides", "expected"),
     [
-        ("magrpo", ["dataset.name=demo"], "dataset.type (`dataset.name` is 'demo'"),
         ("madpo", ["madpo.advantage_mode=mean"], "madpo.advantage_mode"),
         ("marlhf", ["marlhf.critic_form=head"], "because of `rl_algorithm`: marlhf.critic_form"),
         ("reward_model", ["reward_model.eval_num_samples=3"], "reward_model.eval_num_samples"),

@@ -505,8 +505,7 @@ def test_models_that_do_not_fit(tmp_path):
         critic_trainer(tmp_path, team=team_of("lora"))
 
 
-def test_critics_that_cannot_be_a_start(tmp_path):
-    """A head with other layers, folders without a model, and a folder that is not there."""
+def test_a_saved_critic_with_another_head_cannot_be_a_start(tmp_path):
     trainer = critic_trainer(tmp_path / "run", critic_value_head_hidden_dim=8)
     trainer.save_model(str(tmp_path / "saved"))
     critics = [str(tmp_path / "saved" / "critics" / role) for role in trainer.team.roles]
@@ -514,9 +513,6 @@ def test_critics_that_cannot_be_a_start(tmp_path):
         critic_trainer(tmp_path, critic_models=critics)
     again = critic_trainer(tmp_path, critic_models=critics, critic_value_head_hidden_dim=8)
     assert again.team.critics.heads["aux"][0].weight.shape == (8, 32)
-    for missing, message in (("saved", "no config.json"), ("nowhere", "does not exist")):
-        with pytest.raises(ValueError, match=message):
-            critic_trainer(tmp_path, critic_models=str(tmp_path / missing))
 
 
 @pytest.mark.parametrize("form", ["model", "adapter", "head"])

@@ -9,6 +9,7 @@ from trl_multiagent.demo.model import ONE_TURN, TWO_TURNS
 from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
+from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.tasks.code_generation import task as code_generation
 
@@ -36,8 +37,9 @@ two free cores.
 
 @dataclasses.dataclass
 class DemoDataset(code_generation.CodeDataset):
-    """The section `dataset`, in which the name or the type `demo` selects the demo's problems."""
+    """The section `dataset`, in which the name `demo` selects the demo's problems."""
 
+    generated = (*SHORT_NAMES, NAME)
     name: str | None = setting(f"Hub id, path of a {LOCAL_FILE}, or '{NAME}'.")
 
     def __post_init__(self) -> None:
@@ -51,39 +53,23 @@ class DemoDataset(code_generation.CodeDataset):
                 f"to '{NAME}', or choose another type."
             )
 
-    @property
-    def is_demo(self) -> bool:
-        return NAME in (self.name, self.type)
-
-    @property
-    def without_effect(self) -> list[str]:
-        if self.name != NAME or self.type in (None, NAME):
-            return []
-        return [f"dataset.type (`dataset.name` is '{NAME}', which has its own problems)"]
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return not self.is_demo
-
 
 def is_demo_run(settings: TaskSettings) -> bool:
     """Returns whether the run uses the demo's problems and two agents."""
-    dataset: DemoDataset = settings.sections["dataset"]
-    return dataset.is_demo and settings.num_agents == 2
+    return settings.dataset.name == NAME and settings.num_agents == 2
 
 
 def make_environment(settings: TaskSettings) -> Environment:
-    is_demo = settings.sections["dataset"].is_demo
+    is_demo = settings.dataset.name == NAME
     # A few of the demo's items have tests that trivial answers pass. Its user cannot change them, so no warning is
     # needed
     return code_generation.make_environment(settings, demo_prompts if is_demo else None, warn_about_items=not is_demo)
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:
-    dataset: DemoDataset = settings.sections["dataset"]
-    if not dataset.is_demo:
+    if settings.dataset.name != NAME:
         return code_generation.load_datasets(settings)
-    return dataset.load_splits(lambda split: demo_dataset(split or "train"))
+    return settings.dataset.load_splits(lambda split: demo_dataset(split or "train"))
 
 
 def introduction(settings: TaskSettings) -> str | None:

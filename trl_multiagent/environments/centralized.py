@@ -65,19 +65,11 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
     A block begins with `<role>` and ends with `</role>`. A block without an end tag ends at the next block, or at the
     end of the text. The line breaks after the first tag and before the last one are removed.
     """
-    opening = re.compile(f"<({'|'.join(map(re.escape, roles))})>")
+    tags = "|".join(map(re.escape, roles))
+    block = re.compile(rf"<({tags})>(?:(.*?)</\1>|(.*?)(?=<(?:{tags})>|\Z))", re.DOTALL)
     found: dict[str, list[str]] = {role: [] for role in roles}
-    start = opening.search(text)
-    while start is not None:
-        role = start[1]
-        end = text.find(f"</{role}>", start.end())
-        following = opening.search(text, start.end())
-        if end < 0:
-            end = len(text) if following is None else following.start()
-        else:
-            following = opening.search(text, end)
-        found[role].append(text[start.end() : end].removeprefix("\n").removesuffix("\n"))
-        start = following
+    for role, closed, unclosed in block.findall(text):
+        found[role].append((closed or unclosed).removeprefix("\n").removesuffix("\n"))
     return Blocks(
         answers={role: blocks[0] if len(blocks) == 1 else "" for role, blocks in found.items()},
         missing=[role for role, blocks in found.items() if not blocks],

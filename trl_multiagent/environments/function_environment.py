@@ -180,17 +180,13 @@ class FunctionEnvironment(Environment):
         """
         Returns the templates, the weights, and the names of the functions. The code of the functions is not compared.
         """
-        prompts = {
-            role: template if isinstance(template, str) else f"function {function_name(template)}"
-            for role, template in self.templates.items()
-        }
         return {
-            "prompts": prompts,
+            "prompts": {role: x if isinstance(x, str) else function_name(x) for role, x in self.templates.items()},
             "reward_funcs": self.reward_names,
             "reward_weights": self.reward_weights,
-            "transition": None if self.transition is None else function_name(self.transition),
-            **({"conversational": True} if self.conversational else {}),
-            **({} if self.order is None else {"order": self.order}),
+            "transition": self.transition and function_name(self.transition),
+            "conversational": self.conversational,
+            "order": self.order,
         }
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
@@ -204,8 +200,8 @@ class FunctionEnvironment(Environment):
             {role: prompt for turn in turns for role, prompt in turn.prompts.items()} | last_prompts
             for turns, last_prompts in zip(past, prompts, strict=True)
         ]
-        answers = [{**last_answers(histories[k]), **joint_actions[k]} for k in ends]
-        answers = [{role: texts[role] for role in self.roles} for texts in answers]
+        heard = [last_answers(histories[k]) | joint_actions[k] for k in ends]
+        answers = [{role: texts[role] for role in self.roles} for texts in heard]
         with scoring(replace(scoring_context(), prompts=shown, completion_ids=None)):
             for k, outcome in zip(ends, self._score(last, answers, past), strict=True):
                 outcomes[k] = outcome
@@ -240,21 +236,20 @@ class FunctionEnvironment(Environment):
                     ]
             calls.append(call)
         outputs = call_rewards(names, self.reward_funcs, calls, self.reward_timeout)
-        by_role: list[dict[str, float]] = [{} for _ in items]
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
-            rewards = as_rewards(name, output, len(items))
-            for outcome, role_rewards, reward in zip(outcomes, by_role, rewards, strict=True):
+            for outcome, reward in zip(outcomes, as_rewards(name, output, len(items)), strict=True):
                 if isinstance(reward, dict):
                     if unknown := [role for role in reward if role not in self.roles]:
                         raise TaskError(
                             f"{name} returned a reward for {unknown[0]!r}; the roles are {', '.join(self.roles)}."
                         )
-                    role_rewards |= {role: role_rewards.get(role, 0.0) + weight * x for role, x in reward.items()}
-                    outcome.metrics |= {f"rewards/{key}/{role}": x for role, x in reward.items()}
+                    for role, x in reward.items():
+                        outcome.role_rewards[role] = outcome.role_rewards.get(role, 0.0) + weight * x
+                        outcome.metrics[f"rewards/{key}/{role}"] = x
                 elif reward is not None:
                     outcome.reward += weight * reward
                     outcome.metrics[f"rewards/{key}"] = reward
-        for outcome, role_rewards, item, joint_action in zip(outcomes, by_role, items, joint_actions, strict=True):
+        for outcome, item, joint_action in zip(outcomes, items, joint_actions, strict=True):
             if not outcome.metrics and context.reward_none == "drop":
                 outcome.reward = math.nan
             elif not outcome.metrics:
@@ -263,9 +258,9 @@ class FunctionEnvironment(Environment):
                     f"{joint_action!r} of item {item!r}; at least one must score it. In a training, `reward_none: "
                     "drop` leaves such joint actions out."
                 )
-            if role_rewards:
+            if own := outcome.role_rewards:
                 joint = outcome.reward
-                outcome.set_role_rewards({role: joint + role_rewards.get(role, 0.0) for role in self.roles})
+                outcome.set_role_rewards({role: joint + own.get(role, 0.0) for role in self.roles})
         return outcomes
 
 

@@ -37,14 +37,6 @@ class DatasetSource:
         return load(self.train_split), None if self.eval_split is None else load(self.eval_split)
 
     @property
-    def without_effect(self) -> list[str]:
-        """
-        The settings of this section that the user gave but that have no effect, each with the reason. A note lists
-        them.
-        """
-        return []
-
-    @property
     def may_be_hub_id(self) -> bool:
         """Whether `name` may be an id on the Hub. If so, the model card links to it."""
         return self.name not in self.generated

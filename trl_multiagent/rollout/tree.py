@@ -75,7 +75,7 @@ class Node:
     ended: list[int] = field(default_factory=list)  # the joint actions after which the environment ended the episode
     # In a chain whose trainer has critics: the nodes after joint actions that are not continued. They have no samples
     unvisited: dict[int, "Node"] = field(default_factory=dict)
-    values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `rollout.values`
+    values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `trainers.base.actor_critic_trainer`
     targets: dict[str, list[float]] = field(default_factory=dict)  # learning targets of these values, by critic
     # Each agent's last samples in this branch, and the index of its completion there; empty at a root
     continues: dict[str, tuple[Samples, int]] = field(default_factory=dict, repr=False)

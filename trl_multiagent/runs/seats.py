@@ -13,12 +13,11 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
-from trl_multiagent.limits import check_value, same
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
 from trl_multiagent.runs.models import check_models, make_loader
 from trl_multiagent.settings.algorithms import PREFERENCE_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, task_settings
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.read import ConfigError, checked, config_errors
 from trl_multiagent.settings.schema import SeatSettings, keys_of
 from trl_multiagent.team.seat import TeamSeat
 from trl_multiagent.trainers.base.checkpoints import step_of
@@ -63,12 +62,10 @@ def seated(settings: Settings, environment: Environment, folder: Path, run: Run)
     """
     if not settings.seats:
         return environment
-    try:
+    with config_errors():
         trained = [role for role in environment.roles if role not in settings.seats]
         seats = {role: make_seat(settings, role, x, folder, run, trained) for role, x in settings.seats.items()}
         return SeatedEnvironment(environment, seats)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Run, trained: Sequence[str]) -> Seat:
@@ -142,12 +139,6 @@ def read_section(path: str, section: Any, cls: type) -> Any:
     for name, value in section.items():
         if name not in keys:
             raise ValueError(f"`{path}.{name}` is not a known setting; it has {', '.join(keys)}.")
-        if not same(value, keys[name].default):
-            try:
-                check_value(value, keys[name].hint, keys[name].limits)
-            except ValueError as error:
-                raise ValueError(f"`{path}.{name}` {error}") from error
-    try:
+        checked(f"{path}.{name}", value, keys[name])
+    with config_errors(f"`{path}`: "):
         return cls(**section)
-    except ValueError as error:
-        raise ValueError(f"`{path}`: {error}") from error

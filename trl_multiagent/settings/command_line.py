@@ -92,8 +92,7 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
 
 def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full: bool) -> None:
     """
-    Prints the help of a recipe: the usual settings and the names of most others or, if `full`, every setting, which
-    imports TRL.
+    Prints the help of a recipe: common settings; with `full`, all of them (imports TRL).
     """
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
     usual = USUAL

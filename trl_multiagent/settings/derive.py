@@ -183,7 +183,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
     complete_evaluation(settings)
     if algorithm in ACTOR_CRITICS:
         complete_critics(settings)
-    without_effect += [*settings.dataset.without_effect, *settings_without_effect(settings)]
+    without_effect += settings_without_effect(settings)
     if without_effect:
         settings.notes.append(f"these settings have no effect here: {', '.join(without_effect)}.")
     if settings.is_centralized and settings.num_agents == 1:
@@ -244,22 +244,15 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
 
     if settings.agents is not None and settings.agent_model.name is not None:
         yield "agent_model.name (`agents` is used)"
-    reasons: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
     if value("num_turns") in (None, 1):
-        reasons |= dict.fromkeys((*HISTORY, "max_history_length"), "one turn has no past")
-        reasons |= dict.fromkeys(("handoff", "discount"), "there is one turn")
+        reasons |= dict.fromkeys((*HISTORY, "max_history_length", "handoff", "discount"), "there is one turn")
     elif value("handoff") is not None and algorithm not in ACTOR_CRITICS:
         reasons["discount"] = "the return of a chain's joint action is its reward"
-    if algorithm in ITERATIVE or value("num_iterations") in (None, 1):
-        ratio = "with one step per batch the probability ratio is 1"
-        reasons |= dict.fromkeys(("epsilon", "epsilon_high", "delta", "importance_ratio"), ratio)
-        reasons["value_clip_range"] = "with one step per batch the value is the old one"
     if not value("use_vllm"):
         reasons |= dict.fromkeys((name for name in keys if name.startswith("vllm_")), "`use_vllm` is off")
     if not value("beta"):
         reasons |= dict.fromkeys(("sync_ref_model", "use_bias_correction_kl"), "`beta` is off")
-    if not value("sync_ref_model"):
-        reasons |= dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps"), "`sync_ref_model` is off")
     if algorithm in ACTOR_CRITICS:
         form = value("critic_form")
         reasons |= {name: f"`critic_form` is {form!r}" for name, own in ARGUMENTS_OF_FORMS.items() if form != own}

@@ -29,6 +29,7 @@ from trl_multiagent.settings.schema import (
     TRL_FLAGS,
     TRL_NAMES,
     AgentModel,
+    Key,
     known_settings,
 )
 
@@ -285,15 +286,18 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         elif path not in known:
             similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
             raise ConfigError(f"`{path}` is not a known setting{similar}")
-        elif is_blank or is_default:
-            continue
-        elif same(value, known[path].default):
-            values[section][name] = value
-        else:
+        elif not is_blank and not is_default:
             names = [path, *(old for old, new in other_names.items() if new == path)]
-            with config_errors(f"`{'` or `'.join(names)}` "):
-                values[section][name] = check_value(value, known[path].hint, known[path].limits)
+            values[section][name] = checked("` or `".join(names), value, known[path])
     return values, without_effect
+
+
+def checked(name: str, value: Any, key: Key) -> Any:
+    """Returns the value of a setting with its type. Raises a `ConfigError` that begins with the setting's name."""
+    if same(value, key.default):
+        return value
+    with config_errors(f"`{name}` "):
+        return check_value(value, key.hint, key.limits)
 
 
 def paths(

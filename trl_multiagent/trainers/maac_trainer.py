@@ -11,7 +11,7 @@ class MAACTrainer(ActorCriticTrainer):
     alone.
 
     Each optimizer step samples one batch of rollout trees. With the critic's value V(h) of a node when the batch was
-    sampled, and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
+    sampled, and the target y_j of a joint action j (see [`compute_targets`]):
 
         A_i,g = mean over the joint actions j with agent i's completion g of y_j  -  V(h)
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)

@@ -120,7 +120,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     eval_dataset: Any
     _num_parts: int  # number of micro-batches of the step, over all processes
     _first_chosen_logp: float | None = None  # per token, in the first log of a run without a reference
-    _has_warned = False  # whether the fall of the chosen answers' log-probability was reported
 
     def __init__(
         self,
@@ -436,24 +435,21 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if self.model.training and "logps/chosen_change" in metrics:
             if self._counts_env_steps:
                 metrics["env_step"] = [self.env_step]
-            fall = -metrics["logps/chosen_change"][0]
-            if fall > LARGEST_FALL and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    f"The log-probability of the chosen answers has fallen by {fall:.2f} per token since the start of "
-                    f"the training (step {self.state.global_step}): the chosen answers become less likely. Lower "
-                    "`learning_rate`, raise `beta`, or add the loss type 'sft'."
+            if metrics["logps/chosen_change"][0] < -LARGEST_FALL:
+                logger.warning_once(
+                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token since "
+                    "the start of the training: they become less likely. Lower `learning_rate`, raise `beta`, or add "
+                    "the loss type 'sft'."
                 )
         super().log(logs, start_time)
 
     def _process_state(self) -> dict[str, Any]:
-        state = {"env_step": self.env_step, "has_warned": self._has_warned}
-        return {**super()._process_state(), **state, "first_chosen_logp": self._first_chosen_logp}
+        state = {"env_step": self.env_step, "first_chosen_logp": self._first_chosen_logp}
+        return {**super()._process_state(), **state}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.env_step, self._has_warned = state["env_step"], state["has_warned"]
-        self._first_chosen_logp = state["first_chosen_logp"]
+        self.env_step, self._first_chosen_logp = state["env_step"], state["first_chosen_logp"]
 
 
 # The tokens of all agents

@@ -184,11 +184,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         is_zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
         if is_zero3 and self.world_size > 1 and not self.ds3_gather_for_generation:
             raise ValueError(
-                "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective "
-                "operation, but "
-                "the rollout trees differ between processes, so these would wait for each other forever. Leave it "
-                "True: "
-                "every device then holds the weights of the agent that generates."
+                "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective operation, "
+                "but rollout trees differ between ranks, which would deadlock. Leave it True: every device then holds "
+                "the weights of the agent that generates."
             )
         self._check_generation_kwargs()
         if self.use_vllm:
@@ -251,23 +249,19 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         exponent = (num_agents or 1) if self.joint_mode == "cross" else 1
         is_tree = self.handoff is None and self.branching == "tree"
         exponents = [exponent * turn if is_tree else exponent for turn in range(1, self.num_turns + 1)]
-        # Numbers that may have millions of digits are not computed
-        is_huge = exponents[-1] * math.log10(self.num_generations) > 12
-        number = 0 if is_huge else sum(self.num_generations**x for x in exponents)
-        if not is_huge and number <= self.max_joint_actions:
+        # Larger powers are not computed, because they may have millions of digits
+        number = sum(min(self.num_generations ** min(x, 64), self.max_joint_actions + 1) for x in exponents)
+        if number <= self.max_joint_actions:
             return
         terms = [f"{self.num_generations}^{x}" for x in exponents]
         if len(terms) > 3:
             terms[2:-1] = ["..."]
         agents = f", {num_agents} agents" if exponent > 1 else ""
-        total = "" if is_huge else f" = {number}"
         raise ValueError(
             f"the rollout tree of an item is too large: `num_generations` {self.num_generations}, `num_turns` "
-            f"{self.num_turns}{agents} and "
-            f"`joint_mode` {self.joint_mode!r} make {' + '.join(terms)}{total} joint actions, but "
-            "`max_joint_actions` is "
-            f"{self.max_joint_actions}. Lower `num_generations` or `num_turns`, set `handoff`, or raise "
-            "`max_joint_actions`."
+            f"{self.num_turns}{agents} and `joint_mode` {self.joint_mode!r} make {' + '.join(terms)} joint actions, but "
+            f"`max_joint_actions` is {self.max_joint_actions}. Lower `num_generations` or `num_turns`, set `handoff`, or "
+            "raise `max_joint_actions`."
         )
 
     def _check_values(self) -> None:
