@@ -497,12 +497,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.env_step = state["env_step"]
-        # Checkpoints of earlier releases lack the following entries
-        self.generated_tokens = state.get("generated_tokens", 0)
-        rows, process = state.get("shown_rows"), self.args.process_index
-        if rows is not None:  # earlier releases saved the rows of all processes
-            self.observer.shown_rows = [row for row in rows if row["process"] == process]
+        self.env_step, self.generated_tokens = state["env_step"], state["generated_tokens"]
+        self.observer.shown_rows = state["shown_rows"]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
