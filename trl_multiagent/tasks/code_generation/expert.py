@@ -240,8 +240,7 @@ class LocalExpert:
         self.sampler = TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536, seed=0))
 
     def ask(self, questions: Sequence[str]) -> list[str | Exception]:
-        from trl_multiagent.rollout.episodes import derive_seed
-        from trl_multiagent.rollout.tree import Node
+        from trl_multiagent.rollout.tree import Node, derive_seed
 
         self.prepare()
         assert self.sampler is not None

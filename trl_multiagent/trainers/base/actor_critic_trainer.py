@@ -20,7 +20,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
 from trl_multiagent.trainers.base.batch import Batch, CriticTensors
-from trl_multiagent.trainers.base.rollout_metrics import Total, totals_of_all
+from trl_multiagent.trainers.base.metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
