@@ -16,10 +16,9 @@ from trl_multiagent import (
 )
 from trl_multiagent.environments.base import Turn, ask, judge
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import Branch
-from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes, play_episodes, turns_of_episodes
 
 from by_hand import distance, one_update, reference_gradients
 from tiny import AsciiGame, tiny_team, tiny_trainer

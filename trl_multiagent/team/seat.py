@@ -9,11 +9,10 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import UnavailableError, function_name
-from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import Branch, Seat, training_step
 from trl_multiagent.rollout.trace import item_id
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, derive_seed
 from trl_multiagent.team.load import LoadError, TeamLoader
 
 

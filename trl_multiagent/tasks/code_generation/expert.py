@@ -234,8 +234,7 @@ class LocalExpert:
         self.sampler = load_sampler(loader, self.model, SOLO, "external.expert_model", sampling, 65536, None, 0)
 
     def ask(self, questions: Sequence[str]) -> list[str | Exception]:
-        from trl_multiagent.rollout.episodes import derive_seed
-        from trl_multiagent.rollout.tree import Node
+        from trl_multiagent.rollout.tree import Node, derive_seed
 
         self.prepare()
         assert self.sampler is not None

@@ -150,6 +150,25 @@ class CodeReward:
             if not analysis.main_problem and not analysis.syntax_problem
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
+        shown = self._make_experiments(kinds, analyses, programs, verdicts, facts)
+        results = [
+            CodeResult(analysis, verdicts.get(k), executed, *shown.get(k, ())) for k, analysis in enumerate(analyses)
+        ]
+        outcomes = [_outcome(self.kind, result, fact) for result, fact in zip(results, facts, strict=True)]
+        for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
+            for kind in kinds:
+                outcome.metrics[f"{kind}_reward"] = sum(_parts(kind, results[k], facts[k]).values())
+        return outcomes
+
+    def _make_experiments(
+        self,
+        kinds: tuple[str, ...],
+        analyses: list[Analysis],
+        programs: dict[int, Program],
+        verdicts: dict[int, Verdict],
+        facts: list[ItemFacts],
+    ) -> dict[int, tuple[bool, bool]]:
+        """Returns `needs_aux` and `divided` for the programs with which experiments are made, by index."""
         called = {
             k: replace(
                 program,
@@ -161,28 +180,14 @@ class CodeReward:
             for k, program in programs.items()
             if verdicts[k].passed and 0 < verdicts[k].calls.get(AUX, 0) <= MAX_CALLS
         }
-        solving = {k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0}
-        if executed and "paper" in kinds:
-            effects = self._find_effects(called, {k: EXPERIMENTS if k in solving else EXPERIMENTS[:1] for k in called})
-        else:
-            effects = self._find_effects(called, dict.fromkeys(solving, EXPERIMENTS))
+        solving = [k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0]
+        asks = called if "paper" in kinds and self.collaboration == "executed" else ()  # whether they need aux
+        effects = self._find_effects(
+            called, dict.fromkeys(asks, EXPERIMENTS[:1]) | dict.fromkeys(solving, EXPERIMENTS)
+        )
         # A main that answers itself if aux says nothing may still depend on what aux says
-        spare = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
-        results = [
-            CodeResult(
-                analysis,
-                verdicts.get(k),
-                executed,
-                needs_aux=k not in effects or bool(effects[k] or spare[k]),
-                divided=effects.get(k) == EXPERIMENTS[:-1],
-            )
-            for k, analysis in enumerate(analyses)
-        ]
-        outcomes = [_outcome(self.kind, result, fact) for result, fact in zip(results, facts, strict=True)]
-        for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
-            for kind in kinds:
-                outcome.metrics[f"{kind}_reward"] = sum(_parts(kind, results[k], facts[k]).values())
-        return outcomes
+        others = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
+        return {k: (bool(effects[k] or others[k]), effects[k] == EXPERIMENTS[:-1]) for k in effects}
 
     def _find_effects(
         self, programs: dict[int, Program], chosen: dict[int, tuple[str, ...]]

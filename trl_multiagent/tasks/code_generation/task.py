@@ -46,7 +46,7 @@ class CodeDataset(DatasetSource):
         "'humaneval', 'coophumaneval' or 'mbpp', which come with the package; a Hub id; or the path of a "
         f"{LOCAL_FILE}."
     )
-    type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
+    type: str | None = setting(f"{quoted(DATASET_TYPES)}; rows are read by their columns.")
 
     def __post_init__(self) -> None:
         if self.name is None:
