@@ -222,7 +222,7 @@ def test_a_seat_takes_a_folder(tmp_path):
     same = TeamSeat(lambda: TeamSampler(team, generator), "team", "y")
     assert seat.sampler is None and seat.answer("b", branches) == same.answer("b", branches)
     assert seat.describe() == {"team": str(tmp_path / "team"), "agent": "y"}
-    with pytest.raises(UnavailableError, match=r"`seats.b`: .* has the roles x, y, not 'b': set `agent`"):
+    with pytest.raises(UnavailableError, match=r"`seats.b`: .* has the roles x, y, not 'b'"):
         TeamSeat(str(tmp_path / "team")).answer("b", branches)
     with pytest.raises(UnavailableError, match=r"`seats.b`: the team cannot be loaded from '/nowhere/team'"):
         TeamSeat("/nowhere/team").answer("b", branches)

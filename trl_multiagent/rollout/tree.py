@@ -73,8 +73,6 @@ class Node:
     episode: int | None = None  # the number of the episode among those of its item; `None` in a tree
     ended_early: bool = False  # whether early termination made this node a leaf
     ended: list[int] = field(default_factory=list)  # the joint actions after which the environment ended the episode
-    # In a chain whose trainer has critics: the nodes after joint actions that are not continued. They have no samples
-    unvisited: dict[int, "Node"] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `trainers.base.actor_critic_trainer`
     targets: dict[str, list[float]] = field(default_factory=dict)  # learning targets of these values, by critic
     # Each agent's last samples in this branch, and the index of its completion there; empty at a root
@@ -84,11 +82,6 @@ class Node:
     def roles(self) -> tuple[str, ...]:
         """The roles that act at this node."""
         return tuple(self.prompts)
-
-    @property
-    def next_nodes(self) -> dict[int, "Node"]:
-        """The node that follows each joint action after which the episode goes on, visited or not."""
-        return {**self.children, **self.unvisited}
 
     @property
     def joint_actions(self) -> list[JointAction]:
@@ -187,7 +180,6 @@ def grow_trees(
     early_termination_threshold: float | None = None,
     discount: float = 1.0,
     process_reward: Callable[[float], float] = float,
-    with_unvisited: bool = False,
     num_episodes: int | None = None,
     numbers: Sequence[int] | None = None,
     seed: int | str = 0,
@@ -204,9 +196,6 @@ def grow_trees(
         num_turns, num_generations, joint_mode, handoff, early_termination_threshold, discount: See [`RolloutConfig`].
         process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left
             as they are.
-        with_unvisited (`bool`, *optional*, defaults to `False`): Whether the environment also makes the next prompts
-            of the joint actions that a chain does not continue. A critic needs them, because the targets of these
-            joint actions contain its values of the next nodes.
         num_episodes (`int`, *optional*): Number of independent episodes of each item. Episode e of item i is entry
             `i * num_episodes + e` of the first turn. `num_generations` is 1 then.
         numbers (`Sequence[int]`, *optional*): The `tree` of each item's nodes, on which draws depend. By default, its
@@ -231,7 +220,7 @@ def grow_trees(
             for node, outcomes in zip(nodes, score(nodes), strict=True):
                 _add_outcomes(node, outcomes, environment.roles, process_reward)
             if turn + 1 < num_turns:
-                nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited, seed)
+                nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, seed)
     _add_group_rewards(levels, environment)
     _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
@@ -385,31 +374,24 @@ def _grow_children(
     environment: Environment,
     handoff: str | None,
     threshold: float | None,
-    with_unvisited: bool,
     seed: int | str,
 ) -> list[Node]:
-    """Adds the child nodes to the nodes of a turn, and returns the children to visit."""
-    asked = []  # node, joint action, whether it is continued
-    for node in nodes:
-        continued = _continued_actions(node, handoff, threshold, seed)
-        listed = range(len(node.indices)) if with_unvisited and not node.ended_early else continued
-        asked += [(node, action, action in continued) for action in listed]
+    """Adds the child nodes to the nodes of a turn, and returns them."""
+    asked = [(node, action) for node in nodes for action in _continued_actions(node, handoff, threshold, seed)]
     if not asked:
         return []
-    histories = [(*node.history, node.turn(action)) for node, action, _ in asked]
-    prompts = ask(environment, [node.item for node, *_ in asked], [*histories])
+    histories = [(*node.history, node.turn(action)) for node, action in asked]
+    prompts = ask(environment, [node.item for node, _ in asked], [*histories])
     children = []
-    for (node, action, is_continued), history, child_prompts in zip(asked, histories, prompts, strict=True):
+    for (node, action), history, child_prompts in zip(asked, histories, prompts, strict=True):
         if not child_prompts:
-            if is_continued:
-                node.ended.append(action)
+            node.ended.append(action)
             continue
         child = Node(node.item, history, child_prompts, tree=node.tree, episode=node.episode)
         child.path = (*node.path, action)
         child.continues = {**node.continues, **node.chosen(node.indices[action])}
-        (node.children if is_continued else node.unvisited)[action] = child
-        if is_continued:
-            children.append(child)
+        node.children[action] = child
+        children.append(child)
     return children
 
 

@@ -236,7 +236,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 early_termination_threshold=args.early_termination_threshold,
                 discount=args.discount,
                 process_reward=self._process_reward,
-                with_unvisited=self.team.critics is not None,
                 num_episodes=args.num_episodes,
                 numbers=range(first, first + len(items)),
                 seed=f"{args.seed}/{stream}",
