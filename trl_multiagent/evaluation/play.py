@@ -22,7 +22,6 @@ from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.rollout.episodes import nodes_of_episode, play_episodes
 from trl_multiagent.rollout.sampler import (
     Completions,
     Level,
@@ -31,7 +30,7 @@ from trl_multiagent.rollout.sampler import (
     TransformersGenerator,
     sampling_arguments,
 )
-from trl_multiagent.rollout.tree import Node, judge_nodes
+from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes
 
 
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
