@@ -292,8 +292,8 @@ class AgentTeam(nn.Module):
             self.save_pretrained(folder)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
-            options = (token, revision, commit_message, create_pr)
-            return upload_folder(folder, repo_id, "Call `push_to_hub` again.", *options, files=team_files(folder))
+            options = {"token": token, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
+            return upload_folder(folder, repo_id, "Call `push_to_hub` again.", team_files(folder), **options)
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns the facts about each agent that a model card shows, see [`~report.model_card.team_card`]."""
