@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 import trl_multiagent
+from trl_multiagent.console import markdown_table, text_table
 from trl_multiagent.report.pictures import draw_curve, picture
-from trl_multiagent.report.tables import markdown_table, text_table
 
 
 def test_one_module_draws():

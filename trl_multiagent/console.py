@@ -1,7 +1,12 @@
-"""Keeps the console readable: fewer messages of other libraries, and no control characters. Its import is fast."""
+"""
+What programs print: fewer messages of other libraries, no control characters, and tables, which are lists of rows with
+the heading first. Its import is fast.
+"""
 
 import logging
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 
 def quiet_libraries() -> None:
@@ -36,3 +41,17 @@ def is_no_list_of_defaults(record: logging.LogRecord) -> bool:
 def printable(text: str) -> str:
     """Returns a text with a dot for each character that could control the terminal. Line breaks and tabs stay."""
     return "".join(c if c in "\n\t" or c.isprintable() else "·" for c in text)
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table as text. All columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    return [lines[0].rstrip(), "-" * len(lines[0]), *[line.rstrip() for line in lines[1:]]]
+
+
+def markdown_table(rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a table in Markdown."""
+    cells = [[str(cell).replace("|", r"\|") for cell in row] for row in rows]
+    cells.insert(1, ["---"] * len(cells[0]))
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)

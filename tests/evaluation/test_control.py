@@ -13,7 +13,7 @@ from transformers import TrainerControl, TrainerState
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.statistics import FINAL, Result, paired_differences
+from trl_multiagent.evaluation.statistics import FINAL, Result, numbers_of
 from trl_multiagent.runs.evaluation import TeamSource, parse_evaluation
 from trl_multiagent.runs.matched_baseline import StopWhenSpent, TrainingCost, steps_at_cost
 from trl_multiagent.runs.policies import ablated_policies, make_environment, message_policies
@@ -266,7 +266,8 @@ def test_differences_of_pairs_are_resampled_together():
     items = rng.normal(size=(2, 50))
     extra = 1.0 + 1e-6 * rng.normal(size=(2, 50))
     pairs = [(result(row + more), result(row)) for row, more in zip(items, extra, strict=True)]  # common noise
-    estimate = paired_differences(pairs, config)[FINAL]["return"]
+    teams, others = zip(*pairs, strict=True)
+    estimate = numbers_of(teams, config, others)[FINAL]["return"]
     assert estimate.mean == pytest.approx(1.0) and 0 < estimate.high - estimate.low < 1e-4
 
 

@@ -18,9 +18,8 @@ from trl_multiagent.evaluation.play import EpisodeGenerator, Policy
 from trl_multiagent.evaluation.players import DiscussionEnvironment, PipelineSampler, answer_limit
 from trl_multiagent.evaluation.statistics import item_values
 from trl_multiagent.folders import locked
-from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler
-from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.rollout.tree import Node, Samples, play_episodes
 from trl_multiagent.runs.evaluation import find_config, find_team
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 

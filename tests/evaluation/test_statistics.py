@@ -15,7 +15,6 @@ from trl_multiagent.evaluation.statistics import (
     compute_result,
     estimates,
     numbers_of,
-    paired_differences,
     pass_at_k,
     smallest_difference,
     speed_of,
@@ -138,7 +137,7 @@ def test_numbers_of_transcripts_by_hand():
     # Every other turn is a draft
     final = compute_result(policy("discussion", "baseline", rounds=2), records, 2, config)
     assert final.column("reward", "turn_1").tolist() == [2.0, 4.0] and final.cost == result.cost
-    gap = paired_differences([(result, final)], config)
+    gap = numbers_of([result], config, [final])
     assert gap["final"]["return"].mean == 2.5 - 3.0 and gap["final"]["pass@1"].mean == 0.0
     assert gap["final"]["pass@1"].low < -0.5 and gap["final"]["pass@1"].high > 0.5  # two equal items show little
     assert "turn_2" not in gap
@@ -150,20 +149,14 @@ def test_numbers_of_transcripts_by_hand():
 
 def test_speed_of_the_agents_and_of_the_team_by_hand():
     records = [record(0, k, [1, 2], [0, 1]) for k in range(4)]  # two batches
-    speed = speed_of(records, is_pipeline=False)
+    speed = speed_of(records)
     assert speed["episodes"] == 2
-    assert speed["latency"] == pytest.approx({"aux": 0.2, "main": 0.6})  # two turns
-    assert speed["tokens_per_second"] == pytest.approx({"aux": 16 / 0.4, "main": 24 / 1.2})
-    assert (speed["sequential_latency"], speed["parallel_latency"]) == pytest.approx((0.8, 0.6))
-    assert speed["sequential_tokens_per_second"] == pytest.approx(40 / 1.6)
-    assert speed["parallel_tokens_per_second"] == pytest.approx(40 / 1.2)
-    assert speed_of(records, is_pipeline=True)["parallel_latency"] == pytest.approx(0.8)
+    aux, main = speed["agents"]["aux"], speed["agents"]["main"]  # two turns each
+    assert (aux, main) == (pytest.approx((0.2, 16 / 0.4)), pytest.approx((0.6, 24 / 1.2)))
+    assert (speed["latency"], speed["tokens_per_second"]) == pytest.approx((0.8, 40 / 1.6))
     for each in records:  # both agents in one call
         each["timing"]["generation_seconds"] = [{"aux + main": 0.3}] * 2
-    speed = speed_of(records, is_pipeline=False)
-    assert speed["latency"] == pytest.approx({"aux + main": 0.6})
-    assert speed["tokens_per_second"] == pytest.approx({"aux + main": 40 / 1.2})
-    assert speed["sequential_latency"] == speed["parallel_latency"] == pytest.approx(0.6)
+    assert speed_of(records)["agents"] == {"aux + main": pytest.approx((0.6, 40 / 1.2))}
 
 
 def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
@@ -179,7 +172,7 @@ def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
     shares = report.to_json()["policies"]["team"]["percent_of_maximum"]
     assert shares == {"reward": 50.0, "return": pytest.approx(100 / 3)}
     table = report.table()
-    for text in ("50.0 % of 4", "pass@1, hidden tests", "25.0% [", "wall s", "0.8", "if parallel"):
+    for text in ("50.0 % of 4", "pass@1, hidden tests", "25.0% [", "wall s", "0.8", "latency s"):
         assert text in table, text
     assert "It counts all tests, also those that feedback has shown" in table
 

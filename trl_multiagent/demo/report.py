@@ -16,16 +16,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trl_multiagent.code.extraction import extract_code
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
-from trl_multiagent.console import printable
+from trl_multiagent.console import printable, text_table
 from trl_multiagent.demo.model import CONVENTIONS, write_aux
 from trl_multiagent.demo.problems import Problem, problem_of
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
-from trl_multiagent.report.tables import text_table
 from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
-from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
+from trl_multiagent.trainers.base.trackers import show_one_bar
 
 
 WIDTH = 98

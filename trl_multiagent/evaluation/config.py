@@ -97,6 +97,10 @@ class EvaluationConfig(HistoryOptions):
         return HistoryOptions.of(self)
 
     @property
+    def discount_factor(self) -> float:
+        return 1.0 if self.discount is None else self.discount
+
+    @property
     def pass_at(self) -> list[int]:
         """The k of pass@k, in order."""
         return sorted(self.k or [])

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from accelerate import Accelerator
 from datasets import Dataset
@@ -22,7 +22,6 @@ from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.rollout.episodes import nodes_of_episode, play_episodes
 from trl_multiagent.rollout.sampler import (
     Completions,
     Level,
@@ -31,12 +30,11 @@ from trl_multiagent.rollout.sampler import (
     TransformersGenerator,
     sampling_arguments,
 )
-from trl_multiagent.rollout.tree import Node, judge_nodes
+from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes
 
 
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
 TRANSCRIPT_FORMAT = 2  # increased when the records change
-NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
 
 
 @dataclass
@@ -45,13 +43,6 @@ class LoadedTeam:
 
     team: SamplingTeam
     description: dict[str, Any]
-
-
-class Replaced(NamedTuple):
-    """The agent that an ablation replaces, and by what: `NOTHING`, `UNTRAINED` or `OTHER_TEAM`."""
-
-    role: str
-    by: str
 
 
 @dataclass
@@ -66,9 +57,10 @@ class Policy:
     source: str = ""  # where the team comes from
     is_pipeline: bool = False  # whether the agents answer one after the other
     rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
-    compared_with: str = ""  # name of the team that a control or an ablation belongs to
-    replaced: Replaced | None = None  # the agent that an ablation replaces
-    messages: str = ""  # what an ablation does to the messages, see [`~evaluation.players.MessageAblation`]
+    compared_with: str = ""  # name of the team that a control or an ablation belongs to; by default all teams
+    row: str = ""  # name in the comparison with teams; that of a baseline by default
+    is_shown: bool = True  # in the main table
+    silent_role: str | None = None  # an agent whose answers are empty
     mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
     def num_turns(self, config: EvaluationConfig) -> int:
@@ -94,7 +86,7 @@ class EpisodeGenerator(TransformersGenerator):
         given = {name: value for name, value in arguments.items() if value is not None}
         budget, stops = config.generation_token_budget, config.stop_strings
         super().__init__(team, sampling_arguments(given), budget, stops, config.seed)
-        self.silent_role = policy.replaced.role if policy.replaced and policy.replaced.by == NOTHING else None
+        self.silent_role = policy.silent_role
         self.generation_seconds: list[dict[str, float]] = []  # of each generate call, for every turn
 
     def generate(self, level: Level) -> dict[str, list[Completions]]:
@@ -155,8 +147,8 @@ def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config
     settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
     settings |= {"format": TRANSCRIPT_FORMAT, "pipeline": policy.is_pipeline}
     settings["rows of the dataset"] = digest_of_rows(dataset)
-    if policy.replaced is not None:
-        settings["replaced"] = f"{policy.replaced.role} by {policy.replaced.by}"
+    if policy.kind == "ablation":
+        settings["ablation"] = policy.row
     return {**settings, **describe_environment(policy.environment), **loaded.description}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trl_multiagent.console import text_table
 from trl_multiagent.environments.base import PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.statistics import (
@@ -19,12 +20,10 @@ from trl_multiagent.evaluation.statistics import (
     Result,
     estimates,
     numbers_of,
-    paired_differences,
     smallest_difference,
 )
 from trl_multiagent.folders import write_json, write_text
 from trl_multiagent.report.html import REPORT_FILE, json_values, write_page
-from trl_multiagent.report.tables import text_table
 
 
 Mix = tuple[int, ...]  # in a cross-play, the run from which each role's agent comes
@@ -41,7 +40,7 @@ RANGE_NOTE = (
     " Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval, which is "
     "too narrow if rare values decide the mean."
 )
-SPEEDS = "sequential_latency parallel_latency sequential_tokens_per_second parallel_tokens_per_second".split()
+COMPARISONS = {"baseline": "differences", "control": "control", "ablation": "contributions"}  # by kind of policy
 DIFFERENCE_NOTE = (
     "In brackets: an interval that assumes nothing but the range of the metric. With {} items, {} t: Student's paired "
     "interval, which needs less than that, but is too narrow if a few items decide the mean."
@@ -67,15 +66,12 @@ class Report:
 
     def __post_init__(self) -> None:
         self.teams = [result for result in self.results if result.policy.kind == "team"]
-        # Tables and pictures do not show teams with an agent replaced one by one
-        self.shown = [result for result in self.results if result.policy.replaced is None]
+        # Tables do not show teams with an agent replaced one by one
+        self.shown = [result for result in self.results if result.policy.is_shown]
         self.numbers: dict[str, Numbers] = {x.name: numbers_of([x], self.config) for x in self.results}
         mixes = {result.policy.mix: result for result in self.results if result.policy.mix}
         self.over_teams = numbers_of(self.teams, self.config) if len(self.teams) > 1 and not mixes else None
-        self.comparisons: dict[str, dict[str, Numbers]] = {
-            name: {row: paired_differences(pairs, self.config) for row, pairs in rows.items()}
-            for name, rows in self._pairs().items()
-        }
+        self.comparisons = self._compare()
         unknown = [name for x in self.shown for _, name in x.names if not np.isfinite(x.bounds(name)).all()]
         self.range_note = RANGE_NOTE.format(unknown[0]) if unknown else ""
         smallest = smallest_difference(self.num_items, self.config.confidence)
@@ -86,23 +82,19 @@ class Report:
         summaries = [summarize_cross_play(mixes, [x.name for x in self.teams], m, self.config) for m in metrics]
         self.cross_play = [summary for summary in summaries if summary is not None]
 
-    def _pairs(self) -> dict[str, dict[str, list[tuple[Result, Result]]]]:
-        """Returns the comparisons: for each row of each comparison, pairs of a team and another policy."""
-        pairs: dict[str, dict[str, list[tuple[Result, Result]]]] = {}
-        teams = {team.name: team for team in self.teams}
+    def _compare(self) -> dict[str, dict[str, Numbers]]:
+        """Returns the differences between teams and other policies, by kind and row of the comparison."""
+        pairs: dict[tuple[str, str], list[tuple[Result, Result]]] = {}
         for result in self.results:
             policy = result.policy
-            if policy.kind == "baseline" and teams:
-                pairs.setdefault("differences", {})[policy.name] = [(team, result) for team in self.teams]
-            elif policy.kind == "control":
-                rows = pairs.setdefault("control", {})
-                rows.setdefault(str(self.config.control), []).append((teams[policy.compared_with], result))
-            elif policy.kind == "ablation":
-                rows = pairs.setdefault("contributions", {})
-                replaced = policy.replaced
-                row = f"{replaced.role} replaced by {replaced.by}" if replaced else f"messages {policy.messages}"
-                rows.setdefault(row, []).append((teams[policy.compared_with], result))
-        return pairs
+            own = [team for team in self.teams if policy.compared_with in ("", team.name)]
+            if policy.kind in COMPARISONS and own:
+                pairs.setdefault((policy.kind, policy.row or policy.name), []).extend((team, result) for team in own)
+        compared: dict[str, dict[str, Numbers]] = {}
+        for (kind, row), found in pairs.items():
+            teams, others = zip(*found, strict=True)
+            compared.setdefault(COMPARISONS[kind], {})[row] = numbers_of(teams, self.config, others)
+        return compared
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything, as plain values. Numbers that are not known are null."""
@@ -196,19 +188,18 @@ class Report:
 
     def _speed(self) -> list[str]:
         """Returns latency and throughput of the generation, per agent and per team."""
-        rows = [["generation", "latency s", "if parallel", "tokens/s", "if parallel"]]
-        sizes = set()
+        rows, sizes = [["generation", "latency s", "tokens/s"]], set()
         for result, speed in [(x, x.speed) for x in self.shown if x.speed is not None]:
             sizes.add(f"{speed['episodes']:.0f}")
-            rows.append([result.name, *[f"{speed[kind]:.3g}" for kind in SPEEDS]])
-            for role, latency in speed["latency"].items() if len(speed["latency"]) > 1 else ():
-                rows.append([f"  {role}", f"{latency:.3g}", "", f"{speed['tokens_per_second'][role]:.3g}", ""])
+            rows.append([result.name, f"{speed['latency']:.3g}", f"{speed['tokens_per_second']:.3g}"])
+            calls = speed["agents"] if len(speed["agents"]) > 1 else {}
+            rows += [[f"  {call}", f"{latency:.3g}", f"{rate:.3g}"] for call, (latency, rate) in calls.items()]
         if not sizes:
             return []
         return [
             *text_table(rows),
             f"Latency: seconds of generation in an episode, with {', '.join(sorted(sizes))} episodes at a time. "
-            "Calls follow one another, and adapters of one base share a call. If parallel, a turn is as long as its slowest call.",
+            "Agents answer one after the other; adapters of one base answer in one call.",
         ]
 
     def _components(self, result: Result) -> list[str]:

@@ -203,7 +203,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     num_turns = max(len(turns) for item_episodes in episodes for turns in item_episodes)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
     if "reward" in ranges:
-        weight = sum(discount_of(config) ** t for t in range(num_turns))
+        weight = sum(config.discount_factor**t for t in range(num_turns))
         low, high = ranges["reward"]
         missed = (0.0, 0.0) if num_turns > 1 else (low, high)  # episodes may end early
         ranges["return"] = (min(weight * low, missed[0]), max(weight * high, missed[1]))
@@ -211,11 +211,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     names = list(dict.fromkeys(key for values in by_item for key in values))
     names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
     values = np.array([[values.get(key, np.nan) for key in names] for values in by_item])
-    return Result(policy, names, values, total_cost(records), speed_of(records, policy.is_pipeline), ranges)
-
-
-def discount_of(config: EvaluationConfig) -> float:
-    return 1.0 if config.discount is None else config.discount
+    return Result(policy, names, values, total_cost(records), speed_of(records), ranges)
 
 
 def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple[str, str], float]:
@@ -224,7 +220,7 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     If each role has a reward of its own, `reward/<role>` and `return/<role>` are among the values.
     """
     roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
-    values, discount = {}, discount_of(config)
+    values, discount = {}, config.discount_factor
     for role in (None, *roles):
         returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
         values[FINAL, f"return/{role}" if role else "return"] = float(np.mean(returns))
@@ -270,91 +266,61 @@ def total_cost(records: Records) -> dict[str, float]:
     }
 
 
-def speed_of(records: Records, is_pipeline: bool) -> dict[str, Any]:
+def speed_of(records: Records) -> dict[str, Any]:
     """
     Computes the speed of a policy, without scoring, from the wall times of its generate calls. A call makes the
     answers of a whole batch, so latency depends on the number of episodes that are played at a time. Every episode
     counts for its share of its batch.
 
     Returns:
-        `dict`: `episodes`, the mean number of episodes at a time. For each agent, or agents that share a call,
-        `latency`, the seconds that it generates in an episode, and `tokens_per_second`, its tokens in each of these
-        seconds. For the team, both as `sequential_*`, if one call follows the other, as here, and as `parallel_*`, if
-        each call had its own machine, so that a turn took as long as its slowest call. The agents of a pipeline cannot
-        be parallel.
+        `dict`: `episodes`, the mean number of episodes at a time; `latency`, the seconds that the team generates in an
+        episode; `tokens_per_second`, its tokens in each of these seconds; and in `agents`, both numbers of each agent,
+        or of agents that share a call.
     """
-    timings = [record["timing"] for record in records]
-    tokens = Counter[str]()
+    seconds, busy, tokens = Counter[str](), Counter[str](), Counter[str]()
     for record in records:
-        for turn, seconds in zip(record["turns"], record["timing"]["generation_seconds"], strict=False):
-            tokens.update({call: sum(turn["tokens"].get(role, 0) for role in call.split(CALL)) for call in seconds})
+        timing = record["timing"]
+        for t, calls in enumerate(timing["generation_seconds"]):
+            seconds.update(calls)
+            busy.update({call: x / timing["batch_episodes"] for call, x in calls.items()})
+            made = record["turns"][t]["tokens"] if t < len(record["turns"]) else {}
+            tokens.update({call: sum(made.get(role, 0) for role in call.split(CALL)) for call in calls})
 
-    def measure(seconds_of_turn: Any, num_tokens: int) -> tuple[float, float]:
-        seconds = [sum(seconds_of_turn(turn) for turn in timing["generation_seconds"]) for timing in timings]
-        total = sum(x / timing["batch_episodes"] for x, timing in zip(seconds, timings, strict=True))
-        return float(np.mean(seconds)), num_tokens / total if total else math.nan
+    def rate(number: float, time: float) -> float:
+        return number / time if time else math.nan
 
-    by_call = {call: measure(lambda turn, call=call: turn.get(call, 0.0), number) for call, number in tokens.items()}
-    team = {
-        "sequential": measure(lambda turn: sum(turn.values()), tokens.total()),
-        "parallel": measure(lambda turn: (sum if is_pipeline else max)(turn.values()), tokens.total()),
-    }
     return {
-        "episodes": float(np.mean([timing["batch_episodes"] for timing in timings])),
-        "latency": {call: latency for call, (latency, _) in by_call.items()},
-        "tokens_per_second": {call: rate for call, (_, rate) in by_call.items()},
-        **{f"{name}_latency": latency for name, (latency, _) in team.items()},
-        **{f"{name}_tokens_per_second": rate for name, (_, rate) in team.items()},
+        "episodes": float(np.mean([record["timing"]["batch_episodes"] for record in records])),
+        "latency": seconds.total() / len(records),
+        "tokens_per_second": rate(tokens.total(), busy.total()),
+        "agents": {x: (seconds[x] / len(records), rate(tokens[x], busy[x])) for x in seconds},
     }
 
 
-def numbers_of(results: Sequence[Result], config: EvaluationConfig) -> Numbers:
+def numbers_of(results: Sequence[Result], config: EvaluationConfig, others: Sequence[Result] = ()) -> Numbers:
     """
-    Estimates the mean over items, and over several teams, of every metric that all results have, with its confidence
-    interval.
+    Estimates the mean over items, and over several teams, of every metric that all results have, see [`estimates`].
+    With `others`, one per result, these are the mean differences on the same items.
     """
-    names = common_names(results)
-    bounds = [[result.bounds(metric) for _, metric in names] for result in results]
-    return summarize(names, [columns_of(result, names) for result in results], bounds, config)
-
-
-def paired_differences(pairs: Sequence[tuple[Result, Result]], config: EvaluationConfig) -> Numbers:
-    """
-    Estimates the mean difference between a team and the policy that is compared with it, on the same items. The
-    confidence intervals are over items, and over pairs if there are several.
-    """
-    names = common_names([result for pair in pairs for result in pair])
-    bounds = []
-    for team, other in pairs:
-        ranges = [(*team.bounds(metric), *other.bounds(metric)) for _, metric in names]
-        bounds.append([(low - other_high, high - other_low) for low, high, other_low, other_high in ranges])
-    values = [columns_of(team, names) - columns_of(other, names) for team, other in pairs]
-    return summarize(names, values, bounds, config)
-
-
-def common_names(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """Returns the columns that all results have."""
-    return [key for key in results[0].names if all(key in result.names for result in results)]
-
-
-def columns_of(result: Result, names: Sequence[tuple[str, str]]) -> np.ndarray:
-    """Returns some columns of the values, of shape `(num_items, number of names)`."""
-    return result.values[:, [result.names.index(key) for key in names]]
-
-
-def summarize(
-    names: Sequence[tuple[str, str]],
-    values: Sequence[np.ndarray],
-    bounds: Sequence[Sequence[tuple[float, float]]],
-    config: EvaluationConfig,
-) -> Numbers:
-    """
-    Estimates all columns, by turn and metric, see [`~statistics.estimates`]. `values` and `bounds` have an entry per
-    team.
-    """
+    everyone = [*results, *others]
+    names = [key for key in everyone[0].names if all(key in result.names for result in everyone)]
+    values, low, high = stacked(results, names)
+    if others:
+        other_values, other_low, other_high = stacked(others, names)
+        values, low, high = values - other_values, low - other_high, high - other_low
+    bounds = [*zip(low.min(axis=0), high.max(axis=0), strict=True)]
     numbers: Numbers = {}
-    widest = [(min(low for low, _ in x), max(high for _, high in x)) for x in zip(*bounds, strict=True)]
-    columns = estimates(np.stack(values), widest, config.num_bootstraps, config.confidence, config.seed)
+    columns = estimates(values, bounds, config.num_bootstraps, config.confidence, config.seed)
     for (turn, metric), estimate in zip(names, columns, strict=True):
         numbers.setdefault(turn, {})[metric] = estimate
     return numbers
+
+
+def stacked(results: Sequence[Result], names: Sequence[tuple[str, str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    Returns some columns of results, of shape `(num_results, num_items, num_names)`, and their bounds, each of shape
+    `(num_results, num_names)`.
+    """
+    values = np.stack([result.values[:, [result.names.index(key) for key in names]] for result in results])
+    bounds = [[result.bounds(metric) for _, metric in names] for result in results]
+    return values, *np.array(bounds).reshape(len(results), len(names), 2).transpose(2, 0, 1)

@@ -78,7 +78,7 @@ class Stage:
         """
         path = self.folder / MANIFEST
         if not path.is_file():
-            raise StageChanged(f"{self.folder} holds other files, or work of an earlier release: {self.advice}.")
+            raise StageChanged(f"{self.folder} holds other files: {self.advice}.")
         saved = read_json(path)
         old, new = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
         changed = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in self.free]

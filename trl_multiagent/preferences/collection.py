@@ -25,6 +25,7 @@ from huggingface_hub import CommitInfo, DatasetCardData
 from transformers import set_seed
 from transformers.utils import logging
 
+from trl_multiagent.console import markdown_table
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
@@ -69,10 +70,8 @@ from trl_multiagent.preferences.rows import (
     text_columns,
 )
 from trl_multiagent.report.pictures import COLORS, draw_histograms, picture
-from trl_multiagent.report.tables import markdown_table
-from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
-from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Node, Samples, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
 

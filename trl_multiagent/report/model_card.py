@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from trl_multiagent.console import markdown_table
 from trl_multiagent.folders import CARD_FILE
-from trl_multiagent.report.tables import markdown_table
 
 
 TEMPLATE = Path(__file__).with_name("team_card.md")

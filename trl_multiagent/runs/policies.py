@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import TaskSettings
-from trl_multiagent.evaluation.play import NOTHING, OTHER_TEAM, UNTRAINED, LoadedTeam, Policy, Replaced
+from trl_multiagent.evaluation.play import LoadedTeam, Policy
 from trl_multiagent.evaluation.players import (
     CUT,
     SHUFFLED,
@@ -33,6 +33,8 @@ from trl_multiagent.settings.read import ConfigError, config_errors
 if TYPE_CHECKING:
     from trl_multiagent.runs.matched_baseline import Control
 
+# What an ablation puts in place of an agent, with short names
+NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
 SHORT_NAMES = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
 
 
@@ -216,7 +218,8 @@ def control_policies(evaluation: Evaluation, controls: "Mapping[str, Control]") 
     for team, control in controls.items():
         name, folder = f"{team}_control", str(control.folder)
         length = control.num_agents * evaluation.max_completion_length
-        policies.append(make_policy(evaluation, name, "control", environment, folder, length, compared_with=team))
+        compared = {"compared_with": team, "row": str(evaluation.config.control)}
+        policies.append(make_policy(evaluation, name, "control", environment, folder, length, **compared))
     return policies
 
 
@@ -241,7 +244,9 @@ def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[P
             evaluation.max_completion_length,
             team.location,
             compared_with=team.name,
-            replaced=Replaced(role, by),
+            row=f"{role} replaced by {by}",
+            is_shown=False,
+            silent_role=role if by == NOTHING else None,
         )
         for k, team in enumerate(teams)
         for role in roles
@@ -265,7 +270,7 @@ def message_policies(evaluation: Evaluation, environment: Environment) -> list[P
             MessageAblation(environment, how),
             team.location,
             compared_with=team.name,
-            messages=how,
+            row=f"messages {how}",
         )
         for team in evaluation.teams
         for how in (CUT, SHUFFLED)

@@ -20,12 +20,12 @@ import torch
 import yaml
 from accelerate import PartialState
 
+from trl_multiagent.console import text_table
 from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE, NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import seed_table, series_of
 from trl_multiagent.report.run_page import read_run
-from trl_multiagent.report.tables import text_table
 from trl_multiagent.runs.report import make_report
 from trl_multiagent.runs.run import end_on_wrong_input, read_settings
 from trl_multiagent.settings.command_line import make_parser

@@ -25,10 +25,9 @@ from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.pretrained import adapter_parameters, copied, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.report.model_card import hub_id, team_card
-from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings, sampling_arguments
-from trl_multiagent.rollout.tree import Node, judge_nodes
+from trl_multiagent.rollout.tree import Node, judge_nodes, play_episodes, turns_of_episodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
     base_of,

@@ -194,7 +194,7 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
   };
   const differences = {differences: "The team minus the baseline", control: "The team minus a model trained at its cost", contributions: "The team minus the team without a part"};
   const costs = {"calls": p => p.cost_per_episode.calls, "generated tokens": p => p.cost_per_episode.generated_tokens, "wall seconds": p => p.cost_per_episode.wall_seconds,
-    "latency, s": p => p.speed?.sequential_latency, "latency if agents answer at once, s": p => p.speed?.parallel_latency, "tokens per second": p => p.speed?.sequential_tokens_per_second};
+    "latency, s": p => p.speed?.latency, "tokens per second": p => p.speed?.tokens_per_second};
   const cost = Object.entries(policies).map(([name, policy]) => ({name, cells: Object.values(costs).map(of => of(policy) === undefined ? null : {mean: of(policy)})}));
   const byTurn = ([name, {results: {final, ...turns}}]) => ({
     title: `${name}, by turn`, plain: true, columns: Object.keys(turns).map(turn => ({name: turn.replace("_", " ")})),

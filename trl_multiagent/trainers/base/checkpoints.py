@@ -381,7 +381,7 @@ class CheckpointMixin(Trainer):
             if is_disk_full(error):
                 raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
             if is_lost_process(error):
-                reason = f"Another process has ended, or cannot be reached: {describe(error)}"
+                reason = f"Another process has ended, or cannot be reached: {describe(error).partition('. ')[0]}"
                 raise OtherProcessError(f"{reason}. {self._last_complete()}") from error
             raise
 
@@ -493,7 +493,7 @@ class CheckpointMixin(Trainer):
         return {}
 
     def _frozen_weights(self) -> Sequence[torch.nn.Parameter]:
-        """Returns the weights that are neither trained nor saved."""
+        """Returns the weights that are not trained."""
         return []
 
     def _check_checkpoint(self, folder: Path) -> None:
