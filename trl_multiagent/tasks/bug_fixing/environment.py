@@ -235,7 +235,7 @@ def read_repair(completion: str, item: dict) -> str:
     Returns the repaired function in a completion, behind the imports of the faulty program, which it need not repeat.
     """
     imports = [ast.unparse(node) for node in ast.parse(item["faulty"]).body if isinstance(node, IMPORTS)]
-    return join_sources("\n".join(imports), read_completion(completion, item["entry_point"], item["reference"]).source)
+    return join_sources("\n".join(imports), read_completion(completion, item["entry_point"]).source)
 
 
 def fix_metrics(item: dict, source: str, verdict: Verdict) -> dict[str, float]:
