@@ -215,7 +215,13 @@ def play_batch(
         [dataset[item] for item in batch],
         policy.environment,
         sampler,
-        lambda nodes: judge_nodes(policy.environment, nodes, evaluation=True, chat_roles=sampler.chat_roles),
+        lambda nodes: judge_nodes(
+            policy.environment,
+            nodes,
+            evaluation=True,
+            chat_roles=sampler.chat_roles,
+            reward_none=config.reward_none or "error",
+        ),
         num_turns=policy.num_turns(config),
         num_episodes=config.num_episodes,
         numbers=batch,
@@ -239,7 +245,7 @@ def play_batch(
 
 
 def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
-    """Returns the record of one turn of an episode, as plain values. Numbers that are not finite are left out."""
+    """Returns the record of one turn of an episode, as plain values. Metrics that are not finite are left out."""
     (outcome,) = node.outcomes
     return {
         "prompts": dict(node.prompts),
