@@ -27,7 +27,7 @@ class IACTrainer(ActorCriticTrainer):
         return role
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
-        ids = self.prompt_ids(critic, node)
+        ids = node.samples[critic].prompt_ids
         if joint_action is not None:
             completion = node.completion_of(critic)[joint_action]
             ids = ids + node.samples[critic].completion_ids[completion]

@@ -40,7 +40,7 @@ class MAACTrainer(ActorCriticTrainer):
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         prompts, completions = {}, {}
         for role in (role for role in self.team.roles if role in node.prompts):
-            ids = self.prompt_ids(role, node)
+            ids = node.samples[role].prompt_ids
             prompts[role] = self.team.tokenizers[role].decode(ids, skip_special_tokens=True)
             if joint_action is not None:
                 completions[role] = node.samples[role].texts[node.completion_of(role)[joint_action]]

@@ -28,14 +28,13 @@ from trl_multiagent.preferences.rows import (
     temporary_cache_files,
     text_columns,
 )
-from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import describe_run
 from trl_multiagent.trainers.base.generation import TrainerGenerator
-from trl_multiagent.trainers.base.log import add_task_metrics
+from trl_multiagent.trainers.base.metrics import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.team_config import temporarily_set

@@ -68,8 +68,8 @@ class ActorCriticConfig(RolloutConfig):
             )
         if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
             raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
-        if self.critic_type == "q" and self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
+        if self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
             raise ValueError(
-                "`critic_type='q'` has no value for the joint actions that a chain does not continue, because no "
-                "action follows them. Set `handoff` to None, `num_generations` to 1, or `critic_type` to 'v'."
+                "`handoff` continues one joint action, but the targets of a critic need what follows all of them. Set "
+                "`handoff` to None, `branching` to 'episodes', or `num_generations` to 1."
             )

@@ -20,7 +20,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
 from trl_multiagent.trainers.base.batch import Batch, CriticTensors
-from trl_multiagent.trainers.base.rollout_metrics import Total, totals_of_all
+from trl_multiagent.trainers.base.metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
@@ -33,8 +33,7 @@ PATIENCE = 20  # a warning follows this many optimizer steps with an explained v
 @dataclass
 class CriticRow:
     """
-    One sequence that a critic reads. Its value belongs to some joint actions of the node, or to an unvisited node
-    without joint actions.
+    One sequence that a critic reads. Its value belongs to some joint actions of the node.
     """
 
     node: Node
@@ -78,10 +77,6 @@ class ActorCriticTrainer(RolloutTrainer):
     def reads(self, critic: str, node: Node) -> bool:
         """Returns whether a critic judges an agent that acts at a node."""
         return any(self.critic_of(role) == critic for role in node.roles if role in self.team.roles)
-
-    def prompt_ids(self, role: str, node: Node) -> list[int]:
-        """Returns the tokens of an agent's whole prompt at a node, which has no samples if it was not visited."""
-        return node.samples[role].prompt_ids if role in node.samples else self.sampler.prompts(role, [node])[0].ids
 
     # The critics as a part of the team
 
@@ -155,7 +150,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         batches = super()._make_batches(levels, advantages)
-        for name, rows in self._critic_rows_to_train().items():
+        for name, rows in self._rows.items():
             size = max(1, -(-len(rows) // len(batches)))
             tensors = self._critic_tensors(name, rows, size * len(batches)).to(self.accelerator.device)
             for batch, part in zip(batches, tensors.chunks(size), strict=True):
@@ -163,7 +158,7 @@ class ActorCriticTrainer(RolloutTrainer):
         return batches
 
     def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
-        return {name: [row for row in rows if row.joint_actions] for name, rows in self._rows.items()}
+        return self._rows
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, sorted by length, so that a micro-batch needs little padding."""
@@ -173,12 +168,6 @@ class ActorCriticTrainer(RolloutTrainer):
                 groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
                 texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
-            if not all(self.reads(critic, x) for x in node.unvisited.values()):
-                raise ValueError(
-                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its agent "
-                    "does not act at every turn: remove `handoff`, or set `branching` to 'episodes'."
-                )
-            rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
         longest = self.critics.longest_text(critic, self.team)
         if longest is not None and any(len(row.input_ids) > longest for row in rows):
             logger.warning_once(
@@ -211,7 +200,7 @@ class ActorCriticTrainer(RolloutTrainer):
         it.
         """
         for row in rows:
-            row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
+            row.node.values[critic] = [0.0] * len(row.node.indices)
             row.node.targets[critic] = list(row.node.values[critic])
         most = max(1, self._most(len(rows)))
         forwards = -(-most // self.args.per_device_train_batch_size)
@@ -225,7 +214,7 @@ class ActorCriticTrainer(RolloutTrainer):
                 outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
                 values += (shift + factor * outputs[critic_key(critic)]).tolist()
         for row, value in zip(rows, values, strict=False):
-            for j in row.joint_actions or [0]:
+            for j in row.joint_actions:
                 row.node.values[critic][j] = value
 
     def _compute_advantages(self, levels: list[list[Node]]) -> None:
@@ -370,21 +359,19 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
 
     h' is the node that follows the joint action j, and the mean is over the joint actions there. With `gae_lambda` 0
     this is the target of one step, with 1 the return of the tree. y_j - V(h) is the generalized advantage estimate. If
-    the branch of j is not continued, as in a chain, y(h') is unknown, and V(h') replaces it. If the critic does not
-    read h', the mean of y(h') replaces V(h').
+    the critic does not read h', the mean of y(h') replaces V(h').
 
     `levels` are the nodes of each turn, with their rewards and this critic's values.
     """
     for nodes in reversed(levels):
         for node in nodes:
             node.targets[critic] = list(node.rewards_of(critic))
-            for joint_action, child in node.next_nodes.items():
+            for joint_action, child in node.children.items():
                 if critic not in child.values:
                     future = fmean(child.targets[critic])
                 else:
-                    future = state_value(child, critic)
-                    if child.rewards:
-                        future = (1 - gae_lambda) * future + gae_lambda * fmean(child.targets[critic])
+                    later = fmean(child.targets[critic])
+                    future = (1 - gae_lambda) * state_value(child, critic) + gae_lambda * later
                 node.targets[critic][joint_action] += discount * future
 
 
