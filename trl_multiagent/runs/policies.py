@@ -110,9 +110,8 @@ def load_items(evaluation: Evaluation) -> Dataset:
     smallest = min(map(len, chunks_of(len(items), evaluation.config.items_per_batch)))
     if evaluation.config.ablate and smallest == 1:
         raise ConfigError(
-            "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single "
-            "item: choose "
-            "another `evaluation.items_per_batch`."
+            "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single item: "
+            "choose another `evaluation.items_per_batch`."
         )
     return items
 
