@@ -41,13 +41,13 @@ MAX_TURNS_ALONE = 100  # in a row, in which only seats act
 
 @dataclass
 class Branch:
-    """A branch of an episode of the whole task: its past turns, and the prompts and answers of the current turn."""
+    """A branch of an episode of the whole task: its past turns, and the prompts and answers of the next turn."""
 
     item: dict
     history: History
     prompts: dict[str, Prompt]
     actions: JointAction = field(default_factory=dict)
-    following: dict[str, Prompt] | None = None  # the prompts of the next turn, if the task has made them
+    is_asked: bool = True  # whether the task has made the prompts
     num_played: int = 0  # number of the last turns whose rewards no outcome has yet
 
 
@@ -202,18 +202,17 @@ class SeatedEnvironment(EnvironmentWrapper):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if any(histories):
-            reached = [self._reached(*x) for x in zip(items, histories, strict=True)]
+            states = self._states(items, histories)
         else:  # a batch begins
             self._openings = {}
-            reached = self._open(items)
-        branches = self._branches(reached, [{}] * len(items))
-        return [{role: prompt for role, prompt in x.prompts.items() if role in self.roles} for x in branches]
+            states = self._open(items)
+        return [{role: prompt for role, prompt in x.prompts.items() if role in self.roles} for x in states]
 
     def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
-        reached = [self._reached(*x) for x in zip(items, histories, strict=True)]
-        branches = self._branches(reached, joint_actions)
+        states = zip(self._states(items, histories), joint_actions, strict=True)
+        branches = [dataclasses.replace(state, actions=actions) for state, actions in states]
         self._play(branches, evaluation)
         outcomes = [self._outcome(branch) for branch in branches]
         for role, seat in self.seats.items():
@@ -224,20 +223,17 @@ class SeatedEnvironment(EnvironmentWrapper):
     def resume_settings(self) -> dict[str, Any]:
         return {**settings_of(self.task), "seats": {role: seat.describe() for role, seat in self.seats.items()}}
 
-    def _branches(self, reached: list[Branch], joint_actions: list[JointAction]) -> list[Branch]:
-        """Continues branches with joint actions. It asks the task only for missing prompts."""
-        unknown = [x for x in reached if x.following is None]
-        asked = iter(ask(self.task, [x.item for x in unknown], [x.history for x in unknown]))
-        return [
-            Branch(
-                x.item,
-                x.history,
-                next(asked) if x.following is None else x.following,
-                actions,
-                num_played=x.num_played,
-            )
-            for x, actions in zip(reached, joint_actions, strict=True)
-        ]
+    def _states(self, items: list[dict], histories: list[History]) -> list[Branch]:
+        """Returns the states of the whole task after some histories. It asks the task only for missing prompts."""
+        states = [self._reached(*x) for x in zip(items, histories, strict=True)]
+        self._ask([x for x in states if not x.is_asked])
+        return states
+
+    def _ask(self, branches: list[Branch]) -> None:
+        """Asks the task for the prompts of branches."""
+        asked = ask(self.task, [x.item for x in branches], [x.history for x in branches])
+        for branch, prompts in zip(branches, asked, strict=True):
+            branch.prompts, branch.actions, branch.is_asked = prompts, {}, True
 
     def _reached(self, item: dict, history: History) -> Branch:
         """
@@ -251,9 +247,10 @@ class SeatedEnvironment(EnvironmentWrapper):
 
     def _open(self, items: list[dict]) -> list[Branch]:
         """Begins an episode for each entry of `items`: asks the task, and plays the turns before a trained agent's."""
-        asked = ask(self.task, items, [()] * len(items))
-        openings = [Branch(item, (), prompts, following=prompts) for item, prompts in zip(items, asked, strict=True)]
+        openings = [Branch(item, (), {}) for item in items]
+        self._ask(openings)
         self._play([x for x in openings if x.prompts.keys() <= self.seats.keys()], evaluation=False)
+        self._ask([x for x in openings if not x.is_asked])
         for opening in openings:
             self._openings.setdefault(content_of(opening.item), []).append(opening)
         return openings
@@ -288,11 +285,9 @@ class SeatedEnvironment(EnvironmentWrapper):
             for branch, action, outcome in zip(branches, actions, outcomes, strict=True):
                 branch.history = (*branch.history, Turn(branch.prompts, action, outcome))
                 branch.num_played += 1
-                branch.following = None
+                branch.is_asked = False
             branches = [branch for branch in branches if self._can_play(len(branch.history) + 1)]
-            following = ask(self.task, [x.item for x in branches], [x.history for x in branches])
-            for branch, prompts in zip(branches, following, strict=True):
-                branch.prompts, branch.actions, branch.following = prompts, {}, prompts
+            self._ask(branches)
             branches = [x for x in branches if x.prompts and x.prompts.keys() <= self.seats.keys()]
         raise TaskError(f"Only seats acted in {MAX_TURNS_ALONE} turns in a row. The task has to end the episode.")
 
@@ -337,8 +332,7 @@ def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, n
     if failures:
         raise UnavailableError(
             f"{name} gave no answer to {len(failures)} of {len(answers)} requests: {failures[0]}. Start again to "
-            "continue: "
-            "received answers are kept."
+            "continue: received answers are kept."
         )
     return [answer.text for answer in answers if isinstance(answer, Answer)]
 

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.environments.task_errors import UnavailableError, function_name
 from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import Branch, Seat, training_step
@@ -27,7 +27,7 @@ class TeamSeat(Seat):
     Args:
         team (`str` or `Callable[[], TeamSampler]`): Folder or id of a saved team or of a model, or a function that
             makes the sampler of a team.
-        name (`str`, *optional*): What a resumed run compares. By default `team`.
+        name (`str`, *optional*): What a resumed run compares. By default `team`, or the name of the function.
         agent (`str`, *optional*): The role of the agent in the team. By default the role of the seat.
         loader ([`TeamLoader`], *optional*): Loads the team.
         token_budget, seed (*optional*): See [`~rollout.sampler.TransformersGenerator`].
@@ -44,7 +44,8 @@ class TeamSeat(Seat):
         seed: int = 0,
         **sampling: Any,
     ):
-        self.team, self.name, self.agent = team, name or str(team), agent
+        self.team, self.agent = team, agent
+        self.name = name or (team if isinstance(team, str) else function_name(team))
         self.loader, self.token_budget, self.seed = loader, token_budget, seed
         self.arguments = sampling_arguments(sampling)
         self.sampler: TeamSampler | None = None
