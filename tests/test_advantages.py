@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trl_multiagent.rollout.advantages import sibling_advantages
+from trl_multiagent.trainers.magrpo_trainer import sibling_advantages
 
 
 RETURNS = torch.tensor([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])

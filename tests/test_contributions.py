@@ -6,8 +6,8 @@ from statistics import fmean, pvariance
 
 import pytest
 
-from trl_multiagent.rollout.contributions import contributions
 from trl_multiagent.rollout.tree import Node
+from trl_multiagent.trainers.base.metrics import contributions
 
 
 def cross_node(reward, num_agents=2, num_generations=2):

@@ -16,10 +16,9 @@ from trl_multiagent import (
 )
 from trl_multiagent.environments.base import Turn, ask, judge
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import Branch
-from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes, play_episodes, turns_of_episodes
 
 from by_hand import distance, one_update, reference_gradients
 from tiny import AsciiGame, tiny_team, tiny_trainer
@@ -223,7 +222,7 @@ def test_a_seat_takes_a_folder(tmp_path):
     same = TeamSeat(lambda: TeamSampler(team, generator), "team", "y")
     assert seat.sampler is None and seat.answer("b", branches) == same.answer("b", branches)
     assert seat.describe() == {"team": str(tmp_path / "team"), "agent": "y"}
-    with pytest.raises(UnavailableError, match=r"`seats.b`: .* has the roles x, y, not 'b': set `agent`"):
+    with pytest.raises(UnavailableError, match=r"`seats.b`: .* has the roles x, y, not 'b'"):
         TeamSeat(str(tmp_path / "team")).answer("b", branches)
     with pytest.raises(UnavailableError, match=r"`seats.b`: the team cannot be loaded from '/nowhere/team'"):
         TeamSeat("/nowhere/team").answer("b", branches)

@@ -11,10 +11,9 @@ from trl.chat_template_utils import add_response_schema, qwen3_chat_template
 from trl_multiagent import Environment, FunctionEnvironment
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.rollout.episodes import play_episodes, turns_of_episodes
 from trl_multiagent.rollout.seats import Branch, SeatedEnvironment
 from trl_multiagent.rollout.tools import ToolSeat, tool_reward
-from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes, play_episodes, turns_of_episodes
 
 from tiny import byte_tokenizer, tiny_team, tiny_trainer
 

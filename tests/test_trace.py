@@ -11,12 +11,12 @@ from datasets import load_dataset
 from trl_multiagent import Environment, Outcome
 from trl_multiagent.environments.task_errors import TaskError, task_code
 from trl_multiagent.report.trees import choose_trees, trees_of
-from trl_multiagent.rollout.advantages import sibling_advantages
 from trl_multiagent.rollout.trace import item_id, trace_rows
 from trl_multiagent.rollout.tree import Samples, acting, grow_trees, judge_nodes
 from trl_multiagent.settings.read import fail
 from trl_multiagent.trainers.base.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
 from trl_multiagent.trainers.base.trackers import print_completions
+from trl_multiagent.trainers.magrpo_trainer import sibling_advantages
 
 from tiny import Workflow
 
@@ -113,7 +113,7 @@ def test_files_hold_all_rows_and_are_bounded(tmp_path, file_format):
     files = [TraceFiles(tmp_path / "trace", process, 2, file_format, max_files=3) for process in (0, 1)]
     for step in range(1, 10):
         for of_process in files:
-            of_process.add(rows_of(step=step, process=of_process.process))
+            of_process.rows += rows_of(step=step, process=of_process.process)
             of_process.end_step(step)
     for of_process in files:
         of_process.flush()
@@ -136,7 +136,7 @@ def test_a_run_that_resumes_repeats_no_step(tmp_path):
     for process in (0, 1, 2):
         files = TraceFiles(tmp_path, process, 3, "jsonl", 10)
         for step in range(1, 8):
-            files.add(rows_of(step=step, process=process))
+            files.rows += rows_of(step=step, process=process)
             files.end_step(step)
             if step == 4:  # a checkpoint
                 files.flush()
@@ -152,7 +152,7 @@ def test_a_run_that_resumes_repeats_no_step(tmp_path):
 def test_rows_of_the_same_steps_get_a_file_of_their_own(tmp_path):
     files = TraceFiles(tmp_path, 0, 1, "parquet", 10)
     for split in ("eval", "eval_hard"):
-        files.add(trace_rows(grow(), ROLES, step=2, split=split))
+        files.rows += trace_rows(grow(), ROLES, step=2, split=split)
         files.flush()
     assert len(trace_files(tmp_path)) == 2 and set(read_trace(tmp_path)["split"]) == {"eval", "eval_hard"}
 
@@ -160,7 +160,7 @@ def test_rows_of_the_same_steps_get_a_file_of_their_own(tmp_path):
 def test_texts_that_are_no_unicode(tmp_path):
     for file_format in ("parquet", "jsonl"):
         files = TraceFiles(tmp_path / file_format, 0, 1, file_format, 10)
-        files.add(rows_of(grow(text="\ud800\x00\n")))
+        files.rows += rows_of(grow(text="\ud800\x00\n"))
         files.flush()
         assert len(read_trace(tmp_path / file_format)) == 12
 

@@ -3,10 +3,10 @@
 import pytest
 
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.rollout.values import compute_targets, critic_advantages, explained_variance
+from trl_multiagent.trainers.base.actor_critic_trainer import compute_targets, critic_advantages, explained_variance
 
 
-def node(rewards, values, children=None, unvisited=None, indices=None):
+def node(rewards, values, children=None, indices=None):
     indices = indices or [(g, g) for g in range(len(rewards))]
     found = Node(
         {},
@@ -15,7 +15,6 @@ def node(rewards, values, children=None, unvisited=None, indices=None):
         indices=indices,
         rewards=rewards,
         children=children or {},
-        unvisited=unvisited or {},
     )
     found.values["c"] = values if isinstance(values, list) else [values] * max(1, len(rewards))
     return found
@@ -73,12 +72,6 @@ def test_the_advantage_is_the_generalized_advantage_estimate():
 def test_a_branch_that_ends_early_has_no_value_after_it():
     root = node([1.0, 3.0], 4.0, {1: node([5.0, 7.0], 10.0)})
     assert targets(root, 0.5, 0.0)[0] == [[1.0, 3 + 0.5 * 10]]
-
-
-@pytest.mark.parametrize(("gae_lambda", "continued"), [(0.0, 1 + 10.0), (0.95, 1 + 0.5 + 0.95 * 6), (1.0, 1 + 6.0)])
-def test_a_chain_takes_the_value_of_what_it_does_not_visit(gae_lambda, continued):
-    root = node([1.0, 3.0], 4.0, {0: node([5.0, 7.0], 10.0)}, unvisited={1: node([], 20.0)})
-    assert targets(root, 1.0, gae_lambda)[0][0] == pytest.approx([continued, 3 + 20.0])
 
 
 @pytest.mark.parametrize(("gae_lambda", "after"), [(0.0, 10.0), (0.95, 0.05 * 10 + 0.95 * 3), (1.0, 3.0)])

@@ -13,7 +13,7 @@ from trl_multiagent.demo.model import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.demo.report import DemoReport, Evaluation, draw_learning_curve
 from trl_multiagent.environments.base import Outcome, Turn
-from trl_multiagent.trainers.base.progress import RewardProgressCallback
+from trl_multiagent.trainers.base.trackers import RewardProgressCallback
 
 
 ITEMS = demo_dataset("test").select(range(12))
@@ -136,5 +136,5 @@ def test_one_bar_replaces_the_lines_of_the_log(shown, capsys):
     callback.on_log(args, state, None, logs={"train_runtime": 3.0})
     callback.on_train_end(args, state, None)
     output = capsys.readouterr()
-    assert "reward 2.25, return 3.50, tests passed 0.75, aux_usage 0.12" in output.err and "Training" in output.err
+    assert "reward 2.25, return 3.50, tests passed 0.75, aux_usage 0.12" in output.err
     assert "loss" not in output.err + output.out and "train_runtime" not in output.err + output.out

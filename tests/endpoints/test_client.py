@@ -91,7 +91,7 @@ def test_an_interrupted_call_keeps_what_was_answered(tmp_path):
     assert texts == ["ok"] * 3 + ["later"] * 3
 
 
-TEXT = EndpointServer.completion("/v1/chat/completions", "late")
+TEXT = EndpointServer.completion("late")
 FAILURES = {  # reply, message, number of requests with two tries
     "not JSON": (Reply("once upon a time"), "gave no answer", 1),
     "a page": (Reply("<html>", content_type="text/html"), "no chat completion of OpenAI's interface", 1),

@@ -312,7 +312,7 @@ BAD_OUTCOMES = [
 BAD_PROMPTS = [
     (None, "`Own.prompts` returned None; it must return a dict with a prompt for each role that acts."),
     ({"poet": "p", "editor": "p"}, "`Own.prompts` returned a prompt for editor; the roles are poet, critic."),
-    ({}, "`Own.next_prompts` returned no prompt at the first turn; at least one role must act."),
+    ({}, "`Own.prompts` returned no prompt at the first turn; at least one role must act."),
     ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or messages"),
     ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or messages"),
     (SystemExit(3), "`Own.prompts` called sys.exit(3)."),

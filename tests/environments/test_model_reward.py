@@ -4,10 +4,11 @@ import logging
 
 import pytest
 from transformers import TrainerState
+from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.base import ScoringContext, judge, scoring
-from trl_multiagent.environments.model_reward import ModelRewardEnvironment, pearson
+from trl_multiagent.environments.reward_models import ModelRewardEnvironment, pearson
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.runs.rounds import RewardWatch, is_over_optimized
 
@@ -98,6 +99,7 @@ def test_over_optimization(model, task, expected):
 
 
 def test_one_warning(caplog):
+    transformers_logging.warning_once.cache_clear()
     watch, state = RewardWatch(), TrainerState(log_history=[])
     with caplog.at_level(logging.WARNING):
         for entry in history(RISING, FALLING):

@@ -1,4 +1,4 @@
-"""A local server that speaks OpenAI's and Anthropic's protocol, and can be made to fail in every way."""
+"""A local server that speaks OpenAI's protocol, and can be made to fail in every way."""
 
 import contextlib
 import json
@@ -63,10 +63,10 @@ class EndpointServer:
             with self.lock:
                 self.active -= 1
         if isinstance(reply, str):
-            reply = Reply(self.completion(handler.path, reply))
+            reply = Reply(self.completion(reply))
         if reply.stall:
             self.closing.wait(reply.stall)
-        body = reply.body.encode("utf-8", "surrogatepass")
+        body = reply.body.encode()
         with contextlib.suppress(ConnectionError):  # a client that has given up
             self.send(handler, reply, body)
 
@@ -84,14 +84,8 @@ class EndpointServer:
             handler.close_connection = True
 
     @staticmethod
-    def completion(path: str, text: str, truncated: bool = False) -> str:
-        if path.endswith("/messages"):
-            blocks = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": text}]
-            reason = "max_tokens" if truncated else "end_turn"
-            usage = {"input_tokens": 10, "output_tokens": 5}
-            return json.dumps({"type": "message", "content": blocks, "stop_reason": reason, "usage": usage})
-        reason = "length" if truncated else "stop"
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+    def completion(text: str) -> str:
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return json.dumps({"choices": [choice], "usage": {"prompt_tokens": 10, "completion_tokens": 5}})
 
     def wait_for(self, number: int, seconds: float = 20.0) -> bool:

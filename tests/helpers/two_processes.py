@@ -13,7 +13,7 @@ from pairs import pair_config, pair_trainer, pairs
 
 from trl_multiagent import JointRewardConfig, JointRewardTrainer, MAGRPOTrainer
 from trl_multiagent.rollout.tree import Samples
-from trl_multiagent.trainers.base import log as base_log
+from trl_multiagent.trainers.base import metrics as base_log
 
 from process_group import end_process_group
 from tiny import byte_tokenizer, tiny_classifier, tiny_items, tiny_trainer

@@ -170,6 +170,24 @@ def test_a_full_disk_during_the_training(tmp_path, monkeypatch, capsys):
     assert error.endswith(f"The last complete checkpoint is {tmp_path}/checkpoint-1.")
 
 
+def test_a_process_that_is_gone_is_one_line(tmp_path, monkeypatch, capsys):
+    trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3)
+    generate = trainer._generate_and_score_completions
+
+    def lost(inputs):
+        if trainer.state.global_step == 1:
+            where = "/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537"
+            raise RuntimeError(f"[{where}] Read error [127.0.0.1]:24489: Connection reset by peer. This is typical")
+        return generate(inputs)
+
+    monkeypatch.setattr(trainer, "_generate_and_score_completions", lost)
+    with pytest.raises(SystemExit) as ended, end_with_one_line("train"):
+        trainer.train()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 1 and line.startswith("train: error: Another process has ended, or cannot be reached: ")
+    assert line.endswith(f"Connection reset by peer. The last complete checkpoint is {tmp_path}/checkpoint-1.")
+
+
 def test_errors_of_another_kind_keep_their_traceback():
     with pytest.raises(PermissionError), end_with_one_line("train"):
         raise PermissionError(13, "Permission denied")

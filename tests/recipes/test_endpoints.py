@@ -8,15 +8,11 @@ import socket
 import threading
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from trl_multiagent import cli
 from trl_multiagent.demo.task import TASK
-from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.jobs import distributed
-from trl_multiagent.jobs.distributed import OtherProcessError, OtherProcessUnavailable
 from trl_multiagent.runs.run import run_recipe
 
 from endpoint_server import Reply, endpoint_server
@@ -101,17 +97,6 @@ def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train,
     weights = [Path(folder, "agents", "main", "model.safetensors").read_bytes() for folder in ("run", "other")]
     assert weights[0] == weights[1]
     assert not [path for path, text in texts_in("run").items() if KEY.encode() in text]
-
-
-@pytest.mark.parametrize("other", [UnavailableError("gone"), ValueError("a bug")])
-def test_other_processes_end_without_a_traceback_if_only_the_expert_is_gone(other, monkeypatch):
-    report = (f"Process 1 failed: {other}", isinstance(other, UnavailableError))
-    monkeypatch.setattr(distributed, "reduce", lambda failures, how: failures + 1)
-    monkeypatch.setattr(distributed, "gather_object", lambda own: [*own, report])
-    accelerator = SimpleNamespace(num_processes=2, device="cpu")
-    with pytest.raises(OtherProcessError, match=str(other)) as error_info:
-        distributed.error_barrier(accelerator)
-    assert isinstance(error_info.value, OtherProcessUnavailable) == isinstance(other, UnavailableError)
 
 
 @pytest.mark.parametrize(

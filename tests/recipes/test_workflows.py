@@ -135,15 +135,15 @@ def test_every_sampled_token_of_writer_and_editor_is_used(tmp_path):
     items, _ = writer_editor.load_datasets(None)
     settings = {"num_turns": 2, "num_generations": 3, "advantage_mode": "raw", "trace_steps": 1}
     trainer = tiny_trainer(tmp_path, tiny_team(environment.roles), environment, train_dataset=items, **settings)
-    batches, make_batch = [], trainer._make_batch
-    trainer._make_batch = lambda *args: batches.append(make_batch(*args)) or batches[-1]
+    batches, make = [], trainer._make_batches
+    trainer._make_batches = lambda *args: batches.extend(made := make(*args)) or made
     trainer.train()
-    (batch,), levels = batches, trainer._levels
+    levels = trainer._levels
     sampled = Counter()
     for role, nodes in zip(environment.roles, levels, strict=True):
         assert all(list(node.samples) == [role] for node in nodes)
         sampled[role] = sum(len(ids) for node in nodes for ids in node.samples[role].completion_ids)
-        assert int(batch.agents[role].completion_mask.sum()) == sampled[role]
+        assert sum(int(x.agents[role].completion_mask.sum()) for x in batches) == sampled[role]
     assert trainer.generated_tokens == sampled.total() > 0
     for draft in levels[0]:
         shown = [draft.children[g].prompts["editor"] for g in range(3)]

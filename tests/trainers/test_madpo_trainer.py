@@ -138,6 +138,7 @@ def test_rows_without_rewards_take_no_env_steps(tmp_path):
 @pytest.mark.parametrize("reference_free", [False, True])
 def test_falling_chosen_log_probabilities_are_reported_once(tmp_path, caplog, reference_free, monkeypatch):
     monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
+    logging.warning_once.cache_clear()
     settings = {"learning_rate": 0.05, "max_steps": 6, "reference_free": reference_free}
     # Chosen and rejected answers that begin in the same way: what pushes one down pushes the other one down, too
     rows = pairs().map(lambda row: {f"{role}_rejected": row[f"{role}_chosen"] + "!" for role in ("aux", "main")})

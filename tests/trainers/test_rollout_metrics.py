@@ -7,7 +7,7 @@ import pytest
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments import Outcome, TaskError
 from trl_multiagent.rollout.tree import Node, Samples, acting, grow_trees, judge_nodes
-from trl_multiagent.trainers.base.rollout_metrics import rollout_totals, sum_totals
+from trl_multiagent.trainers.base.metrics import rollout_totals, sum_totals
 
 
 def node(rewards, returns, *completions, metrics=()):

@@ -1,7 +1,6 @@
 """Tasks that are coroutines, in trees and in episodes that live, against computations in plain PyTorch."""
 
 import asyncio
-import gc
 import os
 import sqlite3
 import threading
@@ -320,12 +319,11 @@ def test_a_question_has_settings_of_its_own(tmp_path):
 
 def test_ten_thousand_episodes_leave_nothing():
     environment, counts = holding(), []
-    for _ in range(11):
+    for _ in range(10):
         play(environment, [{"x": k} for k in range(1000)], scripted(ANSWERS), num_episodes=1, num_turns=2)
-        gc.collect()
-        counts.append((len(gc.get_objects()), threading.active_count(), len(os.listdir("/proc/self/fd"))))
+        counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
     assert Held.open == 0 and not asyncio.all_tasks(event_loop(os.getpid()))
-    assert all(last - first < 200 for first, last in zip(counts[1], counts[-1], strict=True))
+    assert len(set(counts)) == 1
 
 
 @pytest.mark.parametrize("outcome", [Outcome(0.5, {"m": 2.0}), 0.5, {"aux": 0.5, "main": 0.25}])

@@ -5,7 +5,6 @@ The code is not run. Completions can be long and hostile, so each node and each 
 """
 
 import ast
-import builtins
 import symtable
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,10 +16,8 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 ASSIGNMENTS = (ast.Assign, ast.AnnAssign)
-BUILTINS = frozenset(dir(builtins))
 SCRIPT_NAMES = {"print", "input", "help", "exit", "quit", "__name__"}
 SETTING = "setrecursionlimit"  # affects every function, although no function reads the name
-FUTURE = "__future__"
 
 
 def own_nodes(*nodes: ast.AST) -> Iterator[ast.AST]:
@@ -84,8 +81,6 @@ class Statement:
             return
         if not isinstance(node, ast.AnnAssign) or node.value is not None:
             self.binds = {one.get_name() for one in module.get_symbols() if one.is_assigned() or one.is_imported()}
-        if isinstance(node, ast.ImportFrom):
-            self.binds |= {"*"} & {node.names[0].name} | {FUTURE} & {node.module}
         self.declares = {
             symbol.get_name()
             for table in inner
@@ -157,8 +152,6 @@ class Module:
             if wanted in seen:
                 continue
             seen.add(wanted)
-            if wanted not in self.binders and wanted not in BUILTINS:
-                queue.append("*")  # it may come from `from module import *`
             for place in {*self._bindings(wanted, only_last), *self._changers(wanted, touched)} - places:
                 places.add(place)
                 queue += self.statements[place].reads

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from trl_multiagent.code.dependencies import (
     DEFINITIONS,
     FUNCTIONS,
-    FUTURE,
     IMPORTS,
     PARSE_ERRORS,
     SETTING,
@@ -70,8 +69,8 @@ class Code:
     defined: bool  # whether it defines the function that the agent was asked for
     problem: str  # why the function is missing or has no result; empty if it is defined with a result
     needed: list[Statement]  # the statements that the function needs, including its own definition
-    # Of the completion's visible characters, the share that belongs to these and to imports of the prompt. Code fences
-    # do not count, nor do examples and tests of the function, as far as they are no longer than the function
+    # Of the completion's visible characters, the share that belongs to these and to imports. Code fences do not count,
+    # nor do examples and tests of the function, as far as they are no longer than the function
     share: float
     found: bool  # whether the completion contains any code, and not only prose that happens to parse, such as a word
 
@@ -115,32 +114,20 @@ def parse_completion(completion: str) -> ast.Module:
     return _parse("\n".join(good))[0] or ast.Module([], [])
 
 
-def read_completion(completion: str, name: str, prompt: str = "") -> Code:
-    """
-    Reads an agent's answer to the request for the function `name`. It may repeat the imports of `prompt`, the source
-    before the function.
-    """
-    given = {imported for node in ast.parse(prompt).body for imported in _imports(node)}
+def read_completion(completion: str, name: str) -> Code:
+    """Reads an agent's answer to the request for the function `name`."""
     text = _with_line_feeds(completion) if len(completion) <= MAX_CHARS else ""
-    code = _read_text(text, name, given)
+    code = _read_text(text, name)
     visible = "".join(one if one in "\n\t" else VISIBLE.get(unicodedata.category(one), one) for one in text)
     # The first attempt keeps invisible characters, since a string may contain them
-    return _read_text(visible, name, given) if code.problem and visible != text else code
+    return _read_text(visible, name) if code.problem and visible != text else code
 
 
 def _with_line_feeds(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
 
 
-def _imports(node: ast.stmt) -> set[tuple[str | None, ...]]:
-    """Returns what an import binds: the module, and the names there and here. Empty for other statements."""
-    if not isinstance(node, IMPORTS):
-        return set()
-    module = node.module if isinstance(node, ast.ImportFrom) else None
-    return {(module, alias.name, alias.asname) for alias in node.names}
-
-
-def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code:
+def _read_text(text: str, name: str) -> Code:
     text = textwrap.dedent(text)
     visible = _visible_length(FENCE.sub("", text))
     asked = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b.*", re.MULTILINE)
@@ -160,14 +147,18 @@ def _read_text(text: str, name: str, given: set[tuple[str | None, ...]]) -> Code
     lines = text.encode(errors="surrogatepass").split(b"\n")  # a syntax tree counts columns in bytes
     module = _read_module(tree, lines, name)
     places = [k for k, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))]
-    roots = {name, FUTURE, SETTING}
+    imports = [k for k in places if isinstance(module.statements[k].node, IMPORTS)]
+    roots = {name, SETTING}
     kept = sorted(
         {*places, *module.needs(roots.union(*(module.statements[k].binds for k in places)), only_last=False)}
     )
-    kept.sort(key=lambda place: FUTURE not in module.statements[place].binds)  # these imports come first
-    source = "\n".join(_segment(lines, module.statements[place].node) for place in kept)
+    future = [
+        k for k in imports if getattr(module.statements[k].node, "module", "") == "__future__"
+    ]  # has to come first
+    parts = [ast.unparse(module.statements[k].node) for k in future]
+    source = "\n".join(parts + [_segment(lines, module.statements[k].node) for k in kept if k not in future])
     needed = module.needs(roots, only_last=True)
-    own = _text_length(lines, module, {*needed, *_repeated(module, given)})
+    own = _text_length(lines, module, {*needed, *imports})
     defined, has_result, error = *_find_function(module, name), ""
     if broken and not defined:
         source = f"{source}\n\n\n{broken}".strip("\n")
@@ -221,11 +212,6 @@ def _is_result(node: ast.AST) -> bool:
     if isinstance(node, ast.Return):
         return node.value is not None and not (isinstance(node.value, ast.Constant) and node.value.value is None)
     return isinstance(node, ast.Yield | ast.YieldFrom)
-
-
-def _repeated(module: Module, given: set[tuple[str | None, ...]]) -> list[int]:
-    """Returns the indices of the imports that the prompt has, too."""
-    return [k for k, one in enumerate(module.statements) if set() < _imports(one.node) <= given]
 
 
 def _is_code(node: ast.stmt) -> bool:

@@ -23,8 +23,8 @@ from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
 from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
-from trl_multiagent.trainers.base.progress import show_one_bar
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
+from trl_multiagent.trainers.base.trackers import show_one_bar
 
 
 WIDTH = 98

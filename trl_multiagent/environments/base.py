@@ -211,8 +211,8 @@ class Environment(ABC):
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """
         Returns the prompts of a whole turn, for all branches of all trees. By default it calls
-        [`~Environment.prompts`] for each branch. Override it if making many prompts at once is faster, for example if another model writes
-        feedback.
+        [`~Environment.prompts`] for each branch. Override it if making many prompts at once is faster, for example if
+        another model writes feedback.
 
         Args:
             items (`list[dict]`): The dataset rows; an item occurs once per branch.
@@ -221,7 +221,7 @@ class Environment(ABC):
         Returns:
             `list[dict[str, Prompt]]`: The prompts of each branch, in order.
         """
-        return [ask_one(self, item, history) for item, history in zip(items, histories, strict=True)]
+        return [self.prompts(item, history) for item, history in zip(items, histories, strict=True)]
 
     def check_turns(self, num_turns: int) -> None:
         """
@@ -386,11 +386,12 @@ def scoring(context: ScoringContext) -> Iterator[None]:
 
 def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
     """
-    Calls [`~Environment.next_prompts`] and sorts the prompts of each item in the order of the roles. Raises
+    Calls [`~Environment.next_prompts`], by default [`~Environment.prompts`], and sorts the prompts of each item in the order of the roles. Raises
     [`TaskError`] if the method fails, does not return a dict of valid prompts for each item, or returns no prompt for
     an item at its first turn.
     """
-    name = f"`{type(environment).__name__}.next_prompts`"
+    method = "prompts" if type(environment).next_prompts is Environment.next_prompts else "next_prompts"
+    name = f"`{type(environment).__name__}.{method}`"
     with task_code(name):
         prompts = environment.next_prompts(items, histories)
     if not isinstance(prompts, list | tuple) or len(prompts) != len(items):
@@ -400,15 +401,6 @@ def ask(environment: Environment, items: list[dict], histories: list[History]) -
         if not item_prompts and not history:
             raise TaskError(f"{name} returned no prompt at the first turn; at least one role must act.")
     return [{role: by_role[role] for role in environment.roles if role in by_role} for by_role in prompts]
-
-
-def ask_one(environment: Environment, item: dict, history: History) -> dict[str, Prompt]:
-    """Calls [`~Environment.prompts`] for one item and history, and checks the prompts as [`ask`] does."""
-    name = f"`{type(environment).__name__}.prompts`"
-    with task_code(name):
-        prompts = environment.prompts(item, history)
-    check_prompts(name, prompts, environment.roles)
-    return prompts
 
 
 def check_prompts(name: str, prompts: Any, roles: Sequence[str]) -> None:
@@ -564,7 +556,7 @@ class EnvironmentWrapper(Environment):
         return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
-        return self.task.next_prompts(items, histories)
+        return ask(self.task, items, histories)
 
     def check_turns(self, num_turns: int) -> None:
         self.task.check_turns(num_turns)

@@ -105,8 +105,7 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
     except FileNotFoundError:
         raise ValueError(
             f"`{setting}` is {value!r}, but there is no such file in {Path.cwd()}. Give the path of a template, "
-            "or a function as "
-            "package.module:name."
+            "or a function as package.module:name."
         ) from None
     except (OSError, ValueError) as error:  # such as a `UnicodeDecodeError`
         raise ValueError(f"`{setting}`: the file {value!r} cannot be read as UTF-8 text: {error}.") from None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trl_multiagent.environments.base import Prompt, ask_one, check_prompt
+from trl_multiagent.environments.base import Prompt, ask, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -133,7 +133,7 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     rows: Rows = settings.sections["dataset"]
     train_dataset = rows.load(rows.train_split)
     try:
-        ask_one(make_environment(settings), train_dataset[0], [])
+        ask(make_environment(settings), [train_dataset[0]], [[]])
     except TaskError as error:  # templates are settings, not code
         raise ValueError(str(error)) from error
     missing = [name for name in settings.sections["functions"].columns if name not in train_dataset.column_names]

@@ -21,7 +21,6 @@ from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.rollout.episodes import nodes_of_episode, play_episodes
 from trl_multiagent.rollout.sampler import (
     Completions,
     Level,
@@ -30,7 +29,7 @@ from trl_multiagent.rollout.sampler import (
     TransformersGenerator,
     sampling_arguments,
 )
-from trl_multiagent.rollout.tree import Node, judge_nodes
+from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes
 
 
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
@@ -215,7 +214,13 @@ def play_batch(
         [dataset[item] for item in batch],
         policy.environment,
         sampler,
-        lambda nodes: judge_nodes(policy.environment, nodes, evaluation=True, chat_roles=sampler.chat_roles),
+        lambda nodes: judge_nodes(
+            policy.environment,
+            nodes,
+            evaluation=True,
+            chat_roles=sampler.chat_roles,
+            reward_none=config.reward_none or "error",
+        ),
         num_turns=policy.num_turns(config),
         num_episodes=config.num_episodes,
         numbers=batch,
@@ -239,7 +244,7 @@ def play_batch(
 
 
 def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
-    """Returns the record of one turn of an episode, as plain values. Numbers that are not finite are left out."""
+    """Returns the record of one turn of an episode, as plain values. Metrics that are not finite are left out."""
     (outcome,) = node.outcomes
     return {
         "prompts": dict(node.prompts),

@@ -18,6 +18,7 @@ import numpy as np
 
 from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.rollout.tree import known
 
 
 if TYPE_CHECKING:
@@ -264,12 +265,18 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     values, discount = {}, config.discount_factor
     for role in (None, *roles):
         returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
-        values[FINAL, f"return/{role}" if role else "return"] = float(np.mean(returns))
+        values[FINAL, f"return/{role}" if role else "return"] = mean_of_scored(returns)
     for t in range(max(map(len, episodes))):
         by_metric = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
         values |= {(f"turn_{t + 1}", name): value for name, value in by_metric.items()}
     last = turn_values([turns[-1] for turns in episodes], roles, config)
     return values | {(FINAL, name): value for name, value in last.items()}
+
+
+def mean_of_scored(rewards: Sequence[float]) -> float:
+    """Returns the mean of the rewards that are not NaN; NaN if nothing was scored."""
+    numbers = known(rewards)
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 def role_reward(turn: dict[str, Any], role: str | None) -> float:
@@ -281,8 +288,8 @@ def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) 
     """
     Computes the values of one turn of an item's episodes, by metric. `roles`: the roles with rewards of their own.
     """
-    values = {"reward": float(np.mean([turn["reward"] for turn in turns]))}
-    values |= {f"reward/{role}": float(np.mean([role_reward(turn, role) for turn in turns])) for role in roles}
+    values = {"reward": mean_of_scored([turn["reward"] for turn in turns])}
+    values |= {f"reward/{role}": mean_of_scored([role_reward(turn, role) for turn in turns]) for role in roles}
     passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
     if None not in passes:
         passed, number = sum(x >= 1.0 for x in passes), len(passes)

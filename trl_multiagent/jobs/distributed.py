@@ -19,10 +19,6 @@ class OtherProcessError(RuntimeError):
     """Another process failed. The message says which one and why."""
 
 
-class OtherProcessUnavailable(OtherProcessError):
-    """Other processes failed, and all of them with an `UnavailableError`, which needs no traceback."""
-
-
 def start_processes() -> PartialState:
     """
     Connects the processes of this run if they are not yet connected. Raises `ValueError` if accelerate found only one
@@ -84,15 +80,12 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
     failures = torch.tensor(float(error is not None), device=accelerator.device)
     if reduce(failures, "sum").item() == 0:
         return
-    own: list[tuple[str, bool]] = []
+    own = []
     if error is not None:
-        text = f"Process {accelerator.process_index} on {socket.gethostname()} failed: {describe(error)}"
-        own = [(text, isinstance(error, UnavailableError))]
-    reports, unavailable = zip(*gather_object(own), strict=True)
-    if error is None and all(unavailable):
-        raise OtherProcessUnavailable("\n".join(reports))
+        own = [f"Process {accelerator.process_index} on {socket.gethostname()} failed: {describe(error)}"]
+    reports = gather_object(own)
     if error is None:
-        raise OtherProcessError("\n".join([*reports, "See the traceback of that process."]))
+        raise OtherProcessError("\n".join(reports))
 
 
 def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:

@@ -12,15 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 
 from trl_multiagent.folders import cache_folder
-
-
-if TYPE_CHECKING:  # `--help` need not wait for transformers
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 
 PAD, EOS, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
@@ -108,7 +104,7 @@ class ImitationModel:
 
     def build(self, folder: Path, progress: bool) -> None:
         """Trains the tokenizer and the model, and saves them."""
-        import torch
+        import torch  # `--help` need not wait for torch and transformers
         from transformers import LlamaConfig, LlamaForCausalLM
 
         threads = torch.get_num_threads()
@@ -133,13 +129,7 @@ class ImitationModel:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    def imitate(
-        self,
-        model: "LlamaForCausalLM",
-        tokenizer: "PreTrainedTokenizerFast",
-        demonstrations: list[Demonstration],
-        progress: bool,
-    ) -> None:
+    def imitate(self, model: Any, tokenizer: Any, demonstrations: list[Demonstration], progress: bool) -> None:
         """
         Trains the model for one pass over the demonstrations. The loss covers the answers and their end tokens, not
         the prompts.
@@ -181,7 +171,7 @@ class ImitationModel:
         model.eval()
 
 
-def make_tokenizer(demonstrations: list[Demonstration], vocabulary: Sequence[str]) -> "PreTrainedTokenizerFast":
+def make_tokenizer(demonstrations: list[Demonstration], vocabulary: Sequence[str]) -> Any:
     """
     Trains a byte-level BPE tokenizer on the demonstrations, which can encode any text; or, if there is a vocabulary,
     makes a tokenizer with a token per word, to which other words are unknown.

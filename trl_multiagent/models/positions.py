@@ -67,15 +67,13 @@ def check_prompts(
     if max_new_tokens >= limit:
         raise TooLongError(
             f"A completion may have {max_new_tokens} tokens, but {positions}: let completions have fewer tokens, "
-            "or choose a model that "
-            "reads longer texts."
+            "or choose a model that reads longer texts."
         )
     start = " ".join(str(prompts[list(lengths).index(longest)]).split())[:80]
     raise TooLongError(
         f"A prompt of {role!r} has {longest} tokens and its completion may have {max_new_tokens}, but "
-        f"{positions}: shorten the prompt "
-        "or its history, let completions have fewer tokens, or choose a model that reads longer texts. The "
-        f"prompt is {start!r}..."
+        f"{positions}: shorten the prompt or its history, let completions have fewer tokens, or choose a model that "
+        f"reads longer texts. The prompt is {start!r}..."
     )
 
 
@@ -89,8 +87,7 @@ def check_texts(name: str, model: PreTrainedModel, lengths: Sequence[int]) -> No
     if limit is not None and longest > limit:
         raise TooLongError(
             f"A text has {longest} tokens, but {name} has only {limit} positions, which are learned: shorten the "
-            "prompts or the "
-            "answers, or choose a model that reads longer texts."
+            "prompts or the answers, or choose a model that reads longer texts."
         )
 
 

@@ -69,9 +69,8 @@ from trl_multiagent.preferences.rows import (
     text_columns,
 )
 from trl_multiagent.report.pictures import COLORS, draw_histograms, picture
-from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
-from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Node, Samples, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -598,4 +597,10 @@ def push_preferences(
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
         advice = push_command_advice(folder, repo_id, revision)
-        return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")
+        options: dict[str, Any] = {
+            "token": token,
+            "revision": revision,
+            "commit_message": commit_message,
+            "create_pr": create_pr,
+        }
+        return upload_folder(upload, repo_id, advice, repo_type="dataset", **options)

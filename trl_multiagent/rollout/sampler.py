@@ -28,10 +28,9 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.positions import check_prompts, learned_positions
-from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.tree import Node, Samples, acting, root_nodes
+from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, root_nodes
 
 
 logger = logging.get_logger(__name__)
@@ -205,7 +204,7 @@ class TransformersGenerator:
 class TeamSampler:
     """
     Samples the completions of all agents at the nodes of a turn. It can be passed to [`~rollout.tree.grow_trees`] and
-    [`~rollout.episodes.play_episodes`].
+    [`~rollout.tree.play_episodes`].
 
     Args:
         team ([`AgentTeam`]): The team.
@@ -236,6 +235,7 @@ class TeamSampler:
         self.use_chat_template = use_chat_template
         self.history_options = history_options
         self.chat_template_kwargs = chat_template_kwargs or {}
+        self.longest_prompts: dict[str, int] = {}  # of each agent, in tokens; shorter ones need no check
 
     @property
     def chat_roles(self) -> frozenset[str]:
@@ -298,8 +298,10 @@ class TeamSampler:
     def check_lengths(self, role: str, prompts: list[WholePrompt]) -> None:
         """Raises [`~models.positions.TooLongError`] if a prompt is too long for the agent's model."""
         lengths = [len(prompt.ids) for prompt in prompts]
-        with self.team.activate(role) as agent:
-            check_prompts(role, agent, [x.prompt for x in prompts], lengths, self.generator.max_new_tokens)
+        if max(lengths, default=0) > self.longest_prompts.get(role, 0):
+            with self.team.activate(role) as agent:
+                check_prompts(role, agent, [x.prompt for x in prompts], lengths, self.generator.max_new_tokens)
+            self.longest_prompts[role] = max(lengths)
 
     def check_items(self, items: Sequence[dict], environment: Environment) -> None:
         """

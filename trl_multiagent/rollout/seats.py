@@ -31,9 +31,9 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.base import resume_settings as settings_of
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
-from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.history import whole_prompt
 from trl_multiagent.rollout.trace import item_id
+from trl_multiagent.rollout.tree import derive_seed
 
 
 MAX_TURNS_ALONE = 100  # in a row, in which only seats act

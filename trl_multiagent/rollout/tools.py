@@ -39,8 +39,7 @@ JSON = json.JSONDecoder(strict=False)
 # The tags and the JSON are those in the chat templates of these models
 INSTRUCTIONS = (
     "You have tools. Each line between these tags describes one:\n<tools>\n{}\n</tools>\n\nTo use one, write its "
-    "name and its arguments "
-    'as JSON between these tags:\n<tool_call>\n{{"name": <name>, "arguments": <JSON object>}}\n</tool_call>'
+    'name and its arguments as JSON between these tags:\n<tool_call>\n{{"name": <name>, "arguments": <JSON object>}}\n</tool_call>'
 )
 
 
@@ -107,8 +106,8 @@ class ToolSeat(Seat):
                 if answer != joint_action[role]:
                     raise TaskError(
                         f"The tools of `{self.name}` returned {show(joint_action[role])}, and {show(answer)} when "
-                        "the same calls "
-                        "were made again: after `reset`, results must depend on the item and the calls alone."
+                        "the same calls were made again: after `reset`, results must depend on the item and the calls "
+                        "alone."
                     )
                 texts = []
             texts += [text for other, text in joint_action.items() if other != role]

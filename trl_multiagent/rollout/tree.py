@@ -5,6 +5,7 @@ All trees of a batch grow together, turn by turn. Each level needs one call for 
 and one for its outcomes. A group of episodes is several trees of the same item whose nodes have one joint action each.
 """
 
+import hashlib
 import itertools
 import math
 import random
@@ -72,9 +73,7 @@ class Node:
     episode: int | None = None  # the number of the episode among those of its item; `None` in a tree
     ended_early: bool = False  # whether early termination made this node a leaf
     ended: list[int] = field(default_factory=list)  # the joint actions after which the environment ended the episode
-    # In a chain whose trainer has critics: the nodes after joint actions that are not continued. They have no samples
-    unvisited: dict[int, "Node"] = field(default_factory=dict)
-    values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `rollout.values`
+    values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `trainers.base.actor_critic_trainer`
     targets: dict[str, list[float]] = field(default_factory=dict)  # learning targets of these values, by critic
     # Each agent's last samples in this branch, and the index of its completion there; empty at a root
     continues: dict[str, tuple[Samples, int]] = field(default_factory=dict, repr=False)
@@ -83,11 +82,6 @@ class Node:
     def roles(self) -> tuple[str, ...]:
         """The roles that act at this node."""
         return tuple(self.prompts)
-
-    @property
-    def next_nodes(self) -> dict[int, "Node"]:
-        """The node that follows each joint action after which the episode goes on, visited or not."""
-        return {**self.children, **self.unvisited}
 
     @property
     def joint_actions(self) -> list[JointAction]:
@@ -186,7 +180,6 @@ def grow_trees(
     early_termination_threshold: float | None = None,
     discount: float = 1.0,
     process_reward: Callable[[float], float] = float,
-    with_unvisited: bool = False,
     num_episodes: int | None = None,
     numbers: Sequence[int] | None = None,
     seed: int | str = 0,
@@ -203,9 +196,6 @@ def grow_trees(
         num_turns, num_generations, joint_mode, handoff, early_termination_threshold, discount: See [`RolloutConfig`].
         process_reward (`Callable[[float], float]`, *optional*): Applied to each reward. By default, rewards are left
             as they are.
-        with_unvisited (`bool`, *optional*, defaults to `False`): Whether the environment also makes the next prompts
-            of the joint actions that a chain does not continue. A critic needs them, because the targets of these
-            joint actions contain its values of the next nodes.
         num_episodes (`int`, *optional*): Number of independent episodes of each item. Episode e of item i is entry
             `i * num_episodes + e` of the first turn. `num_generations` is 1 then.
         numbers (`Sequence[int]`, *optional*): The `tree` of each item's nodes, on which draws depend. By default, its
@@ -230,10 +220,73 @@ def grow_trees(
             for node, outcomes in zip(nodes, score(nodes), strict=True):
                 _add_outcomes(node, outcomes, environment.roles, process_reward)
             if turn + 1 < num_turns:
-                nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, with_unvisited, seed)
+                nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, seed)
     _add_group_rewards(levels, environment)
     _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
+
+
+def play_episodes(
+    items: list[dict],
+    environment: Environment,
+    sample: Callable[[list[Node], int], dict[str, list[Samples]]],
+    score: Callable[[list[Node]], list[list[Outcome]]] | None = None,
+    *,
+    num_turns: int = 1,
+    num_episodes: int = 1,
+    discount: float = 1.0,
+    process_reward: Callable[[float], float] = float,
+    numbers: Sequence[int] | None = None,
+) -> list[list[Node]]:
+    """
+    Plays a batch of episodes, turn by turn.
+
+    Args:
+        items, environment, sample, num_turns, discount, process_reward, numbers: See [`grow_trees`].
+        score (`Callable`, *optional*): `nodes -> outcomes` of each node's joint action. Called once per turn. By
+            default, the environment's `evaluate`.
+        num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
+
+    Returns:
+        `list[list[Node]]`: The nodes of each turn, each with one joint action. Episode e of item i is entry
+        `i * num_episodes + e` of the first turn; episodes that the environment has ended are missing in later turns.
+
+    Raises:
+        ValueError: `num_turns` or `num_episodes` is not a positive whole number.
+    """
+    for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
+    return grow_trees(
+        items,
+        environment,
+        sample,
+        score or (lambda nodes: judge_nodes(environment, nodes, evaluation=True)),
+        num_turns=num_turns,
+        num_generations=1,
+        num_episodes=num_episodes,
+        discount=discount,
+        process_reward=process_reward,
+        numbers=numbers,
+    )
+
+
+def nodes_of_episode(root: Node) -> list[Node]:
+    """Returns the nodes of an episode that [`play_episodes`] played, in order."""
+    nodes = [root]
+    while nodes[-1].children:
+        nodes.append(nodes[-1].children[0])
+    return nodes
+
+
+def turns_of_episodes(levels: list[list[Node]]) -> list[list[Turn]]:
+    """Returns the turns of each episode that [`play_episodes`] played."""
+    return [[node.turn(0) for node in nodes_of_episode(root)] for root in levels[0]]
+
+
+def derive_seed(*parts: Any) -> int:
+    """Returns a seed of 32 bits that depends on all parts."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "big")
 
 
 def root_nodes(
@@ -321,31 +374,24 @@ def _grow_children(
     environment: Environment,
     handoff: str | None,
     threshold: float | None,
-    with_unvisited: bool,
     seed: int | str,
 ) -> list[Node]:
-    """Adds the child nodes to the nodes of a turn, and returns the children to visit."""
-    asked = []  # node, joint action, whether it is continued
-    for node in nodes:
-        continued = _continued_actions(node, handoff, threshold, seed)
-        listed = range(len(node.indices)) if with_unvisited and not node.ended_early else continued
-        asked += [(node, action, action in continued) for action in listed]
+    """Adds the child nodes to the nodes of a turn, and returns them."""
+    asked = [(node, action) for node in nodes for action in _continued_actions(node, handoff, threshold, seed)]
     if not asked:
         return []
-    histories = [(*node.history, node.turn(action)) for node, action, _ in asked]
-    prompts = ask(environment, [node.item for node, *_ in asked], [*histories])
+    histories = [(*node.history, node.turn(action)) for node, action in asked]
+    prompts = ask(environment, [node.item for node, _ in asked], [*histories])
     children = []
-    for (node, action, is_continued), history, child_prompts in zip(asked, histories, prompts, strict=True):
+    for (node, action), history, child_prompts in zip(asked, histories, prompts, strict=True):
         if not child_prompts:
-            if is_continued:
-                node.ended.append(action)
+            node.ended.append(action)
             continue
         child = Node(node.item, history, child_prompts, tree=node.tree, episode=node.episode)
         child.path = (*node.path, action)
         child.continues = {**node.continues, **node.chosen(node.indices[action])}
-        (node.children if is_continued else node.unvisited)[action] = child
-        if is_continued:
-            children.append(child)
+        node.children[action] = child
+        children.append(child)
     return children
 
 

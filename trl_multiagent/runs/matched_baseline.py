@@ -34,7 +34,7 @@ from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.log import COST_FILE
+from trl_multiagent.trainers.base.metrics import COST_FILE
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 

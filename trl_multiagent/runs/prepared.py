@@ -46,8 +46,8 @@ from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoints import check_changes, describe_run, read_checkpoint
+from trl_multiagent.trainers.base.metrics import EVAL_METRICS, is_eval_metric
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.rollout_metrics import EVAL_METRICS, is_eval_metric
 
 
 # Arguments whose keys or entries are roles

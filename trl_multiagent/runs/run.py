@@ -72,7 +72,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     Ends the program with one line on failures that are not bugs, such as a full disk, and on failures of another
     process.
     """
-    from trl_multiagent.jobs.distributed import OtherProcessError, OtherProcessUnavailable
+    from trl_multiagent.jobs.distributed import OtherProcessError
     from trl_multiagent.models.positions import TooLongError
     from trl_multiagent.trainers.base.checkpoints import CheckpointError, WriteError
 
@@ -86,8 +86,6 @@ def end_with_one_line(prog: str) -> Iterator[None]:
         if not is_disk_full(error):
             raise
         fail(prog, error)
-    except OtherProcessUnavailable:
-        sys.exit(2)  # the other process prints the reason
     except OtherProcessError as error:
         print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(1)

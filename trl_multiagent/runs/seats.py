@@ -45,8 +45,7 @@ def make_environment(settings: Settings, run_folder: Path) -> Environment:
     if settings.algorithm in PREFERENCE_ALGORITHMS and order != (environment.roles,):
         raise ConfigError(
             f"`{settings.algorithm}` learns from one turn in which all roles answer, but in this task they act "
-            "one after the "
-            "other: train it with an algorithm such as magrpo."
+            "one after the other: train it with an algorithm such as magrpo."
         )
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_multiagent.code.dependencies import FUNCTIONS, PARSE_ERRORS, all_tables, names_in, read_globals
-from trl_multiagent.code.sandbox.asserts import read_asserts
+from trl_multiagent.code.sandbox.program import read_asserts
 from trl_multiagent.environments.dataset_rows import check_fields
 
 

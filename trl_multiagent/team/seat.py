@@ -9,11 +9,10 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import UnavailableError, function_name
-from trl_multiagent.rollout.episodes import derive_seed
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import Branch, Seat, training_step
 from trl_multiagent.rollout.trace import item_id
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, derive_seed
 from trl_multiagent.team.load import LoadError, TeamLoader
 
 
@@ -44,16 +43,20 @@ class TeamSeat(Seat):
         seed: int = 0,
         **sampling: Any,
     ):
-        self.team, self.agent = team, agent
+        self.agent = agent
         self.name = name or (team if isinstance(team, str) else function_name(team))
-        self.loader, self.token_budget, self.seed = loader, token_budget, seed
-        self.arguments = sampling_arguments(sampling)
         self.sampler: TeamSampler | None = None
+
+        def load(role: str) -> TeamSampler:
+            if not isinstance(team, str):
+                return team()
+            return load_sampler(loader, team, agent or role, f"seats.{role}", sampling, token_budget, None, seed)
+
+        self.load = load
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         agent = self.agent or role
-        if self.sampler is None:
-            self.sampler = self._load(self.team, role, agent) if isinstance(self.team, str) else self.team()
+        self.sampler = self.sampler or self.load(role)
 
         def own(texts: Mapping[str, Any]) -> dict[str, Any]:
             return {agent: texts[role]} if role in texts else {}
@@ -76,19 +79,25 @@ class TeamSeat(Seat):
     def release(self) -> None:
         self.sampler = None
 
-    def _load(self, name: str, role: str, agent: str) -> TeamSampler:
-        """Loads the team. Raises `UnavailableError` if that fails, or the team has no such agent."""
-        shows_bars = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()  # a population loads a member at any step
-        try:
-            team = self.loader.load_player(name, [agent])
-        except LoadError as error:
-            raise UnavailableError(f"`seats.{role}`: {error}") from error
-        finally:
-            if shows_bars:
-                logging.enable_progress_bar()
-        if agent not in team.roles:
-            roles = ", ".join(team.roles)
-            raise UnavailableError(f"`seats.{role}`: {name} has the roles {roles}, not {agent!r}: set `agent`.")
-        team.requires_grad_(False).eval()
-        return TeamSampler(team, TransformersGenerator(team, self.arguments, self.token_budget, seed=self.seed))
+
+def load_sampler(
+    loader: TeamLoader, name: str, agent: str, setting: str, sampling: Mapping[str, Any], *limits: Any
+) -> TeamSampler:
+    """
+    Loads a team that is not trained, and makes its sampler. `limits`: further arguments of
+    [`~rollout.sampler.TransformersGenerator`]. Raises `UnavailableError`, which names the `setting`, if the team cannot
+    be loaded or has no such agent.
+    """
+    shows_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # a population loads a member at any step
+    try:
+        team = loader.load_player(name, [agent])
+    except LoadError as error:
+        raise UnavailableError(f"`{setting}`: {error}") from error
+    finally:
+        if shows_bars:
+            logging.enable_progress_bar()
+    if agent not in team.roles:
+        raise UnavailableError(f"`{setting}`: {name} has the roles {', '.join(team.roles)}, not {agent!r}.")
+    team.requires_grad_(False).eval()
+    return TeamSampler(team, TransformersGenerator(team, sampling_arguments(dict(sampling)), *limits))

@@ -9,7 +9,7 @@ class IACTrainer(ActorCriticTrainer):
     and history. With one agent it is the plain actor-critic.
 
     Each optimizer step samples one batch of rollout trees. With the critic's value V_i(h) of agent i's prompt at a
-    node, when the batch was sampled, and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
+    node, when the batch was sampled, and the target y_j of a joint action j (see [`compute_targets`]):
 
         A_i,g = mean over the joint actions j with completion g of y_j  -  V_i(h)
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
@@ -27,7 +27,7 @@ class IACTrainer(ActorCriticTrainer):
         return role
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
-        ids = self.prompt_ids(critic, node)
+        ids = node.samples[critic].prompt_ids
         if joint_action is not None:
             completion = node.completion_of(critic)[joint_action]
             ids = ids + node.samples[critic].completion_ids[completion]

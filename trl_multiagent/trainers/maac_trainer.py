@@ -11,7 +11,7 @@ class MAACTrainer(ActorCriticTrainer):
     alone.
 
     Each optimizer step samples one batch of rollout trees. With the critic's value V(h) of a node when the batch was
-    sampled, and the target y_j of a joint action j (see [`~rollout.values.compute_targets`]):
+    sampled, and the target y_j of a joint action j (see [`compute_targets`]):
 
         A_i,g = mean over the joint actions j with agent i's completion g of y_j  -  V(h)
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
@@ -40,7 +40,7 @@ class MAACTrainer(ActorCriticTrainer):
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         prompts, completions = {}, {}
         for role in (role for role in self.team.roles if role in node.prompts):
-            ids = self.prompt_ids(role, node)
+            ids = node.samples[role].prompt_ids
             prompts[role] = self.team.tokenizers[role].decode(ids, skip_special_tokens=True)
             if joint_action is not None:
                 completions[role] = node.samples[role].texts[node.completion_of(role)[joint_action]]

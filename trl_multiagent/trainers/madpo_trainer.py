@@ -28,14 +28,13 @@ from trl_multiagent.preferences.rows import (
     temporary_cache_files,
     text_columns,
 )
-from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import describe_run
 from trl_multiagent.trainers.base.generation import TrainerGenerator
-from trl_multiagent.trainers.base.log import add_task_metrics
+from trl_multiagent.trainers.base.metrics import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -121,7 +120,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     eval_dataset: Any
     _num_parts: int  # number of micro-batches of the step, over all processes
     _first_chosen_logp: float | None = None  # per token, in the first log of a run without a reference
-    _has_warned = False  # whether the fall of the chosen answers' log-probability was reported
 
     def __init__(
         self,
@@ -437,24 +435,21 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if self.model.training and "logps/chosen_change" in metrics:
             if self._counts_env_steps:
                 metrics["env_step"] = [self.env_step]
-            fall = -metrics["logps/chosen_change"][0]
-            if fall > LARGEST_FALL and not self._has_warned:
-                self._has_warned = True
-                logger.warning(
-                    f"The log-probability of the chosen answers has fallen by {fall:.2f} per token since the start of "
-                    f"the training (step {self.state.global_step}): the chosen answers become less likely. Lower "
-                    "`learning_rate`, raise `beta`, or add the loss type 'sft'."
+            if metrics["logps/chosen_change"][0] < -LARGEST_FALL:
+                logger.warning_once(
+                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token since "
+                    "the start of the training: they become less likely. Lower `learning_rate`, raise `beta`, or add "
+                    "the loss type 'sft'."
                 )
         super().log(logs, start_time)
 
     def _process_state(self) -> dict[str, Any]:
-        state = {"env_step": self.env_step, "has_warned": self._has_warned}
-        return {**super()._process_state(), **state, "first_chosen_logp": self._first_chosen_logp}
+        state = {"env_step": self.env_step, "first_chosen_logp": self._first_chosen_logp}
+        return {**super()._process_state(), **state}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.env_step, self._has_warned = state["env_step"], state["has_warned"]
-        self._first_chosen_logp = state["first_chosen_logp"]
+        self.env_step, self._first_chosen_logp = state["env_step"], state["first_chosen_logp"]
 
 
 # The tokens of all agents

@@ -47,9 +47,8 @@ class MAGRPOConfig(RolloutConfig):
             raise ValueError("`num_generations` is 1; it must be at least 2: the baseline is taken over siblings.")
         if self.credit == "sibling" and self.branching == "episodes":
             raise ValueError(
-                "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: "
-                "episodes` does not "
-                "sample: use `credit: nothing`."
+                "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` "
+                "does not sample: use `credit: nothing`."
             )
         if self.turn_gradient_weights is None:
             self.turn_gradient_weights = [1.0] * self.num_turns
@@ -61,13 +60,8 @@ class MAGRPOConfig(RolloutConfig):
             )
         if not any(weights):
             raise ValueError("`turn_gradient_weights` are all 0, so nothing would be learned; raise one of them.")
-        if self.weighs_turns and self.handoff is None:
+        if set(weights) != {1.0} and self.handoff is None:
             raise ValueError(
                 "`turn_gradient_weights` apply to the turns of a chain: set `handoff` to 'random' or 'best'. In a "
                 "tree, `discount` already weights the later turns."
             )
-
-    @property
-    def weighs_turns(self) -> bool:
-        """Whether the loss of any turn has a factor other than 1."""
-        return self.turn_gradient_weights != [1.0] * self.num_turns

@@ -100,16 +100,14 @@ def test_a_split_that_cannot_be_read_is_an_error(tmp_path, split):
         load_code_dataset(path, split=split)
 
 
-def test_the_type_is_inferred_or_checked(tmp_path):
+def test_rows_are_read_by_their_columns(tmp_path):
     path = write(tmp_path / "problems.jsonl", [row(1)])
-    with pytest.raises(ValueError, match="cannot be inferred from its name: give it"):
-        load_code_dataset(path)
     with pytest.raises(ValueError, match="Unknown dataset type 'apps': expected one of humaneval, coophumaneval"):
         load_code_dataset(path, type="apps")
-    for type in ("humaneval", "coophumaneval", "mbpp"):
-        assert len(load_code_dataset(path, type=type)) == 1
     mbpp = write(tmp_path / "problems_2.jsonl", [mbpp_row(1)])
-    assert load_code_dataset(mbpp, type="mbpp")["task_id"] == ["MBPP/1"]
+    for type in (None, "humaneval", "coophumaneval", "mbpp"):
+        assert len(load_code_dataset(path, type=type)) == 1
+        assert load_code_dataset(mbpp, type=type)["task_id"] == ["MBPP/1"]
 
 
 # Malformed input

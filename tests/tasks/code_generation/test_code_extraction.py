@@ -180,7 +180,6 @@ def test_a_script_changes_nothing_that_the_function_needs(script):
         "import sys\nMEMORY = {}\ndef helper(x):\n    return x\ndef f(x):\n    MEMORY[x] = helper(x)\n    return x\n"
     )
     assert ast.dump(ast.parse(extract_code(code + script, "f"))) == ast.dump(ast.parse(code))
-    assert analyze(PROMPT, "f", None, code + script).main_function_share < 0.95
 
 
 def test_a_function_for_the_script_is_not_called():
@@ -443,15 +442,11 @@ def test_a_thin_wrapper_only_returns_what_aux_returns(main, thin):
     ("body", "dropped"),
     [
         ("if xs:\n        aux(xs)\n    return 1", True),
-        ("y: int = aux(xs)\n    return 1", True),
-        ("(y := aux(xs))\n    return 1", True),
-        ("y, z = aux(xs)\n    return z", False),
+        ("y = aux(xs)\n    return 1", False),
         ("print(aux(xs))\n    return 1", False),
-        ("xs[0] = aux(xs)\n    return xs", False),
-        ("y = aux(xs)\n    def g():\n        return y\n    return g()", False),
     ],
 )
-def test_a_value_that_nothing_reads_is_dropped(body, dropped):
+def test_a_call_by_itself_drops_the_value(body, dropped):
     result = facts(f"def f(xs):\n    {body}")
     assert result.names_aux and result.drops_value == dropped
 

@@ -426,12 +426,11 @@ def test_an_exception_in_a_later_iteration_of_a_check_is_evidence(sandbox):
     assert score(sandbox, (EVEN, main), item=item) == pytest.approx([4.0])
 
 
-def test_imports_that_the_prompt_has_belong_to_the_function(sandbox):
-    item = ITEM | {"prompt": "from typing import List, Tuple\nimport math as m\n\n\n" + ITEM["prompt"]}
-    repeated, others = "from typing import List\nimport math as m\n", "from typing import Dict\nimport math\n"
-    rewards = score(sandbox, *((lines + EVEN, lines + SUM_OF_SQUARES) for lines in (repeated, others)), item=item)
+def test_imports_belong_to_the_function_once(sandbox):
+    lines = "from typing import Dict, List\nimport math\n"
+    pairs = (lines + EVEN, lines + SUM_OF_SQUARES), (lines * 9 + EVEN, SUM_OF_SQUARES)
+    rewards = score(sandbox, *pairs)
     assert rewards[0] == pytest.approx(4.0) and rewards[1] < 3.9
-    assert score(sandbox, (repeated * 9 + EVEN, SUM_OF_SQUARES), item=item)[0] < 3.9
 
 
 @pytest.mark.parametrize("otherwise", ["False", "0", "[]", "xs", "[7]"])

@@ -139,7 +139,7 @@ def test_a_model_on_this_machine(roles, tmp_path):
 
 def test_an_expert_that_cannot_be_loaded(tmp_path):
     tiny_team().save_pretrained(tmp_path / "team")
-    with pytest.raises(UnavailableError, match=r"team' is a team; the expert is a single model"):
+    with pytest.raises(UnavailableError, match=r"`external.expert_model`: .* has the roles aux, main, not 'expert'"):
         make_environment(tmp_path, expert_model=str(tmp_path / "team")).prepare(2)
     missing = make_environment(tmp_path, expert_model="nobody/nothing")
     with pytest.raises(UnavailableError, match=r"`external.expert_model`: the team cannot be loaded from 'nobody/no"):

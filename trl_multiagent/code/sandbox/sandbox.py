@@ -19,10 +19,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trl_multiagent.code.sandbox.asserts import read_asserts, read_checks
-
 from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, LostStep, pack
-from .program import Check, Program, SandboxError, Verdict
+from .program import Check, Program, SandboxError, Verdict, read_asserts, read_checks
 
 
 logger = logging.getLogger(__name__)

@@ -71,7 +71,7 @@ def load_bug_dataset(
         num_mutants (`int`, *optional*, defaults to `3`): Mutants of an item besides its faulty program, at most.
         seed (`int`, *optional*, defaults to `0`): Selects the mutants.
         sandbox ([`Sandbox`], *optional*): Runs the mutants.
-        type (`str`, *optional*): That of [`load_code_dataset`]; by default inferred from `name`.
+        type (`str`, *optional*): That of [`load_code_dataset`].
 
     Returns:
         `Dataset`: Columns `task_id`, `entry_point`, `test`, `reference`, `faulty`, all text; `mutants`, a list of

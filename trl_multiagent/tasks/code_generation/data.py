@@ -16,7 +16,6 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
-from trl_multiagent.environments.embedded import EMBEDDED
 from trl_multiagent.tasks.code_generation.prompts import AUX
 from trl_multiagent.tasks.problems import FIELDS, bound_names, check_problem
 
@@ -43,8 +42,8 @@ def load_code_dataset(
             `"test[33:163]"`, `"train[:10%]"`. A slice without a name, such as `"[16:]"`, is taken from the split
             `test`, or from the only split that the dataset has. `None` selects all rows of this split. A local file
             has one split, which may be given any name.
-        type (`str`, *optional*): `"humaneval"`, `"coophumaneval"` or `"mbpp"`; inferred from `name` by default. Rows
-            of `"mbpp"` may come in MBPP's own schema, and are then brought to HumanEval's.
+        type (`str`, *optional*): `"humaneval"`, `"coophumaneval"` or `"mbpp"`. Nothing depends on it: rows in MBPP's
+            schema, which have a `test_list`, are always brought to HumanEval's.
         num_agents (`int`, *optional*, defaults to `2`): Size of the team. With 2 agents no problem may define `aux`,
             because this is the name of the helper.
 
@@ -60,7 +59,8 @@ def load_code_dataset(
     """
     import datasets  # takes a second to import, and `--help` does not need it
 
-    type = _dataset_type(name, type)
+    if type not in (None, *DATASET_TYPES):
+        raise ValueError(f"Unknown dataset type {type!r}: expected one of {', '.join(DATASET_TYPES)}.")
     if name.endswith(LOCAL_SUFFIXES):
         rows, source = read_file(Path(name)), name
     else:
@@ -69,27 +69,13 @@ def load_code_dataset(
     if not rows:
         raise ValueError(f"{source} has no rows.")
     test_field = "test"
-    if (type == "mbpp" or name in EMBEDDED) and "test_list" in rows[0]:  # the peer's files give MBPP other types
+    if "test_list" in rows[0]:  # as in MBPP, whatever the type: the peer's files give it others
         test_field = "test_list"
         rows = [mbpp_row(row, f"{source}, row {number}") for number, row in enumerate(rows, 1)]
     dataset = datasets.Dataset.from_list(_checked_rows(rows, source, test_field, num_agents))
     if name.endswith(LOCAL_SUFFIXES):
         dataset = select_rows(dataset, split, source)
     return dataset
-
-
-def _dataset_type(name: str, type: str | None) -> str:
-    lowered = name.lower()
-    known = (("mbpp", "mbpp"), ("coop", "coophumaneval"), ("humaneval", "humaneval"))
-    type = type or next((kind for part, kind in known if part in lowered), None)
-    if type is None:
-        raise ValueError(
-            f"The type of the dataset {name!r} cannot be inferred from its name: give it, as one of "
-            f"{', '.join(DATASET_TYPES)}."
-        )
-    if type not in DATASET_TYPES:
-        raise ValueError(f"Unknown dataset type {type!r}: expected one of {', '.join(DATASET_TYPES)}.")
-    return type
 
 
 def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: int) -> list[dict]:

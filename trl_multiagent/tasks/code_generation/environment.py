@@ -4,9 +4,10 @@ Code generation: two agents solve HumanEval-shaped problems together, one writes
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from trl_multiagent.code.sandbox import Check, Sandbox
+from trl_multiagent.code.sandbox.program import read_asserts
 from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction, Outcome, Prompt
 from trl_multiagent.tasks.code_generation import feedback
 from trl_multiagent.tasks.code_generation.expert import Expert
@@ -65,14 +66,8 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         expert ([`Expert`], *optional*): For the mode `"expert_edits"`, the model that proposes edits.
     """
 
-    watched_metrics: ClassVar[dict[str, str]] = {"collab_aux_usage": "main does not use what aux writes"}
+    watched_metrics = {"collab_aux_usage": "main does not use what aux writes"}
     unseen = UNSEEN, SEEN
-    example: ClassVar[dict] = {
-        "task_id": "example",
-        "prompt": 'def double(x):\n    """Twice x."""\n',
-        "entry_point": "double",
-        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
-    }
 
     def __init__(
         self,
@@ -204,24 +199,21 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         feedback shows all tests does not have it.
         """
         outcomes = self.reward.score(items, joint_actions, kinds=KINDS)
-        for outcome in outcomes:
+        for item, outcome in zip(items, outcomes, strict=True):
             # A name of CoMLRL. Scoring stops at the first level that fails, so both totals are the same
             outcome.metrics["gated_total_reward"] = outcome.metrics["total_reward"]
-            hidden = self._hidden_tests_pass(outcome)
+            hidden = self._hidden_tests_pass(item, outcome)
             if hidden is not None:
                 outcome.metrics[PASSED_HIDDEN] = float(hidden)
         return outcomes
 
-    def _hidden_tests_pass(self, outcome: Outcome) -> bool | None:
+    def _hidden_tests_pass(self, item: dict, outcome: Outcome) -> bool | None:
         """Returns whether an answer passes all tests that feedback does not show; `None` if it shows all of them."""
         verdict = outcome.info.verdict
-        if verdict is not None:
-            checks = feedback.hidden_checks(verdict.checks, self.mode, self.sandbox_slice, self.hidden_tests)
-            return all(check.status == "passed" for check in checks) if checks else None
-        total = round(outcome.metrics["tests_total"])  # the program was not run
-        reaches_all = self.sandbox_slice == 0 or abs(self.sandbox_slice) >= total
-        shows_all = self.mode in feedback.MODES_WITH_TESTS and reaches_all and not self.hidden_tests
-        return None if shows_all else False
+        # Without a verdict, the program was not run
+        checks = verdict.checks if verdict else [Check("not_run", one) for one in read_asserts(item["test"]).sources]
+        hidden = feedback.hidden_checks(checks, self.mode, self.sandbox_slice, self.hidden_tests)
+        return all(check.status == "passed" for check in hidden) if hidden else None
 
     def metrics(self) -> dict[str, float]:
         expert = {} if self.expert is None else self.expert.metrics()

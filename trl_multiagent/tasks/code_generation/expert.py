@@ -225,23 +225,16 @@ class LocalExpert:
         """Loads the model. Raises `UnavailableError` if that is not possible."""
         if self.sampler is not None:
             return
-        from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
-        from trl_multiagent.team.load import LoadError, TeamLoader
+        from trl_multiagent.team.load import TeamLoader
+        from trl_multiagent.team.seat import load_sampler
 
         assert self.model is not None
-        try:
-            team = TeamLoader(self.model, torch_dtype="auto").load_player(self.model, [SOLO])
-        except LoadError as error:
-            raise UnavailableError(f"`external.expert_model`: {error}") from error
-        if team.roles != (SOLO,):
-            raise UnavailableError(f"`external.expert_model` {self.model!r} is a team; the expert is a single model.")
-        team.requires_grad_(False).eval()
-        limit = {"temperature": self.sampling["temperature"], "max_new_tokens": self.sampling["max_tokens"]}
-        self.sampler = TeamSampler(team, TransformersGenerator(team, sampling_arguments(limit), 65536, seed=0))
+        loader = TeamLoader(self.model, torch_dtype="auto")
+        sampling = {"temperature": self.sampling["temperature"], "max_new_tokens": self.sampling["max_tokens"]}
+        self.sampler = load_sampler(loader, self.model, SOLO, "external.expert_model", sampling, 65536, None, 0)
 
     def ask(self, questions: Sequence[str]) -> list[str | Exception]:
-        from trl_multiagent.rollout.episodes import derive_seed
-        from trl_multiagent.rollout.tree import Node
+        from trl_multiagent.rollout.tree import Node, derive_seed
 
         self.prepare()
         assert self.sampler is not None
@@ -308,8 +301,8 @@ def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Se
 
 def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     """
-    Reads the edits of an answer, by role, without the roles for which there are none: those of the last JSON object
-    that has most of the roles, wherever it stands in the text. `main` may also be called by the entry point's name.
+    Reads the edits of an answer, by role. They are in the last JSON object that has most of the roles, anywhere in the
+    text. Roles without edits are missing. `main` may also be called by the entry point's name.
     """
     best: Edits = {}
     text = text[-MAX_ANSWER:]

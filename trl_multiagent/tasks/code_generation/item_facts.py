@@ -14,7 +14,7 @@ from typing import Any
 
 from trl_multiagent.code.dependencies import PARSE_ERRORS
 from trl_multiagent.code.sandbox import Program, Verdict
-from trl_multiagent.code.sandbox.asserts import read_asserts
+from trl_multiagent.code.sandbox.program import read_asserts
 from trl_multiagent.tasks.problems import read_problem
 
 

@@ -64,10 +64,9 @@ class Analysis:
     # what they need. 0 if the entry point does not name `aux`, None for a single agent
     size_share: float | None = None
     thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
-    drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself or nothing reads the value
+    drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself
     # The share of the characters of aux's completion, without white space, that belongs to `aux` and to the statements
-    # that it needs: imports, variables, helpers, calls that fill a table, and repeated imports of the prompt. 0
-    # without `aux`, 1 for a single agent
+    # that it needs: variables, helpers, calls that fill a table, and imports. 0 without `aux`, 1 for a single agent
     aux_function_share: float = 1.0
     main_function_share: float = 1.0  # the same for main's completion and the entry point
 
@@ -83,11 +82,21 @@ class CodeResult:
     divided: bool = False  # for the kind `earned`, whether they show that both agents are needed
 
     @property
+    def ran(self) -> bool:
+        """Whether the program was run: otherwise, scoring stopped before."""
+        return self.verdict is not None
+
+    @property
+    def passed(self) -> int:
+        """The number of tests that passed."""
+        return self.verdict.passed if self.verdict else 0
+
+    @property
     def called(self) -> bool:
         """
         Whether `aux` was called in a test that passed. If only the code decides: whether it may have been called.
         """
-        if self.verdict is None or not self.analysis.names_aux or self.verdict.passed == 0:
+        if self.verdict is None or not self.analysis.names_aux or not self.passed:
             return False
         return not self.executed or self.verdict.calls.get(AUX, 0) > 0
 
@@ -150,6 +159,25 @@ class CodeReward:
             if not analysis.main_problem and not analysis.syntax_problem
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
+        shown = self._make_experiments(kinds, analyses, programs, verdicts, facts)
+        results = [
+            CodeResult(analysis, verdicts.get(k), executed, *shown.get(k, ())) for k, analysis in enumerate(analyses)
+        ]
+        outcomes = [_outcome(self.kind, result, fact) for result, fact in zip(results, facts, strict=True)]
+        for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
+            for kind in kinds:
+                outcome.metrics[f"{kind}_reward"] = sum(_parts(kind, results[k], facts[k]).values())
+        return outcomes
+
+    def _make_experiments(
+        self,
+        kinds: tuple[str, ...],
+        analyses: list[Analysis],
+        programs: dict[int, Program],
+        verdicts: dict[int, Verdict],
+        facts: list[ItemFacts],
+    ) -> dict[int, tuple[bool, bool]]:
+        """Returns `needs_aux` and `divided` for the programs with which experiments are made, by index."""
         called = {
             k: replace(
                 program,
@@ -161,28 +189,14 @@ class CodeReward:
             for k, program in programs.items()
             if verdicts[k].passed and 0 < verdicts[k].calls.get(AUX, 0) <= MAX_CALLS
         }
-        solving = {k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0}
-        if executed and "paper" in kinds:
-            effects = self._find_effects(called, {k: EXPERIMENTS if k in solving else EXPERIMENTS[:1] for k in called})
-        else:
-            effects = self._find_effects(called, dict.fromkeys(solving, EXPERIMENTS))
+        solving = [k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0]
+        asks = called if "paper" in kinds and self.collaboration == "executed" else ()  # whether they need aux
+        effects = self._find_effects(
+            called, dict.fromkeys(asks, EXPERIMENTS[:1]) | dict.fromkeys(solving, EXPERIMENTS)
+        )
         # A main that answers itself if aux says nothing may still depend on what aux says
-        spare = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
-        results = [
-            CodeResult(
-                analysis,
-                verdicts.get(k),
-                executed,
-                needs_aux=k not in effects or bool(effects[k] or spare[k]),
-                divided=effects.get(k) == EXPERIMENTS[:-1],
-            )
-            for k, analysis in enumerate(analyses)
-        ]
-        outcomes = [_outcome(self.kind, result, fact) for result, fact in zip(results, facts, strict=True)]
-        for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
-            for kind in kinds:
-                outcome.metrics[f"{kind}_reward"] = sum(_parts(kind, results[k], facts[k]).values())
-        return outcomes
+        others = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
+        return {k: (bool(effects[k] or others[k]), effects[k] == EXPERIMENTS[:-1]) for k in effects}
 
     def _find_effects(
         self, programs: dict[int, Program], chosen: dict[int, tuple[str, ...]]
@@ -251,61 +265,49 @@ def _experiment_timeout(program: Program, verdict: Verdict) -> float:
 
 def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     """Returns the parts of the reward according to the published table."""
-    analysis, verdict = result.analysis, result.verdict
-    parts = _no_parts()
-    parts["definition"] = AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem)
-    if verdict is not None:
-        parts["syntax"] = SYNTAX
-        parts["tests"] = TESTS * verdict.passed / facts.total
-        if result.called:
-            parts["aux_used"] = AUX_USED
-            parts["own_part"] = 0.0 if analysis.thin_wrapper else NOT_A_WRAPPER
-            parts["aux_ignored"] = -VALUE_IGNORED if result.ignored else 0.0
-    return parts
+    analysis, called = result.analysis, result.called
+    return {
+        "definition": AUX_DEFINED * (not analysis.aux_problem) + MAIN_DEFINED * (not analysis.main_problem),
+        "syntax": SYNTAX * result.ran,
+        "tests": TESTS * result.passed / facts.total,
+        "aux_used": AUX_USED * called,
+        "own_part": NOT_A_WRAPPER * (called and not analysis.thin_wrapper),
+        "aux_ignored": -VALUE_IGNORED * (called and result.ignored),
+    }
 
 
 def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     """
-    Returns the parts of the reward of the kind `earned`: definition 0.6 m + 0.4 s c, syntax 0.5 min(m, a), tests s,
-    aux used 0.5 s c, own part 1.0 s c, and -0.5 s if aux is ignored. s is the share of the tests that pass, of those
-    that trivial answers do not pass; m and a are the shares of main's and aux's text that belong to their functions; c
-    is 1 if the team collaborates, and 0 if not.
+    Returns the parts of the reward of the kind `earned`. `share` is that of the tests that pass, of those that trivial
+    answers do not pass; `main` and `aux` are the shares of the agents' texts that belong to their functions.
     """
-    analysis, verdict = result.analysis, result.verdict
-    parts = _no_parts()
-    if not analysis.main_problem:
-        parts["definition"] = MAIN_DEFINED * analysis.main_function_share
-    if verdict is None:
-        return parts
-    parts["syntax"] = SYNTAX * min(analysis.aux_function_share, analysis.main_function_share)
-    share = facts.share(verdict.passed)
-    parts["tests"] = TESTS * share
-    if result.divided:
-        parts["definition"] += AUX_DEFINED * share
-        parts["aux_used"] = AUX_USED * share
-        parts["own_part"] = NOT_A_WRAPPER * share
-    elif not result.needs_aux:
-        parts["aux_ignored"] = -VALUE_IGNORED * share
-    return parts
+    analysis, share = result.analysis, facts.share(result.passed)
+    main, aux = analysis.main_function_share, analysis.aux_function_share
+    together = share * result.divided
+    return {
+        "definition": MAIN_DEFINED * main * (not analysis.main_problem) + AUX_DEFINED * together,
+        "syntax": SYNTAX * min(main, aux) * result.ran,
+        "tests": TESTS * share,
+        "aux_used": AUX_USED * together,
+        "own_part": NOT_A_WRAPPER * together,
+        "aux_ignored": -VALUE_IGNORED * share * (not result.needs_aux),
+    }
 
 
 def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
     """Returns the smallest and the largest possible value of the reward and of its parts."""
-    defined = MAIN_DEFINED + (AUX_DEFINED if num_agents == 2 else 0.0)
-    together = AUX_USED + NOT_A_WRAPPER if num_agents == 2 else 0.0
-    rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))
-    ranges = dict.fromkeys(rewards, (0.0, defined + SYNTAX + TESTS + together))
-    ranges |= {"definition_reward": (0.0, defined), "syntax_reward": (0.0, SYNTAX), "execution_reward": (0.0, TESTS)}
-    ranges |= dict.fromkeys(("syntax_valid_rate", "test_pass_rate"), (0.0, 1.0))
+    defined, together = MAIN_DEFINED, 0.0
     if num_agents == 2:
-        ranges |= {"collab_aux_usage": (0.0, AUX_USED), "collab_non_wrapper": (0.0, NOT_A_WRAPPER)}
-        ranges["collab_ignored_aux_call_penalty"] = (0.0, VALUE_IGNORED)
-        ranges |= {"collaboration_reward": (-VALUE_IGNORED, together), "size_share": (0.0, 0.5)}
-    return ranges
-
-
-def _no_parts() -> dict[str, float]:
-    return dict.fromkeys(("definition", "syntax", "tests", "aux_used", "own_part", "aux_ignored"), 0.0)
+        defined, together = defined + AUX_DEFINED, AUX_USED + NOT_A_WRAPPER
+    rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))
+    largest = dict.fromkeys(rewards, defined + SYNTAX + TESTS + together)
+    largest |= {"definition_reward": defined, "syntax_reward": SYNTAX, "execution_reward": TESTS}
+    largest |= {"syntax_valid_rate": 1.0, "test_pass_rate": 1.0}
+    if num_agents == 2:
+        largest |= {"collab_aux_usage": AUX_USED, "collab_non_wrapper": NOT_A_WRAPPER, "size_share": 0.5}
+        largest |= {"collab_ignored_aux_call_penalty": VALUE_IGNORED, "collaboration_reward": together}
+    lowest = {"collaboration_reward": -VALUE_IGNORED}
+    return {name: (lowest.get(name, 0.0), value) for name, value in largest.items()}
 
 
 def _parts(kind: str, result: CodeResult, facts: ItemFacts) -> dict[str, float]:
@@ -316,7 +318,7 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     verdict = result.verdict
     parts = _parts(kind, result, facts)
     reward = sum(parts.values())
-    passed = verdict.passed if verdict else 0
+    passed = result.passed
     share = {} if result.analysis.size_share is None else {"size_share": result.analysis.size_share}
     return Outcome(
         reward=reward,
@@ -354,8 +356,8 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     """
     problem = read_problem(prompt, entry_point)
     prefix = problem.prefix
-    aux = read_completion(aux_completion or "", AUX, prefix)
-    main = read_completion(main_completion, entry_point, prefix)
+    aux = read_completion(aux_completion or "", AUX)
+    main = read_completion(main_completion, entry_point)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
     return Analysis(
@@ -371,7 +373,13 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         apart=_apart(prefix, aux, main) if names_aux else ("", ""),
         size_share=None if aux_completion is None else _size_share(aux, main) if names_aux else 0.0,
         thin_wrapper=names_aux and _is_thin_wrapper(main.needed, entry_point),
-        drops_value=names_aux and not aux.problem and any(_drops_value(statement.node) for statement in main.needed),
+        drops_value=names_aux
+        and not aux.problem
+        and any(
+            isinstance(node, ast.Expr) and _is_call_of_aux(node.value)
+            for statement in main.needed
+            for node in ast.walk(statement.node)
+        ),
         aux_function_share=1.0 if aux_completion is None else aux.share,
         main_function_share=main.share,
     )
@@ -413,18 +421,6 @@ def _is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
             values |= names_in(*(node.targets if isinstance(node, ast.Assign) else [node.target]))
         elif not isinstance(value, ast.Constant):  # such as the docstring
             return False
-    return False
-
-
-def _drops_value(statement: ast.stmt) -> bool:
-    """Returns whether a call of `aux` stands by itself, or its value is assigned to a variable that nothing reads."""
-    nodes = [*ast.walk(statement)]
-    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    for node in nodes:
-        if isinstance(node, (ast.Expr, ast.Assign, ast.AnnAssign, ast.NamedExpr)) and _is_call_of_aux(node.value):
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if all(target is None or (isinstance(target, ast.Name) and target.id not in read) for target in targets):
-                return True
     return False
 
 

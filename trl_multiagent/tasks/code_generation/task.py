@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def quoted(choices: Iterable[str]) -> str:
-    """Returns the choices in words: `'a', 'b' or 'c'`."""
-    *others, last = map(repr, choices)
-    return f"{', '.join(others)} or {last}"
-
-
 @dataclass
 class CodeDataset(DatasetSource):
     """The section `dataset`."""
@@ -46,7 +40,7 @@ class CodeDataset(DatasetSource):
         "'humaneval', 'coophumaneval' or 'mbpp', which come with the package; a Hub id; or the path of a "
         f"{LOCAL_FILE}."
     )
-    type: str | None = setting(f"{quoted(DATASET_TYPES)}; by default inferred from the name.")
+    type: str | None = setting(f"{', '.join(map(repr, DATASET_TYPES))}; rows are read by their columns.")
 
     def __post_init__(self) -> None:
         if self.name is None:
@@ -65,7 +59,9 @@ class External(ExpertSettings):
     """The section `external`: the feedback between turns."""
 
     mode: str = setting(
-        f"Feedback that agents get between turns: {quoted(MODES)}.", "level_feedback", choices=(*MODES, *OTHER_NAMES)
+        f"Feedback that agents get between turns: {', '.join(map(repr, MODES))}.",
+        "level_feedback",
+        choices=(*MODES, *OTHER_NAMES),
     )
     sandbox_slice: int | Literal["all"] | None = setting(
         "Tests whose results it contains: the first n, the last n if negative, all for 0 or 'all'.", 1

@@ -1,7 +1,5 @@
 from dataclasses import dataclass
-from pathlib import Path
 
-from trl_multiagent.folders import MODEL_CONFIG
 from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
@@ -68,19 +66,10 @@ class ActorCriticConfig(RolloutConfig):
                 "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head is on "
                 "the agent's model. Remove one of them."
             )
-        given = [self.critic_models] if isinstance(self.critic_models, str) else self.critic_models or []
-        for source in map(Path, given):
-            if source.is_absolute() and not source.exists():
-                raise ValueError(f"`critic_models` names {source}, which does not exist.")
-            if source.is_dir() and not (source / MODEL_CONFIG).is_file():
-                raise ValueError(
-                    f"`critic_models` names {source}, which has no model: there is no {MODEL_CONFIG}. Only critics of "
-                    "the form 'model' can be a start for others."
-                )
         if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
             raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
-        if self.critic_type == "q" and self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
+        if self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
             raise ValueError(
-                "`critic_type='q'` has no value for the joint actions that a chain does not continue, because no "
-                "action follows them. Set `handoff` to None, `num_generations` to 1, or `critic_type` to 'v'."
+                "`handoff` continues one joint action, but the targets of a critic need what follows all of them. Set "
+                "`handoff` to None, `branching` to 'episodes', or `num_generations` to 1."
             )

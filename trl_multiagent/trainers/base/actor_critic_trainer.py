@@ -4,8 +4,9 @@ The base class of all trainers with critics, which are trained together with the
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import Any, cast
 
 import torch
@@ -15,31 +16,24 @@ from trl.trainer.utils import pad
 
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.tree import Node, acting
-from trl_multiagent.rollout.values import (
-    ROUNDING,
-    all_equal,
-    compute_targets,
-    critic_advantages,
-    explained_variance,
-)
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
 from trl_multiagent.trainers.base.batch import Batch, CriticTensors
-from trl_multiagent.trainers.base.rollout_metrics import Total, totals_of_all
+from trl_multiagent.trainers.base.metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
 logger = logging.get_logger(__name__)
 
+ROUNDING = 1e-6  # relative error of numbers that were computed in float32
 PATIENCE = 20  # a warning follows this many optimizer steps with an explained variance of at most zero
 
 
 @dataclass
 class CriticRow:
     """
-    One sequence that a critic reads. Its value belongs to some joint actions of the node, or to an unvisited node
-    without joint actions.
+    One sequence that a critic reads. Its value belongs to some joint actions of the node.
     """
 
     node: Node
@@ -83,10 +77,6 @@ class ActorCriticTrainer(RolloutTrainer):
     def reads(self, critic: str, node: Node) -> bool:
         """Returns whether a critic judges an agent that acts at a node."""
         return any(self.critic_of(role) == critic for role in node.roles if role in self.team.roles)
-
-    def prompt_ids(self, role: str, node: Node) -> list[int]:
-        """Returns the tokens of an agent's whole prompt at a node, which has no samples if it was not visited."""
-        return node.samples[role].prompt_ids if role in node.samples else self.sampler.prompts(role, [node])[0].ids
 
     # The critics as a part of the team
 
@@ -139,7 +129,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         """
-        Returns the advantages of each completion, see [`~rollout.values.critic_advantages`] and
+        Returns the advantages of each completion, see [`critic_advantages`] and
         `advantage_normalization`.
         """
         return self._advantages.get(id(node), {})
@@ -160,7 +150,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         batches = super()._make_batches(levels, advantages)
-        for name, rows in self._critic_rows_to_train().items():
+        for name, rows in self._rows.items():
             size = max(1, -(-len(rows) // len(batches)))
             tensors = self._critic_tensors(name, rows, size * len(batches)).to(self.accelerator.device)
             for batch, part in zip(batches, tensors.chunks(size), strict=True):
@@ -168,7 +158,7 @@ class ActorCriticTrainer(RolloutTrainer):
         return batches
 
     def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
-        return {name: [row for row in rows if row.joint_actions] for name, rows in self._rows.items()}
+        return self._rows
 
     def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, sorted by length, so that a micro-batch needs little padding."""
@@ -178,12 +168,6 @@ class ActorCriticTrainer(RolloutTrainer):
                 groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
                 texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
-            if not all(self.reads(critic, x) for x in node.unvisited.values()):
-                raise ValueError(
-                    f"In a chain, the critic {critic!r} has to judge what follows every joint action, but its agent "
-                    "does not act at every turn: remove `handoff`, or set `branching` to 'episodes'."
-                )
-            rows += [CriticRow(x, [], self.critic_text(critic, x, None)) for x in node.unvisited.values()]
         longest = self.critics.longest_text(critic, self.team)
         if longest is not None and any(len(row.input_ids) > longest for row in rows):
             logger.warning_once(
@@ -216,7 +200,7 @@ class ActorCriticTrainer(RolloutTrainer):
         it.
         """
         for row in rows:
-            row.node.values[critic] = [0.0] * max(1, len(row.node.indices))
+            row.node.values[critic] = [0.0] * len(row.node.indices)
             row.node.targets[critic] = list(row.node.values[critic])
         most = max(1, self._most(len(rows)))
         forwards = -(-most // self.args.per_device_train_batch_size)
@@ -230,7 +214,7 @@ class ActorCriticTrainer(RolloutTrainer):
                 outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
                 values += (shift + factor * outputs[critic_key(critic)]).tolist()
         for row, value in zip(rows, values, strict=False):
-            for j in row.joint_actions or [0]:
+            for j in row.joint_actions:
                 row.node.values[critic][j] = value
 
     def _compute_advantages(self, levels: list[list[Node]]) -> None:
@@ -288,12 +272,11 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _process_state(self) -> dict[str, Any]:
         scales = {name: dataclasses.asdict(scale) for name, scale in self.critics.scales.items()}
-        return {**super()._process_state(), "critic_scales": scales, "steps_unexplained": self._steps_unexplained}
+        return {**super()._process_state(), "critic_scales": scales}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.critics.scales = {name: Scale(**scale) for name, scale in state["critic_scales"].items()}
-        self._steps_unexplained.update(state["steps_unexplained"])
 
     # The value loss
 
@@ -354,3 +337,75 @@ def notes_on_critics(args: ActorCriticConfig) -> None:
             "completion itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or "
             "`critic_type` to 'v'."
         )
+
+
+# Targets and advantages. A critic has stored its values on the nodes that it reads, in `node.values[critic]`, one value
+# for each joint action. The values of a critic of states, V(h), are equal at a node; the values of a critic of actions,
+# Q(h, a), differ. A critic of one agent is named after the agent's role, and reads the nodes at which the agent acts.
+# Its rewards are the role's.
+
+
+def state_value(node: Node, critic: str) -> float:
+    """Returns V(h), or for a critic of actions the mean of Q(h, a) over the joint actions."""
+    return fmean(node.values[critic])
+
+
+def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: float, gae_lambda: float) -> None:
+    """
+    Computes the targets of a critic, and stores them in `node.targets[critic]`, one number per joint action:
+
+        y_j = r_j                                                               if the episode ends with j
+        y_j = r_j + discount * ((1 - lambda) * V(h') + lambda * mean of y(h'))  otherwise
+
+    h' is the node that follows the joint action j, and the mean is over the joint actions there. With `gae_lambda` 0
+    this is the target of one step, with 1 the return of the tree. y_j - V(h) is the generalized advantage estimate. If
+    the critic does not read h', the mean of y(h') replaces V(h').
+
+    `levels` are the nodes of each turn, with their rewards and this critic's values.
+    """
+    for nodes in reversed(levels):
+        for node in nodes:
+            node.targets[critic] = list(node.rewards_of(critic))
+            for joint_action, child in node.children.items():
+                if critic not in child.values:
+                    future = fmean(child.targets[critic])
+                else:
+                    later = fmean(child.targets[critic])
+                    future = (1 - gae_lambda) * state_value(child, critic) + gae_lambda * later
+                node.targets[critic][joint_action] += discount * future
+
+
+def critic_advantages(node: Node, critic: str, role: str) -> list[float]:
+    """
+    Computes the advantages of an agent's completions at a node:
+
+        A_g = mean over the joint actions j with completion g of y_j  -  baseline_g
+
+    The baseline of a critic of states is V(h). The baseline of a critic of actions is the mean of Q(h, j) over the
+    joint actions *without* completion g, because Q of the completion itself predicts y_j, so that y_j - Q would vanish
+    as the critic learns. If there is a single completion, Q of its own joint actions is the baseline. The agent of
+    `role` acts at the node.
+    """
+    advantages = []
+    completions = node.completion_of(role)
+    for completion in range(1 + max(completions)):
+        own = [j for j, other in enumerate(completions) if other == completion]
+        others = [j for j in range(len(completions)) if j not in own] or own
+        baseline = fmean(node.values[critic][j] for j in others)
+        advantages.append(fmean(node.targets[critic][j] for j in own) - baseline)
+    return advantages
+
+
+def explained_variance(targets: Sequence[float], values: Sequence[float]) -> float:
+    """
+    Computes 1 - Var(y - V) / Var(y): 1 for a perfect critic, 0 for a critic that predicts the mean, negative for a
+    worse critic. It is 0 if all targets are equal, see [`all_equal`].
+    """
+    if all_equal(targets):
+        return 0.0
+    return 1.0 - pvariance(y - v for y, v in zip(targets, values, strict=True)) / pvariance(targets)
+
+
+def all_equal(targets: Sequence[float]) -> bool:
+    """Returns whether targets differ by no more than rounding errors."""
+    return max(targets) - min(targets) <= ROUNDING * max(map(abs, targets))

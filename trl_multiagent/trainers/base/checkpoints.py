@@ -182,12 +182,10 @@ def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | Non
     """
     Removes the unprotected checkpoints of the first steps until at most `limit` checkpoints are left, if possible.
     """
-    if limit is None or limit < 1:
-        return
-    checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder))]
-    kept = [Path(path).resolve() for path in protected if path is not None]
-    for checkpoint in [path for path in checkpoints if path not in kept][: max(0, len(checkpoints) - limit)]:
-        remove(checkpoint)
+    names = [Path(path).name for path in sort_checkpoints(str(run_folder)) if limit is not None and limit > 0]
+    kept = {Path(path).name for path in protected if path is not None}
+    for name in [name for name in names if name not in kept][: max(0, len(names) - (limit or 0))]:
+        remove(run_folder / name)
 
 
 def remove(checkpoint: Path) -> None:
@@ -381,7 +379,7 @@ class CheckpointMixin(Trainer):
             if is_disk_full(error):
                 raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
             if is_lost_process(error):
-                reason = f"Another process has ended, or cannot be reached: {describe(error)}"
+                reason = f"Another process has ended, or cannot be reached: {describe(error).partition('. ')[0]}"
                 raise OtherProcessError(f"{reason}. {self._last_complete()}") from error
             raise
 
@@ -493,7 +491,7 @@ class CheckpointMixin(Trainer):
         return {}
 
     def _frozen_weights(self) -> Sequence[torch.nn.Parameter]:
-        """Returns the weights that are neither trained nor saved."""
+        """Returns the weights that are not trained."""
         return []
 
     def _check_checkpoint(self, folder: Path) -> None:

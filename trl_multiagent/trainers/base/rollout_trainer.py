@@ -19,11 +19,9 @@ from trl_multiagent.environments.base import Environment, Outcome, ScoringContex
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment
-from trl_multiagent.rollout.episodes import play_episodes
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
-from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.alarms import Alarms
 from trl_multiagent.trainers.base.batch import (
     AgentTensors,
     Batch,
@@ -35,8 +33,8 @@ from trl_multiagent.trainers.base.batch import (
 )
 from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE, replayable
 from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
-from trl_multiagent.trainers.base.log import Observer
 from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss, sampling_correction
+from trl_multiagent.trainers.base.metrics import Alarms, Observer
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
@@ -88,9 +86,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._router_loss_coefs = router_loss_coefs(team, args)
         if self._router_loss_coefs and args.num_iterations > 1:
             raise ValueError(
-                "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is "
-                "that of "
-                "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
+                "`num_iterations` above 1 cannot be combined with a router loss, whose expert load is computed once, "
+                "under the sampling policy. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
         self._expert_loads = {}
         reference = self._make_reference() if self._needs_reference(args) else None
@@ -238,7 +235,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 early_termination_threshold=args.early_termination_threshold,
                 discount=args.discount,
                 process_reward=self._process_reward,
-                with_unvisited=self.team.critics is not None,
                 num_episodes=args.num_episodes,
                 numbers=range(first, first + len(items)),
                 seed=f"{args.seed}/{stream}",
@@ -315,7 +311,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Scores further joint actions that the advantages need, such as counterfactual ones."""
 
     def _judge(self, levels: list[list[Node]]) -> None:
-        """Prepares advantages that need a model or other processes, as those of critics do."""
+        """Hook for advantages that need a critic or communication between ranks."""
 
     def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         """
@@ -499,16 +495,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.env_step = state["env_step"]
-        # Checkpoints of earlier releases lack the following entries
-        self.generated_tokens = state.get("generated_tokens", 0)
-        rows, process = state.get("shown_rows"), self.args.process_index
-        if rows is not None:  # earlier releases saved the rows of all processes
-            self.observer.shown_rows = [row for row in rows if row["process"] == process]
+        self.env_step, self.generated_tokens = state["env_step"], state["generated_tokens"]
+        self.observer.shown_rows = state["shown_rows"]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        self.observer.flush()  # a run that resumes here does not sample these rows again
+        self.observer.trace.flush()  # a run that resumes here does not sample these rows again
         environment = self.environment.state_dict()
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
@@ -536,11 +528,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         output = super().evaluation_loop(*args, **kwargs)
         if not self.is_in_train:
-            self.observer.flush()
+            self.observer.trace.flush()
         return output
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        self.observer.flush()
+        self.observer.trace.flush()
         output = super()._finalize_training(*args, **kwargs)
         if self.args.should_save:
             self.observer.write_cost()

@@ -17,7 +17,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
 from transformers.integrations import integration_utils, is_deepspeed_zero3_enabled, unset_hf_deepspeed_config
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 from transformers.utils import logging
 from trl.models import prepare_deepspeed
 from trl.trainer.callbacks import SyncRefModelCallback
@@ -29,13 +29,12 @@ from trl_multiagent.hub import environment_name
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
-from trl_multiagent.rollout.episodes import turns_of_episodes
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
 from trl_multiagent.trainers.base.common_config import check_trained_weights
 from trl_multiagent.trainers.base.hub import TeamHubMixin
-from trl_multiagent.trainers.base.rollout_metrics import RolloutTotals
+from trl_multiagent.trainers.base.metrics import RolloutTotals
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 from trl_multiagent.trainers.base.trackers import tracker_names
@@ -63,7 +62,7 @@ class CommonTrainerMixin(CheckpointMixin):
 
     deepspeed: Any  # the engine; `None` before a training
     model_wrapped: Any
-    _was_given_optimizer: bool | None = None  # `None` before a training
+    _was_given_optimizer = False
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -73,47 +72,21 @@ class CommonTrainerMixin(CheckpointMixin):
         if config.data_seed is None:
             config.data_seed = self.args.seed
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        is_given = self._was_given_optimizer is None and self.optimizer is not None
-        if is_given and self.args.rounds_stochastically:
-            raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
-        return super().train(*args, **kwargs)
-
-    def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
-        check_trained_weights(self.model.named_parameters(), self.args)  # a callback may have changed them
-        return super().training_step(model, *args, **kwargs)
-
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
     ) -> tuple[torch.nn.Module, DataLoader]:
-        if self.is_deepspeed_enabled and self.deepspeed is not None:
-            self._reset_engine(resume_from_checkpoint)
-        elif self._was_given_optimizer is None:
-            self._was_given_optimizer = self.optimizer is not None or self.lr_scheduler is not None
+        if self.is_deepspeed_enabled and self.deepspeed is not None:  # a second training makes an engine of its own
+            if self._was_given_optimizer:
+                raise ValueError("Under DeepSpeed, `optimizers` are for one training: make another trainer.")
+            self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
+        self._was_given_optimizer = self.optimizer is not None
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
             raise RuntimeError(
-                "accelerate has not wrapped the model for several processes, so each of them would train its own "
-                "model. Was the "
-                "model given to `Accelerator.prepare` or `prepare_model` before the training?"
+                "accelerate has not wrapped the model for several processes, so each of them would train its own. Was "
+                "it given to `Accelerator.prepare` before the training?"
             )
         return prepared
-
-    def _reset_engine(self, resume_from_checkpoint: str | None) -> None:
-        """Resets the state of DeepSpeed, so that a second training can create a new engine."""
-        if self._was_given_optimizer:
-            raise ValueError(
-                "Under DeepSpeed, an optimizer or a scheduler that was given to the trainer can be used for one "
-                "training only. Create another "
-                "trainer for the next one, or leave `optimizers` out."
-            )
-        if resume_from_checkpoint is None and self.is_world_process_zero():
-            logger.warning(
-                "This trainer trains again. Under DeepSpeed the state of its optimizer, such as Adam's moments, "
-                "is reset; without "
-                "DeepSpeed it would be kept."
-            )
-        self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         # Before a training there is no engine. transformers makes one for an evaluation only under ZeRO-3
@@ -417,14 +390,9 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
         return describe_run(self._name, self.team.roles, self.team, self.train_dataset, self.args)
 
     def _frozen_weights(self) -> list[torch.nn.Parameter]:
-        frozen = []
-        if self.team.has_adapters:
-            frozen += [parameter for parameter in self.team.models.parameters() if not parameter.requires_grad]
-        if self.team.critics is not None:
-            frozen += [parameter for parameter in self.team.critics.parameters() if not parameter.requires_grad]
-        if self.ref_model is not None and not self.args.sync_ref_model:
-            frozen += self.ref_model.parameters()
-        return frozen
+        frozen = [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
+        reference = () if self.ref_model is None or self.args.sync_ref_model else self.ref_model.parameters()
+        return [*frozen, *reference]
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         if not self.args.should_save:
@@ -564,10 +532,7 @@ def forget_engine() -> None:
 
 @contextlib.contextmanager
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """
-    Makes models load whole within the block, even if the trainer shards them (ZeRO-3), because a collection samples on
-    each process alone.
-    """
+    """Loads full (unsharded) models inside the block, even under ZeRO-3: a collection samples on each rank alone."""
     plugin = args.deepspeed_plugin
     if plugin is not None:  # while it is registered, transformers shards the models that it loads
         unset_hf_deepspeed_config()

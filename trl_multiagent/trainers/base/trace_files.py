@@ -30,9 +30,6 @@ class TraceFiles:
     max_files: int  # of this process; the oldest are deleted
     rows: list[TraceRow] = field(default_factory=list)  # not written yet
 
-    def add(self, rows: list[TraceRow]) -> None:
-        self.rows += rows
-
     def end_step(self, step: int) -> None:
         """Writes the rows if a file is full."""
         if step % self.steps == 0:

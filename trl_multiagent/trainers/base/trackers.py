@@ -1,13 +1,17 @@
-"""Shows completions in the terminal and in trackers, and gives trackers a group of metrics per agent and the report."""
+"""
+Shows completions and the progress in the terminal, and completions and the report in trackers, which get a group of
+metrics per agent.
+"""
 
 import importlib
 import math
 import random
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import rewrite_logs
 from trl import GRPOConfig
 from trl.trainer.utils import print_prompt_completions_sample
@@ -20,6 +24,16 @@ from trl_multiagent.trainers.base.trace_files import as_frame
 
 NUM_PRINTED = 3  # joint actions
 OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
+# The metrics that the bar shows if they are logged, and their names in the bar
+SHOWN = {
+    "reward": "reward",
+    "return": "return",
+    "turn_1/test_pass_rate": "tests passed",
+    "turn_1/passed": "solved",
+    "eval_reward": "eval reward",
+    "rewards/accuracies": "accuracy",
+    "accuracy": "accuracy",  # of a reward model
+}
 
 
 def tracker_names(logs: dict[str, Any]) -> dict[str, Any]:
@@ -87,3 +101,30 @@ def log_report(path: Path, args: TrainingArguments) -> None:
     if vars(args).get("log_completions"):  # not every trainer has this argument
         for tracker in trackers_with_tables(args):
             tracker.log({"report": tracker.Html(str(path))})
+
+
+class RewardProgressCallback(ProgressCallback):
+    """
+    Shows the latest reward, return and pass rate in the progress bar, and the metrics that the environment watches.
+    """
+
+    def __init__(self, watched: Sequence[str] = ()):
+        super().__init__()
+        self.names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
+        self.latest: dict[str, str] = {}
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero or self.training_bar is None:
+            return
+        self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
+        texts = (f"{name} {value}" for name, value in self.latest.items())
+        self.training_bar.set_postfix_str(", ".join(texts), refresh=False)
+
+
+def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:
+    """Replaces the lines that a trainer prints at every log by one progress bar, unless `disable_tqdm` is set."""
+    if not trainer.args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(RewardProgressCallback(watched))

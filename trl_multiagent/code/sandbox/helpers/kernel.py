@@ -98,10 +98,12 @@ def spare_user() -> int:
 
 
 # Seccomp. Each entry is name:number on x86_64:number on aarch64:roles that may make the call. The number `-` means
-# that the machine has no such call. The roles are a     every process: these calls compute, run threads and asyncio,
-# and name no file, process or address z, v  the zygote, the verifier; a candidate gives these calls up f     every
-# process, if programs have a folder e, w  the zygote and the verifier then a capital letter: the conditions of the
-# call, below, do not apply to this role
+# that the machine has no such call. The roles are
+#   a     every process: these calls compute, run threads and asyncio, and name no file, process or address
+#   z, v  the zygote, the verifier; a candidate gives these calls up
+#   f     every process, if programs have a folder
+#   e, w  the zygote and the verifier then
+#   a capital letter: the conditions of the call, below, do not apply to this role
 _CALLS = """
 read:0:63:a write:1:64:a open:2:-:zvF close:3:57:a stat:4:-:vf fstat:5:80:a lstat:6:-:vf poll:7:-:a lseek:8:62:a
 mmap:9:222:aV mprotect:10:226:aV munmap:11:215:a brk:12:214:a rt_sigaction:13:134:a rt_sigprocmask:14:135:a

@@ -1,6 +1,6 @@
 import pytest
 
-from trl_multiagent.code.sandbox.asserts import read_asserts
+from trl_multiagent.code.sandbox.program import read_asserts
 
 
 def run(test, **names):
