@@ -5,6 +5,7 @@ import glob
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitInfo, HfApi
 from huggingface_hub.errors import HFValidationError, HTTPError
@@ -69,8 +70,9 @@ def push_folder(
         )
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
     rename_card(folder, repo_id, None if create_pr else revision)
+    options = {"token": token, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
     advice, files = push_command_advice(folder, repo_id, revision), team_files(folder, with_critics)
-    return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
+    return upload_folder(folder, repo_id, advice, files, **options)
 
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
@@ -92,34 +94,17 @@ def as_patterns(files: Sequence[str]) -> list[str]:
 
 
 def upload_folder(
-    folder: str | Path,
-    repo_id: str,
-    advice: str,
-    token: str | None = None,
-    revision: str | None = None,
-    commit_message: str = "Upload team",
-    create_pr: bool = False,
-    repo_type: str = "model",
-    files: Sequence[str] | None = None,
+    folder: str | Path, repo_id: str, advice: str, files: Sequence[str] | None = None, **options: Any
 ) -> CommitInfo:
     """
-    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. Files that the repository already has
-    are not sent again.
+    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. `options` are those of the Hub's client.
 
     Raises:
         `RuntimeError`: The upload failed or was interrupted. The message ends with `advice` on how to repeat it.
     """
     with upload_error_with_advice(repo_id, advice):
-        return HfApi().upload_folder(
-            repo_id=repo_id,
-            repo_type=repo_type,
-            folder_path=folder,
-            commit_message=commit_message,
-            allow_patterns=None if files is None else as_patterns(files),
-            token=token,
-            revision=revision,
-            create_pr=create_pr,
-        )
+        patterns = None if files is None else as_patterns(files)
+        return HfApi().upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=patterns, **options)
 
 
 def open_repo(

@@ -233,7 +233,7 @@ def test_forms_of_the_functions(config, module, capsys):
     environment = recipe.make_environment()
     assert recipe.num_agents == 2 and environment.reward_weights == [2]
     assert environment.prompts({"topic": "rain"}, [])["poet"][1]["content"] == "On rain."
-    assert "poet: " in plan(capsys, "--config", path)
+    assert "poet: " in plan(capsys, "--config", path, "--model_name", "org/model")
 
 
 @pytest.mark.parametrize(
@@ -482,9 +482,6 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     assert best < 4
     assert Path(f"whole/checkpoint-{best}", weights[0]).read_bytes() == Path("whole", weights[0]).read_bytes()
     assert Path("whole/checkpoint-4", weights[0]).read_bytes() != Path("whole", weights[0]).read_bytes()
-    with pytest.raises(SystemExit):  # now it is complete
-        cli.main(["run", *argv, "killed", "--resume_from_checkpoint", "killed/checkpoint-4"])
-    assert "nothing left to train" in capsys.readouterr().err
 
 
 def interrupted(*args, **kwargs):

@@ -598,4 +598,10 @@ def push_preferences(
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
         advice = push_command_advice(folder, repo_id, revision)
-        return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")
+        options: dict[str, Any] = {
+            "token": token,
+            "revision": revision,
+            "commit_message": commit_message,
+            "create_pr": create_pr,
+        }
+        return upload_folder(upload, repo_id, advice, repo_type="dataset", **options)

@@ -532,10 +532,7 @@ def forget_engine() -> None:
 
 @contextlib.contextmanager
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """
-    Makes models load whole within the block, even if the trainer shards them (ZeRO-3), because a collection samples on
-    each process alone.
-    """
+    """Loads full (unsharded) models inside the block, even under ZeRO-3: a collection samples on each rank alone."""
     plugin = args.deepspeed_plugin
     if plugin is not None:  # while it is registered, transformers shards the models that it loads
         unset_hf_deepspeed_config()
