@@ -60,7 +60,7 @@ def call_of(prompt: Prompt) -> AgentCall:
 
 
 class Reply(str):
-    """An agent's answer. `full`: with its reasoning. `truncated`: whether it was cut off at the limit of its length."""
+    """An agent's answer. `full`: with its reasoning. `truncated`: whether it was cut off at its length limit."""
 
     full: str
     truncated: bool
@@ -386,9 +386,9 @@ def scoring(context: ScoringContext) -> Iterator[None]:
 
 def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
     """
-    Calls [`~Environment.next_prompts`], by default [`~Environment.prompts`], and sorts the prompts of each item in the order of the roles. Raises
-    [`TaskError`] if the method fails, does not return a dict of valid prompts for each item, or returns no prompt for
-    an item at its first turn.
+    Calls [`~Environment.next_prompts`], by default [`~Environment.prompts`], and sorts the prompts of each item in the
+    order of the roles. Raises [`TaskError`] if the method fails, does not return a dict of valid prompts for each
+    item, or returns no prompt for an item at its first turn.
     """
     method = "prompts" if type(environment).next_prompts is Environment.next_prompts else "next_prompts"
     name = f"`{type(environment).__name__}.{method}`"
