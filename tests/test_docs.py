@@ -211,7 +211,7 @@ def test_workflow_examples(run_example, tmp_path, capsys):
 
 
 def test_examples_of_seats_and_tools(run_example):
-    _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
+    _, _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
     names: dict = {}
     exec(seat, names)
     (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])
