@@ -16,6 +16,7 @@ from trl_multiagent.environments.task_errors import TaskError, as_list, as_numbe
 
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import TrainerState
 
 
@@ -76,10 +77,22 @@ PASSED = "passed"
 # The same for those of its tests that no feedback between turns shows
 PASSED_HIDDEN = "passed_hidden"
 
+ID_COLUMNS = ("item_id", "task_id", "id")  # columns that name an item
+
 # Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a
 # name
 RESERVED_ROLES = ("shared", "default")
 MAX_ROLE = 100  # characters; names are in prompts, too
+
+
+def item_ids(dataset: "Dataset") -> list[str]:
+    """Returns the name of each item: its `item_id`, `task_id` or `id` if these all differ, else its number."""
+    for column in ID_COLUMNS:
+        if column in dataset.column_names:
+            names = [str(value) for value in dataset[column]]
+            if len(set(names)) == len(names):
+                return names
+    return [str(k) for k in range(len(dataset))]
 
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
-ID_COLUMNS = ("item_id", "task_id", "id")
 
 
 def read_file(path: Path) -> list[dict]:
@@ -176,13 +175,3 @@ def kind_of(value: object) -> str:
         dict: "an object",
     }
     return names.get(type(value), type(value).__name__)
-
-
-def item_ids(dataset: datasets.Dataset) -> list[str]:
-    """Returns the name of each item: its `item_id`, `task_id` or `id` if these all differ, else its number."""
-    for column in ID_COLUMNS:
-        if column in dataset.column_names:
-            names = [str(value) for value in dataset[column]]
-            if len(set(names)) == len(names):
-                return names
-    return [str(k) for k in range(len(dataset))]
