@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -373,6 +374,33 @@ def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
     assert "No pass@k: the task reports no metric `passed`" in capsys.readouterr().out
     evaluate(*argv, tmp_path / "other", "--pass_metric", "rewards/count_reward", task=task)
     assert "pass@1" in report(tmp_path / "other")["policies"]["plain"]["results"]["final"]
+
+
+def test_answers_without_a_reward(runs, tmp_path, capsys):
+    """They are an error or, as in a training, left out of the means and counted."""
+
+    class Silent(LetterEnvironment):
+        def score(self, items, joint_actions, histories):
+            outcomes = super().score(items, joint_actions, histories)
+            for outcome, action in zip(outcomes, joint_actions, strict=True):
+                outcome.reward = 1.0 if len(action["aux"]) % 2 else float("nan")
+            return outcomes
+
+        evaluate = score
+
+    task = dataclasses.replace(TASK, make_environment=lambda settings: Silent(("aux", "main")))
+    arguments = (runs / "plain", "--output_dir", tmp_path / "results", "--num_episodes", "4")
+    with pytest.raises(TaskError, match="returned the reward nan"):
+        evaluate(*arguments, task=task)
+    evaluate(*arguments, "--reward_none", "drop", task=task)
+    turns = [record["turns"][-1] for record in transcripts(tmp_path / "results")]
+    number = sum(math.isnan(turn["reward"]) for turn in turns)
+    assert 0 < number < len(turns)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("reward")]
+    assert [line[:2] for line in lines if line[0] == "reward"] == [["reward", "1.000"]]
+    share = [float(line[1]) for line in lines if line[0] == "reward_none"]
+    assert share == [pytest.approx(number / len(turns), abs=1e-3)]
+    assert "NaN" not in (tmp_path / "results" / "evaluation.json").read_text()
 
 
 def test_episodes_in_which_roles_do_not_act(runs, tmp_path, capsys):

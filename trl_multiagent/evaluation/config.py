@@ -23,7 +23,7 @@ class EvaluationConfig(HistoryOptions):
     The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent
     evaluate`.
 
-    The settings from `num_turns` to `discount`, and those of [`~rollout.options.HistoryOptions`], default to
+    The settings from `num_turns` to `reward_none`, and those of [`~rollout.options.HistoryOptions`], default to
     the values of the training, in the algorithm's section.
 
     Raises:
@@ -42,6 +42,11 @@ class EvaluationConfig(HistoryOptions):
     stop_strings: dict[str, list[Any]] | None = setting("Strings that end a completion, a list per role.")
     use_chat_template: bool | None = setting("Whether prompts are chat messages.")
     discount: float | None = setting("Discount of the return.", ge=0, le=1)
+    reward_none: str | None = setting(
+        "Answers that no reward function scores: 'error', or 'drop', which leaves them out of means and reports their "
+        "share as `reward_none`.",
+        choices=("error", "drop"),
+    )
     items_per_batch: int = setting("Items that are played and written together.", 64, ge=1)
     generation_token_budget: int | None = setting("Maximum number of tokens in a generate call.", 262144, ge=1)
     seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0, le=4294967295)
@@ -54,15 +59,13 @@ class EvaluationConfig(HistoryOptions):
     baseline_model: str | None = setting("Model of the baselines; by default the one that the team started from.")
     baseline_budget: str = setting(
         "Token limit that a baseline shares with the team: 'turn', that of all answers of a turn together, or "
-        "'answer', that of a "
-        "single answer.",
+        "'answer', that of a single answer.",
         "turn",
         choices=("turn", "answer"),
     )
     control: str | None = setting(
         "Policy that is trained at the cost of each run, and compared with the run's team: 'single_agent' answers "
-        "alone, "
-        "'centralized' is one agent that answers for all roles.",
+        "alone, 'centralized' is one agent that answers for all roles.",
         choices=("single_agent", "centralized"),
     )
     control_model: str | None = setting("Model that the control starts from; by default that of the last agent.")

@@ -13,8 +13,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from trl_multiagent.environments.base import Environment, scoring_metrics
-from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.environments.base import Environment, item_ids, scoring_metrics
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.evaluation.players import PipelineSampler
 from trl_multiagent.evaluation.statistics import CALL, Records
@@ -215,7 +214,13 @@ def play_batch(
         [dataset[item] for item in batch],
         policy.environment,
         sampler,
-        lambda nodes: judge_nodes(policy.environment, nodes, evaluation=True, chat_roles=sampler.chat_roles),
+        lambda nodes: judge_nodes(
+            policy.environment,
+            nodes,
+            evaluation=True,
+            chat_roles=sampler.chat_roles,
+            reward_none=config.reward_none or "error",
+        ),
         num_turns=policy.num_turns(config),
         num_episodes=config.num_episodes,
         numbers=batch,
@@ -239,7 +244,7 @@ def play_batch(
 
 
 def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
-    """Returns the record of one turn of an episode, as plain values. Numbers that are not finite are left out."""
+    """Returns the record of one turn of an episode, as plain values. Metrics that are not finite are left out."""
     (outcome,) = node.outcomes
     return {
         "prompts": dict(node.prompts),

@@ -26,11 +26,10 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from trl_multiagent.console import markdown_table
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, item_ids
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
-    item_ids,
     load_from_hub,
     make_dataset,
     read_file,
@@ -598,4 +597,10 @@ def push_preferences(
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
         advice = push_command_advice(folder, repo_id, revision)
-        return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")
+        options: dict[str, Any] = {
+            "token": token,
+            "revision": revision,
+            "commit_message": commit_message,
+            "create_pr": create_pr,
+        }
+        return upload_folder(upload, repo_id, advice, repo_type="dataset", **options)

@@ -77,7 +77,7 @@ LEFT_OUT += [f"{{algorithm}}.{name}" for name in "critic_devices reference_devic
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")  # other names are code on the Hub
 REFERENCE = re.compile(r"(?<!\\)(\\\\)*\$\{")  # to another setting or to an environment variable
 # Settings of an algorithm that an evaluation uses
-USED = (*SAMPLING_FIELDS, "discount", "num_agents", "collaboration_mode", "generation_token_budget")
+USED = (*SAMPLING_FIELDS, "discount", "reward_none", "num_agents", "collaboration_mode", "generation_token_budget")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +171,8 @@ def play_and_report(
     from accelerate import Accelerator
 
     from trl_multiagent.evaluation.play import play_policy
-    from trl_multiagent.evaluation.report import Report
     from trl_multiagent.evaluation.statistics import compute_result
+    from trl_multiagent.report.evaluation import Report
 
     logging.basicConfig(format="%(message)s")
     config, prog = evaluation.config, evaluation.settings.prog
@@ -347,7 +347,7 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
             raise ConfigError(f"`evaluation.{name}` has no place in a cross-play: remove it, or use `evaluate`.")
     # The section of a reward model has no settings of sampling
     keys = algorithm_keys(DEFAULT_ALGORITHM) | algorithm_keys(settings.algorithm)
-    names = [name for name in (*SAMPLING_FIELDS, "discount") if getattr(config, name) is None]
+    names = [name for name in (*SAMPLING_FIELDS, "discount", "reward_none") if getattr(config, name) is None]
     changes = {name: settings.arguments.get(name, keys[name].default) for name in names}
     if config.output_dir is None:
         more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""

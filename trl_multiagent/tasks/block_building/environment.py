@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from trl_multiagent.environments.base import (
     PASSED,
@@ -361,7 +361,7 @@ class BlockBuildingEnvironment(Environment):
     Raises `ValueError` if the palettes do not fit the number of agents, or the mode is unknown.
     """
 
-    watched_metrics: ClassVar[dict[str, str]] = {"iou": "hardly a block stands where it should"}
+    watched_metrics = {"iou": "hardly a block stands where it should"}
     unseen = UNSEEN, "The answers of the others are above."
 
     def __init__(

@@ -26,7 +26,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
@@ -152,12 +152,8 @@ class BugFixingEnvironment(ProgramEnvironment):
             they are not stored.
     """
 
-    watched_metrics: ClassVar[dict[str, str]] = {"fix": "no repair passes more hidden tests than the faulty function"}
+    watched_metrics = {"fix": "no repair passes more hidden tests than the faulty function"}
     unseen = UNSEEN, "Your partner's answer is above."
-    example: ClassVar[dict] = {
-        "entry_point": "double",
-        "faulty": 'def double(x):\n    """Twice x."""\n    return x + 2',
-    }
 
     def __init__(self, num_agents: int = 2, sandbox: Sandbox | None = None, keep_suspicious: str | Path | None = None):
         if num_agents not in (1, 2):

@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import parse_completion
@@ -187,15 +187,11 @@ class ClassCompletionEnvironment(ProgramEnvironment):
     Raises `ValueError` if an argument is none of its choices.
     """
 
-    watched_metrics: ClassVar[dict[str, str]] = {
+    watched_metrics = {
         "methods_written": "no answer contains a method that the agent was asked for",
         "tests_passed": "no class passes a test",
     }
     unseen = UNSEEN, "The answers of others are above."
-    example: ClassVar[dict] = {
-        **{"skeleton": "class Pair:", "methods": ["a", "b"]},
-        **{"uses": [[], []], "weights": [1, 1], "parameters": [1, 2]},
-    }
 
     def __init__(
         self,

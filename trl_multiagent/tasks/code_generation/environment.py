@@ -4,7 +4,7 @@ Code generation: two agents solve HumanEval-shaped problems together, one writes
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from trl_multiagent.code.sandbox import Check, Sandbox
 from trl_multiagent.code.sandbox.program import read_asserts
@@ -66,14 +66,8 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         expert ([`Expert`], *optional*): For the mode `"expert_edits"`, the model that proposes edits.
     """
 
-    watched_metrics: ClassVar[dict[str, str]] = {"collab_aux_usage": "main does not use what aux writes"}
+    watched_metrics = {"collab_aux_usage": "main does not use what aux writes"}
     unseen = UNSEEN, SEEN
-    example: ClassVar[dict] = {
-        "task_id": "example",
-        "prompt": 'def double(x):\n    """Twice x."""\n',
-        "entry_point": "double",
-        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
-    }
 
     def __init__(
         self,

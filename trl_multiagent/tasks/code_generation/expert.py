@@ -301,8 +301,8 @@ def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Se
 
 def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     """
-    Reads the edits of an answer, by role, without the roles for which there are none: those of the last JSON object
-    that has most of the roles, wherever it stands in the text. `main` may also be called by the entry point's name.
+    Reads the edits of an answer, by role. They are in the last JSON object that has most of the roles, anywhere in the
+    text. Roles without edits are missing. `main` may also be called by the entry point's name.
     """
     best: Edits = {}
     text = text[-MAX_ANSWER:]

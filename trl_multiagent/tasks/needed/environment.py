@@ -14,7 +14,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
 
@@ -225,7 +225,7 @@ class NeededEnvironment(Environment):
             random word of the channel. The draw depends on the item, the speaker and the message alone.
     """
 
-    watched_metrics: ClassVar[dict[str, str]] = {"well_formed": "hardly a message consists of the channel's words"}
+    watched_metrics = {"well_formed": "hardly a message consists of the channel's words"}
 
     def __init__(self, game: Game, facts: str = PRIVATE, noise: float = 0.0):
         self.game, self.facts, self.noise = game, facts, noise

@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.embedded import read_data
@@ -94,7 +94,7 @@ class WritingEnvironment(Environment):
     package rouge-score.
     """
 
-    watched_metrics: ClassVar[dict[str, str]] = {"source": "no pair says what its source says"}
+    watched_metrics = {"source": "no pair says what its source says"}
     unseen = UNSEEN, "Your partner's text is above."
 
     def __init__(

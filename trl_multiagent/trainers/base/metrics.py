@@ -590,15 +590,13 @@ class Alarms(TrainerCallback):
             return found
         if self.has_siblings and always(logs, "frac_reward_zero_std", at_least=NO_SIGNAL):
             found["no_signal"] = (
-                f"In the last {WINDOW} log entries, the joint actions of nearly all nodes had equal returns, so "
-                "the agents "
-                "learn next to nothing. Check the reward, or raise `num_generations` or `temperature`."
+                f"In the last {WINDOW} log entries, the joint actions of nearly all nodes had equal returns, so the "
+                "agents learn next to nothing. Check the reward, or raise `num_generations` or `temperature`."
             )
         if self.is_chain and always(logs, "turn_2/reward_mean") and always(logs, "turn_1/reward_mean", 0.0, 0.0):
             found["chain"] = (
-                f"In the last {WINDOW} log entries, all rewards of turn 1 were 0. In a chain, the return of a "
-                "turn is its own "
-                "reward, so nothing is learned there. Remove `handoff`, or set `branching` to 'episodes'."
+                f"In the last {WINDOW} log entries, all rewards of turn 1 were 0. In a chain, the return of a turn is "
+                "its own reward, so nothing is learned there. Remove `handoff`, or set `branching` to 'episodes'."
             )
         variance = mean_of(logs, "team/reward_variance")
         for role in self.roles:
@@ -610,9 +608,8 @@ class Alarms(TrainerCallback):
             own = mean_of(logs, f"agents/{role}/total_contribution")
             if variance is not None and own is not None and variance > 0 and own <= NO_CONTRIBUTION * variance:
                 found[f"no_contribution/{role}"] = (
-                    f"In the last {WINDOW} log entries, the reward hardly depended on the answers of agent "
-                    f"{role!r}: it "
-                    "contributes nothing, or the others ignore it."
+                    f"In the last {WINDOW} log entries, the reward hardly depended on the answers of agent {role!r}: "
+                    "it contributes nothing, or the others ignore it."
                 )
         for name, meaning in self.watched_metrics.items():
             if always(logs, f"turn_1/{name}", at_most=NEARLY_NEVER):

@@ -86,9 +86,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._router_loss_coefs = router_loss_coefs(team, args)
         if self._router_loss_coefs and args.num_iterations > 1:
             raise ValueError(
-                "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is "
-                "that of "
-                "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
+                "`num_iterations` above 1 cannot be combined with a router loss, whose expert load is computed once, "
+                "under the sampling policy. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
         self._expert_loads = {}
         reference = self._make_reference() if self._needs_reference(args) else None
@@ -312,7 +311,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Scores further joint actions that the advantages need, such as counterfactual ones."""
 
     def _judge(self, levels: list[list[Node]]) -> None:
-        """Prepares advantages that need a model or other processes, as those of critics do."""
+        """Hook for advantages that need a critic or communication between ranks."""
 
     def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         """

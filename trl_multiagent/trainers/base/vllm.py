@@ -52,7 +52,7 @@ class EngineError(UnavailableError):
 
 class AgentGeneration(VLLMGeneration):
     """
-    Samples from one model: that of one agent, or of several agents that share all weights.
+    Samples from one model, which belongs to one agent or to several that share all weights.
 
     Args:
         roles (`Sequence[str]`): The agents.
@@ -435,9 +435,8 @@ def as_completions(
     completion_ids: list[list[int]], logprobs: list[list[list[float | None]]], num_generations: int
 ) -> list[Completions]:
     """
-    Converts TRL's results to the completions of each prompt. Their log-probabilities, in nats, are those of the
-    sampled tokens, or NaN if the engine returned none. TRL requests one log-probability per position, that of the
-    sampled token.
+    Converts TRL's results to the completions of each prompt. TRL requests one log-probability per position, in nats,
+    which belongs to the sampled token. It is NaN where the engine returned none.
     """
     ids = [list(sequence) for sequence in completion_ids]
     logps = [[math.nan if entry[0] is None else entry[0] for entry in sequence] for sequence in logprobs]
@@ -602,7 +601,7 @@ def max_lora_rank(configs: Sequence[LoraConfig]) -> int:
 
 
 def check_logprobs_mode(client: VLLMClient) -> None:
-    """Raises `ValueError` if a server's log-probabilities are not those of the distribution from which it samples."""
+    """Raises `ValueError` if a server reports other log-probabilities than those with which it samples."""
     mode = client.get_server_info()["model_config"]["logprobs_mode"]
     if mode != "processed_logprobs":
         raise ValueError(
