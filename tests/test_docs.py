@@ -172,7 +172,11 @@ def test_environment_examples(tmp_path, monkeypatch):
 
 
 def test_workflow_examples(run_example, tmp_path, capsys):
-    functions, bargain, *_ = python_blocks(ROOT / "docs" / "workflows.md")
+    coroutine, functions, bargain, *_ = python_blocks(ROOT / "docs" / "workflows.md")
+    taboo, item = run_example(coroutine)["taboo"], {"word": "milk", "options": "milk, sun"}
+    first = trl_multiagent.Turn(taboo.prompts(item, []), {"describer": "White"}, trl_multiagent.Outcome(0.0))
+    assert [x.reward for x in taboo.score([item], [{"guesser": "Milk!"}], [[first]])] == [1.0]
+    assert [x.reward for x in taboo.score([item], [{"describer": "It is milk"}], [[]])] == [0.0]
     names = run_example(functions)
     drafts, texts = names["trainer"]._levels
     assert {node.roles for node in drafts} == {("writer",)} and {node.roles for node in texts} == {("editor",)}
@@ -210,7 +214,7 @@ def test_workflow_examples(run_example, tmp_path, capsys):
 
 
 def test_examples_of_seats_and_tools(run_example):
-    _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
+    _, _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
     names: dict = {}
     exec(seat, names)
     (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])

@@ -70,9 +70,11 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
 
 
 def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) -> None:
-    """Raises a `ValueError` that names the row and the field if one of these columns has a null."""
+    """Raises `ValueError` if one of these columns, which prompts need, is missing or has a null."""
     for column in columns:
-        if column in dataset.column_names and None in dataset[column]:
+        if column not in dataset.column_names:
+            raise ValueError(f"A prompt needs the column {column!r}; {source} has {', '.join(dataset.column_names)}.")
+        if None in dataset[column]:
             row = list(dataset[column]).index(None)
             raise ValueError(f"{source}, row {row + 1}: field `{column}` is missing or null, but a prompt needs it.")
 
