@@ -151,11 +151,13 @@ class Outcome:
 class Turn:
     """
     One past turn of a branch: the prompts and answers of the roles that acted, and the outcome of their joint action.
+    `altered`: whether an ablation has replaced answers, so that the prompts belong to other ones.
     """
 
     prompts: dict[str, Prompt]
     joint_action: JointAction
     outcome: Outcome
+    altered: bool = False
 
 
 History = Sequence[Turn]  # the past turns of a branch, oldest first
