@@ -34,7 +34,7 @@ from vs_comlrl import machine
 
 from trl_multiagent.cli import TASKS
 from trl_multiagent.environments.task import Task
-from trl_multiagent.intervals import t_interval
+from trl_multiagent.evaluation.statistics import t_interval
 from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.run import run_recipe
 

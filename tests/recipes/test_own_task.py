@@ -13,8 +13,8 @@ from transformers.utils import logging as transformers_logging
 from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import locked
+from trl_multiagent.hub import rename_card
 from trl_multiagent.jobs.distributed import OtherProcessError
-from trl_multiagent.report.model_card import rename_card
 from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.read import ConfigError

@@ -272,7 +272,7 @@ class WorkflowEnvironment(Environment):
             for k in range(max(map(len, histories), default=0)):
                 behind = [(x, history[k]) for x, history in zip(episodes, histories, strict=True) if k < len(history)]
                 for episode, past in behind:
-                    if episode.prompts != past.prompts:
+                    if episode.prompts != past.prompts and not past.altered:
                         raise TaskError(
                             f"{self.name} asked something else when it was replayed{episode.line()}: in a tree it must "
                             "depend on the item and the answers alone. Set `branching: episodes`, in which it lives."

@@ -26,11 +26,10 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from trl_multiagent.console import markdown_table
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, item_ids
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
-    item_ids,
     load_from_hub,
     make_dataset,
     read_file,

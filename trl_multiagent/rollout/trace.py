@@ -23,8 +23,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.base import Prompt
-from trl_multiagent.environments.dataset_rows import ID_COLUMNS
+from trl_multiagent.environments.base import ID_COLUMNS, Prompt
 from trl_multiagent.rollout.tree import Node
 
 

@@ -171,8 +171,8 @@ def play_and_report(
     from accelerate import Accelerator
 
     from trl_multiagent.evaluation.play import play_policy
-    from trl_multiagent.evaluation.report import Report
     from trl_multiagent.evaluation.statistics import compute_result
+    from trl_multiagent.report.evaluation import Report
 
     logging.basicConfig(format="%(message)s")
     config, prog = evaluation.config, evaluation.settings.prog

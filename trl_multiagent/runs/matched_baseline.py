@@ -67,9 +67,8 @@ class StopWhenSpent(TrainerCallback):
         trainer, cost = self.trainer, self.cost
         if not self.has_spent and state.is_world_process_zero:
             logger.warning(
-                f"The control ended before it cost as much as the team: {trainer.env_step} of {cost.env_steps} "
-                "scored answers, "
-                f"{trainer.generated_tokens} of {cost.generated_tokens} generated tokens."
+                f"The control ended before it cost as much as the team: {trainer.env_step} of {cost.env_steps} scored "
+                f"answers, {trainer.generated_tokens} of {cost.generated_tokens} generated tokens."
             )
 
     @property
@@ -174,9 +173,8 @@ def make_control(
     algorithm = algorithm_of(read_yaml(team.run_config))
     if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
         raise ConfigError(
-            "The control is trained with the algorithm of its run, which must learn from rollouts, such as "
-            "magrpo; the run of "
-            f"{team.run_config} has {algorithm or 'none'}."
+            "The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; "
+            f"the run of {team.run_config} has {algorithm or 'none'}."
         )
     num_agents = len(team.roles or ()) or evaluation.settings.num_agents
     written = safe_settings(algorithm, task, team.run_config, evaluation.arguments)

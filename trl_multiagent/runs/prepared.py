@@ -345,7 +345,7 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
     if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
         return None  # no setting can be wrong
-    is_local = all(name in loader.builders or Path(name).is_dir() for name in names)
+    is_local = all(name in run.task.models or Path(name).is_dir() for name in names)
     if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file is not None:
         return None
     try:

@@ -21,7 +21,7 @@ import yaml
 from accelerate import PartialState
 
 from trl_multiagent.console import text_table
-from trl_multiagent.folders import CARD_FILE, RUN_FILE, read_json
+from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE, NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import seed_table, series_of
@@ -124,7 +124,8 @@ def print_results(runs: Sequence[Path]) -> None:
     results = {run.name: series_of(read_run(run).logs) for run in runs}
     print("\n".join(["", *text_table(seed_table(results)), ""]))
     print(f"Report           {make_report([str(runs[0].parent)])}")
-    print(f"Evaluate them together: trl-multiagent evaluate {shlex.join(map(str, runs))}", flush=True)
+    command = ["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)]
+    print(f"Evaluate them together: trl-multiagent {shlex.join(command)}", flush=True)
 
 
 def is_complete(run: Path) -> bool:

@@ -271,8 +271,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             if value not in (None, {}, ""):
                 raise ConfigError(
                     f"`{path}` cannot be used, because settings are saved with the run: put the key into an "
-                    "environment variable, and "
-                    f"its name into `{secrets[path]}`."
+                    f"environment variable, and its name into `{secrets[path]}`."
                 )
         elif path in no_effect:
             without_effect += [path] if value not in (None, {}, []) else []
@@ -313,9 +312,8 @@ def paths(
         elif section in comlrl.TASK_SECTIONS and section not in sections:
             used = [old for old, new in other_names.items() if new in [f"{section}.{name}" for name in body or ()]]
             raise ConfigError(
-                f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and "
-                "this run trains on "
-                f"another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
+                f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and this "
+                f"run trains on another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
             )
         elif section not in sections:
             yield section, body

@@ -19,12 +19,11 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
-from trl_multiagent.hub import open_repo, team_files, upload_folder
+from trl_multiagent.hub import hub_id, open_repo, team_card, team_files, upload_folder
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
-from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes, play_episodes, turns_of_episodes
@@ -296,7 +295,7 @@ class AgentTeam(nn.Module):
             return upload_folder(folder, repo_id, "Call `push_to_hub` again.", team_files(folder), **options)
 
     def summary(self) -> list[dict[str, Any]]:
-        """Returns the facts about each agent that a model card shows, see [`~report.model_card.team_card`]."""
+        """Returns the facts about each agent that a model card shows, see [`~hub.team_card`]."""
         return [
             {
                 "role": role,

@@ -25,10 +25,10 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
+from trl_multiagent.hub import environment_name
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
-from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.tree import Node, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
