@@ -447,7 +447,8 @@ class Observer:
         trainer = self.trainer
         problem = (
             f"Step {trainer.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent {role!r} "
-            f"differ from the policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of "
+            f"differ from the policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are "
+            "outside of "
             f"the bounds of the sampling correction (limits: {LARGEST_DIFFERENCE} nats, {LARGEST_SHARE_OUTSIDE:.0%}). "
             "vLLM has other weights than the trainer: restart it with the agent's own model, and resume. If only its "
             "precision differs, set `vllm_importance_sampling_mode: token_truncate`, or weaken `top_p` and the like."
@@ -582,8 +583,8 @@ class Alarms(TrainerCallback):
 
     def conditions(self, logs: Sequence[Log], limit: int) -> dict[str, str]:
         """
-        Returns the alarm conditions that hold in all of 20 successive log entries, with a message for each. Completions
-        count as broken after fewer entries. `limit`: the largest number of tokens of a completion.
+        Returns the alarm conditions that hold in all of 20 successive log entries, with a message for each.
+        Completions count as broken after fewer entries. `limit`: the largest number of tokens of a completion.
         """
         found = self.broken(logs, limit)
         if len(logs) < WINDOW:
