@@ -15,7 +15,7 @@ import transformers
 import trl
 from accelerate.state import AcceleratorState
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import GenerationConfig, GenerationMixin, Trainer
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, Trainer
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.integrations.integration_utils import rewrite_logs
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -50,13 +50,14 @@ OVERRIDDEN = {
         _save _load_from_checkpoint _load_best_model _push_from_checkpoint push_to_hub init_hf_repo _get_grad_norm
         _get_output_dir train _save_optimizer_and_scheduler _save_rng_state _evaluate evaluate predict evaluation_loop
         create_accelerator_and_postprocess _prepare_for_training _init_training_state _maybe_log_save_evaluate
-        _finalize_training create_optimizer
+        _finalize_training create_optimizer save_model
     """,
     (MADPOTrainer, Trainer): "get_batch_samples",
     (AdapterGeneration, VLLMGeneration): "_init_vllm sync_weights",
 }
 # The parameters of the methods and functions that are called or replaced
 CALLED = {
+    PreTrainedModel.should_save_on_this_rank: "self is_main_process",
     GenerationMixin._sample: (
         "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer model_kwargs"
     ),
