@@ -303,7 +303,9 @@ STRANGE = {
     "agent_model: {trust_remote_code: true}": "agent_model.trust_remote_code: True",
     "model: {model_kwargs: {trust_remote_code: true}}": "agent_model.trust_remote_code: True",
     "magrpo: {trust_remote_code: true}": "agent_model.trust_remote_code: True",
-    "agent_model: {trust_remote_code: '${agent_model.share_weights}', share_weights: true}": "agent_model.trust_remote_code: '${",
+    (
+        "agent_model: {trust_remote_code: '${agent_model.share_weights}', share_weights: true}"
+    ): "agent_model.trust_remote_code: '${",
     "agent_model: {model_kwargs: {weights_only: false}}": "agent_model.model_init_kwargs: {'weights_only': False}",
     "agent_model: {attn_implementation: user/kernel}": "agent_model.attn_implementation: 'user/kernel'",
     "seats: {aux: {endpoint: {model: m, base_url: 'http://h', key_env: SECRET}}}": "seats: {'aux'",

@@ -64,7 +64,8 @@ class Statement:
         binds (`set[str]`): Names of the module that it binds, or may bind.
         declares (`set[str]`): Names of the module that functions in it bind when they are called.
         reads (`set[str]`): Names of the module that it reads when it runs, or later, when a function in it is called.
-        changes (`set[str]`): Names whose objects it changes by an assignment to an item or attribute, or as decorators.
+        changes (`set[str]`): Names whose objects it changes by an assignment to an item or attribute, or as
+            decorators.
         is_script (`bool`): Whether it belongs to a script: it prints, asks for input, asserts or raises.
     """
 

@@ -494,8 +494,9 @@ def preference_card(facts: dict[str, Any], roles: Sequence[str], columns: list[s
 
 # Joint preferences
 
-Pairs of joint answers of the agents {", ".join(f"`{role}`" for role in roles)}. Each row compares two joint answers to one item; the chosen one has
-the greater joint reward. Made with trl_multiagent, which extends [TRL](https://github.com/huggingface/trl) to teams of models.
+Pairs of joint answers of the agents {", ".join(f"`{role}`" for role in roles)}. Each row compares two joint
+answers to one item; the chosen one has the greater joint reward. Made with trl_multiagent, which extends
+[TRL](https://github.com/huggingface/trl) to teams of models.
 
 | column | contents |
 | --- | --- |
@@ -514,8 +515,9 @@ preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
 ## Results
 {shown}
 {markdown_table(numbers)}
-`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. The actual cost is the number of candidates
-that were sampled and scored; all of them are in the folder `candidates` of a collection.
+`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if
+`use_environment_step`. The actual cost is the number of candidates that were sampled and scored; all of them are in
+the folder `candidates` of a collection.
 
 ## Settings
 

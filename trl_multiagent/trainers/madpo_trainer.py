@@ -437,7 +437,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
                 metrics["env_step"] = [self.env_step]
             if metrics["logps/chosen_change"][0] < -LARGEST_FALL:
                 logger.warning_once(
-                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token since "
+                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token "
+                    "since "
                     "the start of the training: they become less likely. Lower `learning_rate`, raise `beta`, or add "
                     "the loss type 'sft'."
                 )

@@ -264,7 +264,8 @@ class ActorCriticTrainer(RolloutTrainer):
         if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
             logger.warning(
                 f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "
-                "variance <= 0): it is no better a baseline than the mean return. Raise `critic_learning_rate`, or use "
+                "variance <= 0): it is no better a baseline than the mean return. Raise `critic_learning_rate`, "
+                "or use "
                 "MAGRPO with several generations."
             )
 
@@ -339,10 +340,10 @@ def notes_on_critics(args: ActorCriticConfig) -> None:
         )
 
 
-# Targets and advantages. A critic has stored its values on the nodes that it reads, in `node.values[critic]`, one value
-# for each joint action. The values of a critic of states, V(h), are equal at a node; the values of a critic of actions,
-# Q(h, a), differ. A critic of one agent is named after the agent's role, and reads the nodes at which the agent acts.
-# Its rewards are the role's.
+# Targets and advantages. A critic has stored its values on the nodes that it reads, in `node.values[critic]`, one
+# value for each joint action. The values of a critic of states, V(h), are equal at a node; the values of a critic of
+# actions, Q(h, a), differ. A critic of one agent is named after the agent's role, and reads the nodes at which the
+# agent acts. Its rewards are the role's.
 
 
 def state_value(node: Node, critic: str) -> float:
