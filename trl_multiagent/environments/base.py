@@ -240,7 +240,9 @@ class Environment(ABC):
         """
         return joint_action
 
-    def playing(self, num_turns: int | None, are_episodes: bool) -> contextlib.AbstractContextManager[None]:
+    def playing(
+        self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """
         Entered while a batch of trees or episodes is played. An environment that holds episodes closes them at its
         exit. By default it does nothing.
@@ -248,6 +250,7 @@ class Environment(ABC):
         Args:
             num_turns (`int`, *optional*): Largest number of turns of a branch.
             are_episodes (`bool`): Whether branches never divide, so that each `item` object belongs to one episode.
+            roles (`Sequence[str]`, *optional*): The roles whose turns count. By default, all.
         """
         return contextlib.nullcontext()
 
@@ -563,8 +566,10 @@ class EnvironmentWrapper(Environment):
     def check_turns(self, num_turns: int) -> None:
         self.task.check_turns(num_turns)
 
-    def playing(self, num_turns: int | None, are_episodes: bool) -> contextlib.AbstractContextManager[None]:
-        return self.task.playing(num_turns, are_episodes)
+    def playing(
+        self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        return self.task.playing(num_turns, are_episodes, roles)
 
     def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
         return self.task.group_rewards(item, histories)

@@ -144,8 +144,16 @@ class MessageAblation(EnvironmentWrapper):
     def resume_settings(self) -> dict[str, Any]:
         return {**super().resume_settings(), "messages": self.how}
 
-    def playing(self, num_turns: int | None, are_episodes: bool) -> AbstractContextManager[None]:
-        return super().playing(num_turns, are_episodes=False)  # a workflow is replayed from the answers that are read
+    def playing(
+        self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None
+    ) -> AbstractContextManager[None]:
+        return super().playing(num_turns, False, roles)  # a workflow is replayed from the answers that are read
+
+    def judge(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
+    ) -> list[Outcome]:
+        true = [[replace(turn, altered=True) for turn in history] for history in histories]
+        return super().judge(items, joint_actions, [*true], evaluation)
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if not any(histories):

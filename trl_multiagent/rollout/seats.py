@@ -12,6 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,6 +200,14 @@ class SeatedEnvironment(EnvironmentWrapper):
             self.task.check_turns(num_turns)
         else:  # the task counts the turns of seats, too
             Environment.check_turns(self, num_turns)
+
+    def playing(
+        self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None
+    ) -> AbstractContextManager[None]:
+        return self.task.playing(num_turns, are_episodes, roles or self.roles)
+
+    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
+        return self.task.group_rewards(item, [history[-1].outcome.info.history for history in histories])
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if any(histories):
