@@ -38,6 +38,8 @@ TASKS = {
     "writing": "trl_multiagent.tasks.writing:TASK",
     "needed": "trl_multiagent.tasks.needed:TASK",
     "functions": "trl_multiagent.environments.yaml_task:TASK",
+    "textarena": "trl_multiagent.tasks.textarena:TASK",
+    "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
 }
 
 # `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step

@@ -11,7 +11,7 @@ each sees the others' drafts, and all answer again.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -144,8 +144,10 @@ class MessageAblation(EnvironmentWrapper):
     def resume_settings(self) -> dict[str, Any]:
         return {**super().resume_settings(), "messages": self.how}
 
-    def playing(self, num_turns: int | None, are_episodes: bool) -> AbstractContextManager[None]:
-        return super().playing(num_turns, are_episodes=False)  # a workflow is replayed from the answers that are read
+    def playing(
+        self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
+    ) -> AbstractContextManager[None]:
+        return super().playing(num_turns, False, seats)  # a workflow is replayed from the answers that are read
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if not any(histories):

@@ -11,7 +11,8 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,6 +200,11 @@ class SeatedEnvironment(EnvironmentWrapper):
             self.task.check_turns(num_turns)
         else:  # the task counts the turns of seats, too
             Environment.check_turns(self, num_turns)
+
+    def playing(
+        self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
+    ) -> AbstractContextManager[None]:
+        return super().playing(num_turns, are_episodes, {*seats, *self.seats})
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if any(histories):

@@ -24,7 +24,7 @@ from trl_multiagent.models.packing import can_pack
 from trl_multiagent.models.pretrained import find_file
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
-from trl_multiagent.rollout.tree import acting, root_nodes
+from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
@@ -328,7 +328,7 @@ def longest_prompt(
     model of each role.
     """
     args, longest = run.training_args, 0
-    nodes = root_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
+    nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
         tokenizer = AutoTokenizer.from_pretrained(source.name, **source.arguments)
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
