@@ -103,7 +103,7 @@ def test_a_control_that_costs_less_than_the_team_is_reported(tokens, warned, cap
     trainer = SimpleNamespace(env_step=18, generated_tokens=tokens)
     with caplog.at_level(logging.WARNING):
         StopWhenSpent(trainer, TrainingCost(18, 30)).on_train_end(None, TrainerState(), TrainerControl())
-    text = "18 of 18 scored answers, 29 of 30 generated tokens."
+    text = "TrainingCost(env_steps=18, generated_tokens=29) of "
     assert [text in record.message for record in caplog.records] == [True] * warned
 
 
@@ -224,8 +224,8 @@ def test_a_run_without_a_record_has_no_control(trained, tmp_path, capsys):
     shutil.copytree(trained / "run_0", run)
     settings = ("--control_model", trained / "base" / "agents" / "main", "--split", "test")
     for change, message in [
-        (lambda: (run / "training_cost.json").write_text("{}"), "training_cost.json cannot be read: KeyError"),
-        ((run / "training_cost.json").unlink, "training_cost.json, which a run of an online algorithm writes"),
+        (lambda: (run / "training_cost.json").write_text("{"), "training_cost.json is damaged"),
+        ((run / "training_cost.json").unlink, "needs the cost of a complete run of an online algorithm"),
         ((run / "config.yaml").unlink, "needs the folder of a run, with its config.yaml"),
     ]:
         change()

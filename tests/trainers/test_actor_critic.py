@@ -423,7 +423,7 @@ def test_files(tmp_path):
         shutil.rmtree(tmp_path / "final" / "critics")
         team.load_weights(tmp_path / "final")
     other = critic_trainer(tmp_path / "c", "maac")
-    with pytest.raises(ValueError, match=r"has the critics \['aux', 'main'\] .* this run has \['central'\]"):
+    with pytest.raises(ValueError, match=r"has the critics \['aux', 'main'\], this run has \['central'\]"):
         other.team.load_weights(checkpoint)
     shutil.rmtree(checkpoint / "critics")
     with pytest.raises(ValueError, match=r"is damaged: missing, .*critics/aux"):
@@ -485,7 +485,7 @@ def test_a_saved_critic_with_another_head_cannot_be_a_start(tmp_path):
     trainer = critic_trainer(tmp_path / "run", critic_value_head_hidden_dim=8)
     trainer.save_model(str(tmp_path / "saved"))
     critics = [str(tmp_path / "saved" / "critics" / role) for role in trainer.team.roles]
-    with pytest.raises(ValueError, match="`critic_value_head_hidden_dim` asks for: set it to 8,"):
+    with pytest.raises(ValueError, match="`critic_value_head_hidden_dim` asks for"):
         critic_trainer(tmp_path, critic_models=critics)
     again = critic_trainer(tmp_path, critic_models=critics, critic_value_head_hidden_dim=8)
     assert again.team.critics.heads["aux"][0].weight.shape == (8, 32)
@@ -544,7 +544,7 @@ def test_changes_of_critics(tmp_path):
     byte_tokenizer().save_pretrained(tmp_path / "small")
     settings |= {"resume_changes": "allow"}  # what does not fit is refused all the same
     smaller = critic_trainer(tmp_path / "new", critic_models=str(tmp_path / "small"), **settings)
-    with pytest.raises(ValueError, match="critics/aux is a critic of another architecture or size"):
+    with pytest.raises(ValueError, match="size mismatch"):
         smaller.train(resume_from_checkpoint=checkpoint)
 
 

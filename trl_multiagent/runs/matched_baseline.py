@@ -8,6 +8,7 @@ the schedule of the learning rate.
 
 import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from trl_multiagent.runs.run import settings_of
 from trl_multiagent.runs.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_names
-from trl_multiagent.settings.read import ConfigError, read_yaml
+from trl_multiagent.settings.read import ConfigError, config_errors, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.metrics import COST_FILE
@@ -64,31 +65,23 @@ class StopWhenSpent(TrainerCallback):
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        trainer, cost = self.trainer, self.cost
         if not self.has_spent and state.is_world_process_zero:
-            logger.warning(
-                f"The control ended before it cost as much as the team: {trainer.env_step} of {cost.env_steps} "
-                "scored answers, "
-                f"{trainer.generated_tokens} of {cost.generated_tokens} generated tokens."
-            )
+            logger.warning(f"The control costs less than the team: {self.spent} of {self.cost}.")
+
+    @property
+    def spent(self) -> TrainingCost:
+        return TrainingCost(self.trainer.env_step, self.trainer.generated_tokens)
 
     @property
     def has_spent(self) -> bool:
-        trainer, cost = self.trainer, self.cost
-        return trainer.env_step >= cost.env_steps and trainer.generated_tokens >= cost.generated_tokens
+        return all(map(operator.ge, self.spent, self.cost))
 
 
 def read_cost(run_folder: Path) -> TrainingCost:
     """Reads the cost of a run. Raises `ConfigError` if the folder has no record of it."""
-    path = run_folder / COST_FILE
-    try:
-        numbers = read_json(path)
-        return TrainingCost(int(numbers["env_steps"]), int(numbers["generated_tokens"]))
-    except OSError as error:
-        source = f"{path}, which a run of an online algorithm writes when its training ends"
-        raise ConfigError(f"The control of {run_folder} needs {source}: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error!r}.") from error
+    with config_errors("The control needs the cost of a complete run of an online algorithm: ", (OSError, ValueError)):
+        numbers = read_json(run_folder / COST_FILE)
+        return TrainingCost(numbers["env_steps"], numbers["generated_tokens"])
 
 
 @dataclass(frozen=True)
@@ -134,11 +127,8 @@ class Control:
                 args.max_steps *= MOST_STEPS
             run.merged[run.algorithm]["max_steps"] = args.max_steps
             if args.process_index == 0:
-                print(
-                    f"Training the control of {self.run_config} until it has {self.cost.env_steps} scored answers and "
-                    f"{self.cost.generated_tokens} generated tokens, for {args.max_steps} steps at most.",
-                    flush=True,
-                )
+                limit = f"until it has cost {self.cost}, for {args.max_steps} steps at most"
+                print(f"Training the control of {self.run_config} {limit}.", flush=True)
             stop = functools.partial(StopWhenSpent, cost=self.cost)
             train(run, environment, team, train_dataset, None, stop)
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
@@ -173,11 +163,8 @@ def make_control(
         stage.check()
     algorithm = algorithm_of(read_yaml(team.run_config))
     if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
-        raise ConfigError(
-            "The control is trained with the algorithm of its run, which must learn from rollouts, such as "
-            "magrpo; the run of "
-            f"{team.run_config} has {algorithm or 'none'}."
-        )
+        problem = f"{team.run_config} has {algorithm or 'none'}"
+        raise ConfigError(f"The control needs a run of an algorithm that learns from rollouts; {problem}.")
     num_agents = len(team.roles or ()) or evaluation.settings.num_agents
     written = safe_settings(algorithm, task, team.run_config, evaluation.arguments)
     section = written.get(algorithm, {})
@@ -205,8 +192,7 @@ def cost_note(controls: Mapping[str, Control]) -> str:
     own_answers, own_tokens = map(sum, zip(*(read_cost(x.folder) for x in controls.values()), strict=True))
     return (
         f"Trainings of team and control: {answers:,} and {own_answers:,} scored answers, {tokens:,} and "
-        f"{own_tokens:,} generated tokens. The "
-        "reward of a single agent may have another maximum than that of a team, so compare what passes."
+        f"{own_tokens:,} generated tokens. The reward of one agent may have another maximum: compare what passes."
     )
 
 

@@ -14,7 +14,7 @@ import copy
 import dataclasses
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, variance
 from typing import Any
@@ -56,7 +56,7 @@ from trl_multiagent.runs.reward_model import check_base, checked_args, summary, 
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE, RL_ALGORITHMS
-from trl_multiagent.settings.derive import Settings, make_training_args
+from trl_multiagent.settings.derive import Settings, by_path, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
@@ -71,8 +71,7 @@ logger = logging.get_logger(__name__)
 PREFERENCES_FOLDER, REWARD_FOLDER, ROUNDS_FOLDER = "_preferences", "_reward_model", "_rounds"
 TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 RESULTS_FILE = "results.json"  # of a round, written last
-# Settings that may differ when a run is resumed, by section
-FREE_SECTIONS = ("output", "wandb")
+# Settings of the algorithm that may differ when a run is resumed
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
 # Arguments of the team's trainer that the reward model's trainer shares: accelerate has one precision per process
 SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloader_pin_memory output_dir".split()
@@ -122,7 +121,7 @@ class PreferenceRun:
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
         self.state = start_processes()
         advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
-        decisive = decisive_settings(run.merged, algorithm)
+        decisive = by_path(run.merged, "output", "wandb", *(f"{algorithm}.{name}" for name in FREE_KEYS))
         self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
 
     # What MARLHF replaces
@@ -141,19 +140,19 @@ class PreferenceRun:
     def print_plan(self) -> None:
         """Prints the plan, made without loading a model."""
         run, args = self.prepared, self.prepared.training_args
-        lines = {"algorithm": f"{run.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
-        lines |= collaboration(run)
-        lines["agents"] = f"{agents(run.model_names, self.roles)} ({run.form_in_words})"
-        if self.in_rounds:
-            lines["rounds"] = f"{self.num_rounds}, preference_replay_mode {self.replay.preference_replay_mode}"
-        lines |= self.collection_lines()
+        rounds = f"{self.num_rounds}, preference_replay_mode {self.replay.preference_replay_mode}"
         pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
-        lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
-        lines["evaluation"] = (
-            f"the task's reward on split {run.dataset.eval_split}, eval_strategy {args.eval_strategy}"
-        )
-        lines["output folder"] = str(run.run_folder)
+        lines = {
+            "algorithm": f"{run.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}",
+            **collaboration(run),
+            "agents": f"{agents(run.model_names, self.roles)} ({run.form_in_words})",
+            **({"rounds": rounds} if self.in_rounds else {}),
+            **self.collection_lines(),
+            "training": f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}",
+            "evaluation": f"the task's reward on split {run.dataset.eval_split}, eval_strategy {args.eval_strategy}",
+            "output folder": str(run.run_folder),
+        }
         print_plan(lines)
 
     def collection_lines(self) -> dict[str, Any]:
@@ -237,11 +236,8 @@ class PreferenceRun:
             chosen = self.replayed(number, preferences) if self.in_rounds else preferences
             if len(chosen) == 0:
                 where = f" The team before this round is in {source}." if source else ""
-                raise ConfigError(
-                    f"The collection in {self.preferences_folder(number)} has no pairs: all answers to an item have "
-                    "the same reward. Sample more candidates or at a higher temperature, or start from another "
-                    f"team.{where}"
-                )
+                problem = "has no pairs: all answers to an item have the same reward"
+                raise ConfigError(f"The collection in {self.preferences_folder(number)} {problem}.{where}")
             data = self.training_data(number, chosen)
             trainer, checkpoint = self.make_trainer(number, data, source)
         if not self.in_rounds:
@@ -265,9 +261,16 @@ class PreferenceRun:
         trainer.train(resume_from_checkpoint=checkpoint)
         after = self.evaluate(trainer)
         self.save_team(number + 1, lambda path: trainer.save_model(path, _internal_call=True))
-        numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
-        numbers |= {"eval_before": before, "eval": after, "steps": trainer.state.global_step}
-        return trainer, {**numbers, "log_history": trainer.state.log_history}
+        return trainer, {
+            "round": number,
+            "collection": collection,
+            "iter": facts,
+            "env_step": trainer.env_step,
+            "eval_before": before,
+            "eval": after,
+            "steps": trainer.state.global_step,
+            "log_history": trainer.state.log_history,
+        }
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
         """
@@ -446,10 +449,7 @@ class RewardRun(PreferenceRun):
         with without_sharding(self.prepared.training_args), config_errors():
             reward = JointRewardModel(str(folder))
         return ModelRewardEnvironment(
-            self.environment,
-            reward,
-            score_task=score_task,
-            version=checksum_of_weights(reward.model.parameters()),
+            self.environment, reward, score_task, checksum_of_weights(reward.model.parameters())
         )
 
     def print_plan(self) -> None:
@@ -515,17 +515,18 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
     """Makes the arguments of the reward model's trainer. `args`: the arguments of the team's trainer."""
     section, more = settings.algorithm, reward.reward_training or {}
     same = "learning_rate num_train_epochs max_length freeze_backbone eval_fraction".split()
+    if "output_dir" in more:
+        raise ConfigError(f"`{section}.reward_training`: 'output_dir' cannot be set, it is in the folder of the run.")
     values: dict[str, Any] = {
         **{name: getattr(reward, f"reward_{name}") for name in same},
         "per_device_train_batch_size": reward.reward_train_batch_size,
         "per_device_eval_batch_size": max(8, reward.reward_train_batch_size),
         "trust_remote_code": settings.agent_model.trust_remote_code,
         "logging_steps": 10,
+        **{name: getattr(args, name) for name in SHARED},
+        **more,
     }
-    if "output_dir" in more:
-        raise ConfigError(f"`{section}.reward_training`: 'output_dir' cannot be set, it is in the folder of the run.")
-    shared = {name: getattr(args, name) for name in SHARED}
-    return checked_args(f"{section}.reward_training", values | shared | more)
+    return checked_args(f"{section}.reward_training", values)
 
 
 def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | None:
@@ -539,25 +540,12 @@ def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | Non
         return LoraConfig(**{**PEFT_DEFAULTS, **fields, "task_type": "SEQ_CLS"})
 
 
-def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Returns the settings that must be the same when a run is resumed, by their paths."""
-    values = {}
-    for section, body in merged.items():
-        if not isinstance(body, Mapping):
-            values[section] = body
-        elif section not in FREE_SECTIONS:
-            free = FREE_KEYS if section == algorithm else ()
-            values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
-    return values
-
-
 def table(results: list[dict[str, Any]]) -> str:
     """Returns the rounds of a run as a table."""
     rows = [["round", "scored", "pairs", "trained on", "sampled reward", "held-out reward"]]
     for result in results:
-        collection = result["collection"]
-        counts = result["round"] + 1, collection["candidates_scored"], collection["pairs"]
+        collection, trained = result["collection"], result["iter"]["train_preference_pairs"]
+        counts = result["round"] + 1, collection["candidates_scored"], collection["pairs"], trained
         rewards = collection["mean_reward"], (result["eval"] or {}).get("reward", math.nan)
-        trained = result["iter"]["train_preference_pairs"]
-        rows.append([*map(str, (*counts, trained)), *(f"{reward:.3f}" for reward in rewards)])
+        rows.append([*map(str, counts), *(f"{reward:.3f}" for reward in rewards)])
     return "\n".join(text_table(rows))

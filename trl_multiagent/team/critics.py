@@ -187,18 +187,19 @@ class Critics(nn.Module):
         for name, backbone in self.backbones.items():
             target = folder / name
             target.mkdir(parents=True, exist_ok=True)
+            where = (
+                f"models.{team.model_name(backbone.role)}."
+                if backbone.own is None
+                else f"critics.models.{backbone.own}."
+            )
+            weights = part_of(state_dict, where)
             if backbone.adapter is not None:
-                where = f"models.{team.model_name(backbone.role)}"
-                weights = part_of(
-                    state_dict, f"{where if backbone.own is None else f'critics.models.{backbone.own}'}."
-                )
                 # PEFT names the folder like the adapter, which may be the name of another critic
                 save_adapter(self.model(name, team), backbone.adapter, target / backbone.adapter, weights)
                 for file in (target / backbone.adapter).iterdir():
                     file.replace(target / file.name)
                 (target / backbone.adapter).rmdir()
             elif backbone.own is not None:
-                weights = part_of(state_dict, f"critics.models.{backbone.own}.")
                 self.model(name, team).save_pretrained(target, state_dict=weights)
                 backbone.tokenizer.save_pretrained(target)
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
@@ -216,29 +217,17 @@ class Critics(nn.Module):
         """
         path = Path(folder) / CRITICS_FOLDER / CRITICS_FILE
         if not path.is_file():
-            raise ValueError(
-                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can "
-                "be continued by one."
-            )
+            raise ValueError(f"{folder} has no critics: there is no {path}.")
         saved = read_json(path)
-        if (saved["form"], saved["critics"]) != (self.settings.form, list(self.names)):
-            raise ValueError(
-                f"{folder} has the critics {saved['critics']} of the form {saved['form']!r}, this run has "
-                f"{list(self.names)} of the form {self.settings.form!r}."
-            )
+        if saved["critics"] != list(self.names):
+            raise ValueError(f"{folder} has the critics {saved['critics']}, this run has {list(self.names)}.")
         for name, backbone in self.backbones.items():
             source = path.parent / name
             if backbone.adapter is not None:
                 load_adapter_weights(self.model(name, team), backbone.adapter, source)
             elif backbone.own is not None:
                 model = self.model(name, team)
-                weights = load_backbone(str(source), model.dtype).state_dict()
-                if shapes(weights) != shapes(model.state_dict()):
-                    raise ValueError(
-                        f"{source} is a critic of another architecture or size than {name!r} of this run. Set "
-                        "`critic_models` to models of the same one."
-                    )
-                model.load_state_dict(weights)
+                model.load_state_dict(load_backbone(str(source), model.dtype).state_dict())
             load_head(self.heads[name], source)
             self.scales[name] = Scale(**saved["scales"][name])
 
@@ -265,9 +254,8 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
             if not is_adapter or sources[name] is not None:
                 backbone.own = SHARED_BASE
                 if SHARED_BASE not in models:
-                    models[SHARED_BASE] = load_or_copy(team, backbone, sources[name], agent_dtype).requires_grad_(
-                        False
-                    )
+                    models[SHARED_BASE] = load_or_copy(team, backbone, sources[name], agent_dtype)
+                    models[SHARED_BASE].requires_grad_(False)
                     shared_tokenizer = backbone.tokenizer
                 backbone.tokenizer, base = shared_tokenizer, models[SHARED_BASE]
             with seeded(settings.seed, f"critic {name}"):
@@ -292,23 +280,16 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
     return critics
 
 
-def shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {key: x.shape for key, x in weights.items()}
-
-
 def load_head(head: nn.Module, folder: str | Path) -> None:
     """
     Replaces the weights of a head by those in the folder of a saved critic. Raises `ValueError` if the saved head has
     other layers.
     """
-    saved, own = load_file(Path(folder) / HEAD_FILE), head.state_dict()
-    if shapes(saved) != shapes(own):
-        hidden = saved["0.bias"].numel() if len(saved) > 2 else None
-        raise ValueError(
-            f"The value head in {folder} has other layers than the one that `critic_value_head_hidden_dim` asks for: "
-            f"set it to {hidden}, or remove {HEAD_FILE} there."
-        )
-    head.load_state_dict(saved)
+    try:
+        head.load_state_dict(load_file(Path(folder) / HEAD_FILE))
+    except RuntimeError as error:
+        problem = "has other layers than `critic_value_head_hidden_dim` asks for"
+        raise ValueError(f"The value head in {folder} {problem}: {error}") from error
 
 
 def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:
@@ -316,14 +297,11 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
     Returns the model that each critic starts from, or `None`. Raises `ValueError` if neither one for all nor one for
     each is given.
     """
-    if models is None or isinstance(models, str) or len(models) == 1:
-        return dict.fromkeys(names, models if models is None or isinstance(models, str) else models[0])
-    if len(models) != len(names):
-        raise ValueError(
-            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or one "
-            "for all."
-        )
-    return dict(zip(names, models, strict=True))
+    given = [models] if models is None or isinstance(models, str) else list(models)
+    given = given * len(names) if len(given) == 1 else given
+    if len(given) != len(names):
+        raise ValueError(f"`critic_models` has {len(given)} models for the critics {list(names)}.")
+    return dict(zip(names, given, strict=True))
 
 
 def load_or_copy(team: AgentTeam, backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
@@ -333,9 +311,7 @@ def load_or_copy(team: AgentTeam, backbone: Backbone, source: str | None, dtype:
         return copied(agent.base_model).requires_grad_(True)
     source = source or get_config_model_id(agent.config)
     if not source:
-        raise ValueError(
-            f"The base of agent {backbone.role!r} has no name to load a critic from: set `critic_models`."
-        )
+        raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
     backbone.tokenizer = load_tokenizer(AgentSource(source), {})
     return load_backbone(source, dtype)
 

@@ -18,7 +18,7 @@ from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.tree import Node, acting
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
-from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.batch import Batch, CriticTensors
 from trl_multiagent.trainers.base.metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -107,8 +107,7 @@ class ActorCriticTrainer(RolloutTrainer):
             team.add_critics(make_critics(team, roles, settings))
         elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
-                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save "
-                "the team, and load its agents with `AgentTeam.from_pretrained`."
+                "The team has critics of an earlier trainer with other settings: save it, and load its agents."
             )
         team.train(team.training)
         if args.process_index == 0:
@@ -171,8 +170,7 @@ class ActorCriticTrainer(RolloutTrainer):
         longest = self.critics.longest_text(critic, self.team)
         if longest is not None and any(len(row.input_ids) > longest for row in rows):
             logger.warning_once(
-                f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It reads their "
-                f"last {longest} tokens. Set `critic_models` to a model that reads longer texts."
+                f"Texts are longer than the {longest} positions of the critic {critic!r}: it reads their last tokens."
             )
             for row in rows:
                 row.input_ids = row.input_ids[-longest:]
@@ -264,8 +262,7 @@ class ActorCriticTrainer(RolloutTrainer):
         if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
             logger.warning(
                 f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "
-                "variance <= 0): it is no better a baseline than the mean return. Raise `critic_learning_rate`, or use "
-                "MAGRPO with several generations."
+                "variance <= 0). Raise `critic_learning_rate`, or use MAGRPO with several generations."
             )
 
     # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
@@ -326,28 +323,17 @@ def value_errors(
 
 def notes_on_critics(args: ActorCriticConfig) -> None:
     """Warns about critic settings that have little or unexpected effect."""
-    if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
-        logger.warning(
-            "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam "
-            "divides gradients by their size. Set `critic_learning_rate` instead."
-        )
     if args.critic_type == "q" and args.completions_per_node == 1:
         logger.warning(
-            "`critic_type='q'` with one completion per prompt: the advantage is the error of the critic about the "
-            "completion itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or "
-            "`critic_type` to 'v'."
+            "`critic_type='q'` with one completion per prompt: the advantage vanishes as the critic learns. Set "
+            "`num_generations` to 2 or more in a tree, or `critic_type` to 'v'."
         )
 
 
 # Targets and advantages. A critic has stored its values on the nodes that it reads, in `node.values[critic]`, one value
 # for each joint action. The values of a critic of states, V(h), are equal at a node; the values of a critic of actions,
-# Q(h, a), differ. A critic of one agent is named after the agent's role, and reads the nodes at which the agent acts.
+# Q(h, a), differ, and their mean counts as V(h). A critic of one agent is named after the agent's role, and reads the nodes at which the agent acts.
 # Its rewards are the role's.
-
-
-def state_value(node: Node, critic: str) -> float:
-    """Returns V(h), or for a critic of actions the mean of Q(h, a) over the joint actions."""
-    return fmean(node.values[critic])
 
 
 def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: float, gae_lambda: float) -> None:
@@ -367,11 +353,9 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
         for node in nodes:
             node.targets[critic] = list(node.rewards_of(critic))
             for joint_action, child in node.children.items():
-                if critic not in child.values:
-                    future = fmean(child.targets[critic])
-                else:
-                    later = fmean(child.targets[critic])
-                    future = (1 - gae_lambda) * state_value(child, critic) + gae_lambda * later
+                future = fmean(child.targets[critic])
+                if critic in child.values:
+                    future = (1 - gae_lambda) * fmean(child.values[critic]) + gae_lambda * future
                 node.targets[critic][joint_action] += discount * future
 
 
