@@ -44,7 +44,7 @@ OVERRIDDEN = {
         _prepare_dataset _precompute_ref_logps compute_loss prediction_step log
     """,
     (JointRewardTrainer, RewardTrainer): """
-        _prepare_dataset _set_signature_columns_if_needed compute_loss log _save_checkpoint create_model_card
+        _prepare_dataset compute_loss log _save_checkpoint create_model_card
     """,
     (MAGRPOTrainer, Trainer): """
         _save _load_from_checkpoint _load_best_model _push_from_checkpoint push_to_hub init_hf_repo _get_grad_norm _get_output_dir train

@@ -325,33 +325,20 @@ def test_metrics(tmp_path):
                 assert log[f"agents/{role}/advantage_std"] == pytest.approx(errors.std(correction=0).item(), rel=1e-3)
 
 
-def test_a_critic_that_explains_nothing_is_reported_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.trainers.base.actor_critic_trainer.PATIENCE", 2)
-    with caplog.at_level(logging.WARNING):
-        trainer = critic_trainer(tmp_path, max_steps=4, critic_learning_rate=0.0, items_per_device=3)
-        for head in trainer.team.critics.heads.values():
-            head[-1].weight.data.zero_()
-        trainer.train()
-    reports = [record.message for record in caplog.records if "explained nothing" in record.message]
-    assert len(reports) == 2 and "'aux'" in reports[0] and "critic_learning_rate" in reports[0]
-    caplog.clear()
+def test_equal_targets_leave_nothing_to_explain(tmp_path):
     solved = tiny_environment(reward=lambda completions, **columns: [0.1] * len(completions))
     trainer = critic_trainer(tmp_path, max_steps=3, environment=solved, items_per_device=3)
     trainer.train()
-    assert not [record for record in caplog.records if "explained nothing" in record.message]
     assert all(log["critics/aux/explained_variance"] == 0.0 for log in trainer.state.log_history[:3])
 
 
 def test_notes(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         critic_trainer(tmp_path)
-        critic_trainer(tmp_path, form="head", value_loss_coef=2.0)
         assert not caplog.records
-        critic_trainer(tmp_path, value_loss_coef=2.0)
         critic_trainer(tmp_path, critic_type="q")
         critic_trainer(tmp_path, critic_type="q", branching="episodes", num_generations=4)
-    first, second, third = [record.message for record in caplog.records]
-    assert "`value_loss_coef` has nearly no effect" in first and "vanishes" in second and third == second
+    assert ["vanishes" in record.message for record in caplog.records] == [True, True]
 
 
 def test_learning_rates(tmp_path):

@@ -279,9 +279,6 @@ class _Collection:
             kept += selected
             rows += [self._row(record, pair) for pair in selected]
         preferences = dataset_of_rows(rows, roles, records[0]["prompts"])
-        if rows:
-            check_preferences(preferences, roles, "the collected preferences")
-
         for name in (PREFERENCES_FILE, DATASET_STATE):  # from here on, a crash leaves no dataset that looks complete
             (self.folder / name).unlink(missing_ok=True)
         for path in self.folder.glob("data-*.arrow"):

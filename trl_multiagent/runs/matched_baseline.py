@@ -8,7 +8,6 @@ the schedule of the learning rate.
 
 import functools
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
-from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
@@ -38,8 +36,6 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.metrics import COST_FILE
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
-
-logger = logging.get_logger(__name__)
 
 CONTROL_FILE = "control.json"  # in the folder of a control that is complete
 MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an answer
@@ -60,21 +56,11 @@ class StopWhenSpent(TrainerCallback):
         self.trainer, self.cost = trainer, cost
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.has_spent and state.global_step % args.num_iterations == 0:  # all steps of a batch of trees are taken
+        cost, trainer = self.cost, self.trainer
+        has_spent = trainer.env_step >= cost.env_steps and trainer.generated_tokens >= cost.generated_tokens
+        if has_spent and state.global_step % args.num_iterations == 0:  # all steps of a batch of trees are taken
             state.max_steps = state.global_step
             control.should_training_stop = True
-
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if not self.has_spent and state.is_world_process_zero:
-            logger.warning(f"The control costs less than the team: {self.spent} of {self.cost}.")
-
-    @property
-    def spent(self) -> TrainingCost:
-        return TrainingCost(self.trainer.env_step, self.trainer.generated_tokens)
-
-    @property
-    def has_spent(self) -> bool:
-        return all(map(operator.ge, self.spent, self.cost))
 
 
 def read_cost(run_folder: Path) -> TrainingCost:

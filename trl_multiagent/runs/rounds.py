@@ -15,19 +15,19 @@ import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
-from statistics import fmean, variance
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets
 from peft import LoraConfig
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from trl_multiagent.console import text_table
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.reward_models import MODEL, TASK, JointRewardModel, ModelRewardEnvironment
+from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
 from trl_multiagent.folders import PREFERENCES_FILE, read_json
 from trl_multiagent.hub import push_folder
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
@@ -75,8 +75,6 @@ RESULTS_FILE = "results.json"  # of a round, written last
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
 # Arguments of the team's trainer that the reward model's trainer shares: accelerate has one precision per process
 SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloader_pin_memory output_dir".split()
-MIN_LOGS = 20  # log entries before a warning that the team exploits the reward model
-WINDOW = 0.25  # the first and the last log entries that are compared, as a share of all
 
 
 def run_preferences(settings: Settings) -> None:
@@ -106,7 +104,7 @@ class PreferenceRun:
                 raise ConfigError(NO_FOLDER)
             extras.resume_from_checkpoint = None
         if self.in_rounds and extras.resume_from_checkpoint is not None:
-            advice = "start the run again with the same RUN_ID or `output_dir`, and it goes on"
+            advice = "the same RUN_ID or `output_dir` goes on by itself"
             raise ConfigError(f"`{algorithm}.resume_from_checkpoint` cannot be a folder: {advice}.")
         if self.in_rounds and self.preference_dataset is not None:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
@@ -299,7 +297,7 @@ class PreferenceRun:
             return preferences.select([])
         columns = [column for role in self.roles for column in text_columns(role)]
         columns += [CHOSEN_REWARD, REJECTED_REWARD, ITEM_ID, ROUND]
-        starts = [sum(map(len, rounds[:k])) for k in range(len(rounds))]
+        starts = [0, *accumulate(map(len, rounds))]
         everything = concatenate_datasets([dataset.select_columns(columns) for dataset in rounds if len(dataset) > 0])
         return everything.select([starts[k] + position for k, position in drawn])
 
@@ -311,8 +309,7 @@ class PreferenceRun:
         if self.in_rounds:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
-        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-        checkpoint = run.resume_from_checkpoint or last
+        checkpoint = run.resume_from_checkpoint or (get_last_checkpoint(folder) if folder.is_dir() else None)
         forget_engine()
         team = run.load_team(self.roles, source)
         trainer_class: Any = ALGORITHMS[self.trained_with].trainer_class()
@@ -376,10 +373,8 @@ class PreferenceRun:
         """Saves the last team with a card that shows the logs of all rounds, and pushes it if `push_to_hub` is set."""
         run, args = self.prepared, self.prepared.training_args
         history: list[dict[str, Any]] = []
-        offset = 0
-        for result in results:
+        for result, offset in zip(results, accumulate((x["steps"] for x in results), initial=0), strict=False):
             history += [{**entry, "step": entry["step"] + offset} for entry in result["log_history"]]
-            offset += result["steps"]
         with (
             temporarily_set(trainer.args, output_dir=str(run.run_folder), push_to_hub=False),
             temporarily_set(trainer.state, log_history=history),
@@ -421,8 +416,7 @@ class RewardRun(PreferenceRun):
         without_effect = set().union(*fields.values()) - used - {"num_iterations"}
         given = [f"{settings.algorithm}.{name}" for name in settings.arguments if name in without_effect]
         if given:
-            reason = "because of `rl_algorithm`"
-            settings.notes.append(f"these settings have no effect here, {reason}: {', '.join(given)}.")
+            settings.notes.append(f"these settings have no effect, because of `rl_algorithm`: {', '.join(given)}.")
         processed = {} if self.reward.process_model_reward else {"reward_scale": 1.0, "reward_shift": 0.0}
         return make_training_args(settings, classes[self.reward.rl_algorithm], **processed)
 
@@ -442,7 +436,7 @@ class RewardRun(PreferenceRun):
         self.stop_if_asked()
         self.say(f"\nTraining the team: {self.reward.rl_algorithm} with the reward of the model")
         environment = self.with_reward_of(folder, self.reward.score_task_reward)
-        return {"environment": environment, "train_dataset": self.items, "callbacks": [RewardWatch()]}
+        return {"environment": environment, "train_dataset": self.items}
 
     def with_reward_of(self, folder: Path, score_task: bool) -> Environment:
         """Returns the task with the reward of a saved model."""
@@ -479,36 +473,6 @@ class RoundLog(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:  # a resumed training has them in its log
             self.trainer.log(dict(self.facts))
-
-
-class RewardWatch(TrainerCallback):
-    """
-    Warns once if the model's reward in a [`~environments.reward_models.ModelRewardEnvironment`] rises, but the task's
-    does not.
-    """
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        names = f"turn_1/{MODEL}", f"turn_1/{TASK}"
-        logs = [log for log in state.log_history if set(names) <= log.keys()]
-        model, task = ([log[name] for log in logs] for name in names)
-        if state.is_world_process_zero and is_over_optimized(model, task):
-            logger.warning_once(
-                "The reward of the model has risen, but not that of the task: the team exploits errors of the model. "
-                "Stop here, collect more preferences with the trained team, lower `learning_rate`, or set `beta`."
-            )
-
-
-def is_over_optimized(model: list[float], task: list[float]) -> bool:
-    """
-    Returns whether the model's reward has risen by more than three standard errors, but the task's not at all. The
-    oldest come first.
-    """
-    if len(model) < MIN_LOGS:
-        return False
-    size = max(2, round(WINDOW * len(model)))
-    (first, last), (task_first, task_last) = ((rewards[:size], rewards[-size:]) for rewards in (model, task))
-    error = math.sqrt(variance(first) / len(first) + variance(last) / len(last))
-    return fmean(last) - fmean(first) > 3 * error and fmean(task_last) <= fmean(task_first)
 
 
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:

@@ -71,24 +71,22 @@ def train_with_seeds(
         config = make_parser(algorithm).parse_known_args(argv)[0].config
         name = algorithm if config is None else Path(config).stem.removesuffix("_config")
         folder = Path(settings.arguments.get("output_dir") or Path(settings.output.base_dir) / f"{name}_seeds")
-        runs = {f"seed_{seed}": folder / f"seed_{seed}" for seed in seeds}
+        runs = [folder / f"seed_{seed}" for seed in seeds]
         command = [sys.executable, *PROGRAM, "train", algorithm, *launch_flags, *without_folder(argv)]
         if settings.output.save_path:  # each team is saved in the folder of its run
             command += ["--override", "output.save_path=null"]
-        commands = {
-            name: [*command, *own_flags(seed, run)] for seed, (name, run) in zip(seeds, runs.items(), strict=True)
-        }
+        commands = {run.name: [*command, *own_flags(seed, run)] for seed, run in zip(seeds, runs, strict=True)}
         if settings.dry_run:
-            print(f"{len(runs)} runs, in {', '.join(map(str, runs.values()))}. The plan of the first one:", flush=True)
-            return subprocess.run(next(iter(commands.values()))).returncode, [*runs.values()]
+            print(f"{len(runs)} runs, in {', '.join(map(str, runs))}. The plan of the first one:", flush=True)
+            return subprocess.run(commands[runs[0].name]).returncode, runs
         shared = by_path(settings.merged, f"{algorithm}.output_dir", "output.base_dir")
         stage = Stage(folder, NAME, shared, PartialState(), advice="choose another --output_dir")
         with stage.open():
-            missing = {name: commands[name] for name in runs if not stage.has(f"{name}.json")}
+            missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
     if status:
         print(f"{prog}: a run ended {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
-    return (128 - status if status < 0 else status), [*runs.values()]
+    return (128 - status if status < 0 else status), runs
 
 
 def ending(status: int) -> str:
@@ -112,9 +110,9 @@ def own_flags(seed: int, run: Path) -> list[str]:
 def print_results(runs: Sequence[Path]) -> None:
     """Prints the last values of runs that differ in their seeds, and makes their report."""
     results = {run.name: series_of(read_run(run).logs) for run in runs}
-    print("\n".join(["", *text_table(seed_table(results)), ""]))
-    print(f"Report           {make_report([str(runs[0].parent)])}")
-    print(f"Evaluate them together: trl-multiagent evaluate {shlex.join(map(str, runs))}", flush=True)
+    report = f"Report           {make_report([str(runs[0].parent)])}"
+    together = f"Evaluate them together: trl-multiagent evaluate {shlex.join(map(str, runs))}"
+    print("", *text_table(seed_table(results)), "", report, together, sep="\n", flush=True)
 
 
 def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:

@@ -150,11 +150,11 @@ class Critics(nn.Module):
 
     def parameters_of(self, name: str, team: AgentTeam) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without those of an agent whose model it uses."""
-        backbone, parameters = self.backbones[name], list(self.heads[name].parameters())
+        backbone, parameters = self.backbones[name], [*self.heads[name].parameters()]
         if backbone.adapter is not None:
             parameters += adapter_parameters(self.model(name, team), backbone.adapter)
         elif backbone.own is not None:
-            parameters += self.models[backbone.own].parameters()
+            parameters += self.models[name].parameters()
         return parameters
 
     def values(
@@ -340,11 +340,10 @@ def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
     that a new critic predicts the mean of the targets.
     """
     size = model.config.get_text_config().hidden_size
-    layers: list[nn.Module] = [nn.Linear(size, hidden_dim), nn.Tanh()] if hidden_dim is not None else []
+    layers: list[Any] = [] if hidden_dim is None else [nn.Linear(size, hidden_dim), nn.Tanh()]
     layers.append(nn.Linear(hidden_dim or size, 1))
-    for layer in layers[::2]:
-        nn.init.normal_(cast(nn.Linear, layer).weight, std=0.02)
-        nn.init.zeros_(cast(nn.Linear, layer).bias)
-    nn.init.zeros_(cast(nn.Linear, layers[-1]).weight)
+    nn.init.normal_(layers[0].weight, std=0.02)
+    for zeros in (layers[0].bias, layers[-1].bias, layers[-1].weight):
+        nn.init.zeros_(zeros)
     # ZeRO-3 gathers parameters together, so all must have the same data type
     return nn.Sequential(*layers).to(model.dtype if is_deepspeed_zero3_enabled() else torch.float32)

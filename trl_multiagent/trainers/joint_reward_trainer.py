@@ -99,6 +99,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     args: JointRewardConfig
     data_collator: Any
+    eval_dataset: Any
 
     def __init__(
         self,
@@ -143,8 +144,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         )
         collate = self.data_collator
         self.data_collator = lambda rows: {**collate(rows), "weights": torch.ones(len(rows))}
-        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-        for dataset in filter(None, [self.train_dataset, *evaluated]):
+        for dataset in filter(None, [self.train_dataset, self.eval_dataset]):
             lengths = map(len, [*dataset["chosen_ids"], *dataset["rejected_ids"]])
             check_texts("the reward model", self.model, [int(padded(x, args.pad_to_multiple_of)) for x in lengths])
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
@@ -192,7 +192,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         return losses + (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected) ** 2
 
     def compute_loss(
-        self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], return_outputs: bool = False, **kwargs: Any
+        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """
         Computes the loss of a micro-batch, so that the mean over micro-batches and processes is the mean over all
@@ -216,14 +216,14 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         return (loss, outputs) if return_outputs else loss
 
     def _add_training_metrics(self, chosen: torch.Tensor, rejected: torch.Tensor, pairs: float) -> None:
-        means = {"mean_reward": (chosen + rejected) / 2, "accuracy": (chosen > rejected).float()}
-        means["margin"] = chosen - rejected
+        accuracy, mean, margin = (chosen > rejected).float(), (chosen + rejected) / 2, chosen - rejected
+        means = {"mean_reward": mean, "accuracy": accuracy, "margin": margin}
         self._add_means({name: (x.mean().item(), pairs) for name, x in means.items()})
         metrics, scores = self._metrics["train"], torch.cat([chosen, rejected])
         # The processes may have different numbers of pairs
         extremes = self.accelerator.gather(torch.stack([scores.min(), scores.max()])).tolist()
-        metrics["min_reward"] = [min([*metrics["min_reward"], *extremes])]
-        metrics["max_reward"] = [max([*metrics["max_reward"], *extremes])]
+        for name, extreme in (("min_reward", min), ("max_reward", max)):
+            metrics[name] = [extreme(metrics[name] + extremes)]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         training = self.model.training  # decides which metrics the next log has
@@ -286,8 +286,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _card_section(self) -> str:
         """Describes the text that the model reads, and its results on held-out pairs, as Markdown."""
         roles = self.joint_text.roles
-        prompts, answers = ({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
-        text = self.joint_text.text(prompts, answers)
+        text = self.joint_text.text(
+            *({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
+        )
         limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
         section = f"""
 ## Joint text
@@ -314,12 +315,9 @@ def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int
     least one item is on each side; a single item is not held out.
     """
 
-    def key(row: dict[str, Any]) -> str:
-        item_id = row.pop(ITEM_ID, None)
-        return json.dumps(row if item_id is None else item_id, default=str)
-
-    columns = [name for name in dataset.column_names if name in (ITEM_ID, *(text_columns(role)[0] for role in roles))]
-    keys = [key(row) for row in dataset.select_columns(columns)]
+    ids = dataset[ITEM_ID] if ITEM_ID in dataset.column_names else [None] * len(dataset)
+    prompts = dataset.select_columns([text_columns(role)[0] for role in roles])
+    keys = [json.dumps(row if x is None else x, default=str) for x, row in zip(ids, prompts, strict=True)]
     items = list(dict.fromkeys(keys))
     if len(items) < 2:
         return dataset, None

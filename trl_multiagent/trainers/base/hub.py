@@ -71,9 +71,7 @@ class TeamHubMixin(Trainer):
         series = series_of(self.state.log_history)
         rewards = reward_series(series)
         changes = [
-            (change["step"], name, values["before"], values["after"])
-            for change in self._changes
-            for name, values in change["changes"].items()
+            (x["step"], name, y["before"], y["after"]) for x in self._changes for name, y in x["changes"].items()
         ]
         training = {
             "algorithm": self._name,
