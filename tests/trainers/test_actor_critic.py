@@ -453,7 +453,7 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
         ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
         ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),
         ({"critic_value_head_hidden_dim": 0}, "`critic_value_head_hidden_dim` is 0"),
-        ({"handoff": "best", "num_turns": 2, "num_generations": 2}, "continues one joint action"),
+        ({"handoff": "best", "num_turns": 2, "num_generations": 2}, "follows one joint action"),
     ],
 )
 def test_settings_that_cannot_work(tmp_path, settings, message):

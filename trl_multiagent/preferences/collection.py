@@ -59,7 +59,6 @@ from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS,
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
 from trl_multiagent.preferences.rows import (
     CHOSEN_BY,
-    CHOSEN_REWARD,
     ITEM_ID,
     REJECTED_BY,
     ROUND,
@@ -294,7 +293,7 @@ class _Collection:
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:
             draw_rewards(records, kept, self.folder / PICTURE_FILE)
-        write_text(self.folder / CARD_FILE, preference_card(facts, roles, preferences.column_names, config))
+        write_text(self.folder / CARD_FILE, preference_card(facts, roles, config))
         write_json(self.folder / PREFERENCES_FILE, facts)
 
     def pairs_of(self, record: Record) -> list[Pair]:
@@ -401,11 +400,8 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
     if numbers["items_with_pairs"] >= FEW_ITEMS * numbers["items"] and numbers["pairs"] > 0:
         return
     logger.warning(
-        "Only %d of %d items have answers with different rewards, so there are only %d pairs. The mean reward is "
-        "%.3g, and %d of %d answers are different texts. Sample more candidates or at a higher temperature, or use "
-        "items that are neither too easy nor too hard.",
-        *(numbers[name] for name in ("items_with_pairs", "items", "pairs", "mean_reward", "candidates_distinct")),
-        numbers["candidates_scored"],
+        f"Only {numbers['items_with_pairs']} of {numbers['items']} items have answers with different rewards. Sample "
+        "more candidates or at a higher temperature, or use items that are neither too easy nor too hard."
     )
 
 
@@ -418,15 +414,13 @@ def draw_rewards(records: list[Record], kept: list[Pair], path: Path) -> None:
         right.set(title=f"Gaps of {len(kept)} pairs", xlabel="chosen minus rejected reward", ylabel="pairs")
 
 
-def preference_card(facts: dict[str, Any], roles: Sequence[str], columns: list[str], config: PreferenceConfig) -> str:
+def preference_card(facts: dict[str, Any], roles: Sequence[str], config: PreferenceConfig) -> str:
     """Writes the card of the dataset. `facts`: the contents of [`~folders.PREFERENCES_FILE`]."""
     data = DatasetCardData(
         tags=["trl-multiagent", "preference"],
         pretty_name="Joint preferences",
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": HUB_FILE}]}],
     )
-    metrics = [name for name in columns if name.startswith("chosen_") and name not in (CHOSEN_REWARD, CHOSEN_BY)]
-    components = ", ".join(f"`{name.removeprefix('chosen_')}`" for name in metrics)
     by_role = "\n".join(
         f"| {', '.join(f'`{name}`' for name in text_columns(role))} | prompt, chosen and rejected answer of `{role}` |"
         for role in roles
@@ -450,7 +444,7 @@ the greater joint reward. Made with trl_multiagent, which extends [TRL](https://
 | `item_id`, `round` | the item, and the round of the collection |
 | `chosen_reward`, `rejected_reward` | the joint rewards |
 | `chosen_by`, `rejected_by` | the policies that sampled the answers |
-| `chosen_<name>`, `rejected_<name>` | components of the rewards: {components or "none"} |
+| `chosen_<name>`, `rejected_<name>` | components of the rewards |
 
 ```python
 from trl_multiagent.preferences import load_preferences

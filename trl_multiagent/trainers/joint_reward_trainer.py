@@ -16,7 +16,6 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.console import markdown_table
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
@@ -284,13 +283,13 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
 
     def _card_section(self) -> str:
-        """Describes the text that the model reads, and its results on held-out pairs, as Markdown."""
+        """Describes the text that the model reads, as Markdown."""
         roles = self.joint_text.roles
         text = self.joint_text.text(
             *({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
         )
         limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
-        section = f"""
+        return f"""
 ## Joint text
 
 The model scores the answers of {", ".join(roles)} together. It reads a text{limit}:
@@ -301,11 +300,6 @@ The model scores the answers of {", ".join(roles)} together. It reads a text{lim
 
 This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it.
 """
-        if not self.held_out:
-            return section
-        rows = [("number", "value"), *((name, round(x, 3)) for name, x in self.held_out.items())]
-        rows += [("texts that lost a part of the problem", sum(self.num_cut.values()))]
-        return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n"
 
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
