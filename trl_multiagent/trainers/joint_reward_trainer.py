@@ -285,9 +285,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _card_section(self) -> str:
         """Describes the text that the model reads, as Markdown."""
         roles = self.joint_text.roles
-        text = self.joint_text.text(
-            *({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
-        )
+        prompts, answers = ({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
+        text = self.joint_text.text(prompts, answers)
         limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
         return f"""
 ## Joint text
