@@ -57,7 +57,7 @@ def test_text():
     ids, is_cut = text.encode(byte_tokenizer(), prompts, answers)
     assert (ids, is_cut) == (byte_tokenizer()(whole + "<eos>")["input_ids"], False)
     with pytest.raises(ValueError, match=r"must contain {text} once"):
-        JointText(("a",), prompt_template="{role}")
+        JointRewardConfig("judge", prompt_template="{role}")
 
 
 @pytest.mark.parametrize("length", [30, 60, 100, 109, 110, 139, 140, 141])

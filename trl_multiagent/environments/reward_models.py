@@ -55,9 +55,6 @@ class RewardModel:
         TooLongError: When it is called, if a text is longer than the learned positions of the model.
     """
 
-    joint_text: JointText | None = None  # of a joint reward model
-    roles: tuple[str, ...] | None = None  # the same
-
     def __init__(self, model: str | nn.Module, tokenizer: PreTrainedTokenizerBase | None = None):
         self._placed = not isinstance(model, str)
         if isinstance(model, str) and is_deepspeed_zero3_enabled():
@@ -72,14 +69,12 @@ class RewardModel:
             raise ValueError(f"The reward model {show_model(model)} cannot be loaded: {describe(error)}") from error
         self.__name__ = name.rstrip("/").split("/")[-1]
         self.model = model
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         # The reward is read at the last token that is not padding
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
         wording = self.model.config.to_dict().get(CONFIG_KEY)
-        if wording is not None:
-            self.joint_text = JointText.from_config(wording)
-            self.roles = self.joint_text.roles
+        self.joint_text = None if wording is None else JointText.from_config(wording)  # of a joint reward model
+        self.roles = self.joint_text and self.joint_text.roles
 
     @torch.inference_mode()
     def __call__(self, prompts: list, completions: list, **kwargs: Any) -> list[float]:

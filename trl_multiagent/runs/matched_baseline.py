@@ -128,8 +128,8 @@ def make_controls(evaluation: Evaluation, kind: str, task: Task | Mapping[str, s
     settings, base = evaluation.settings, evaluation.base
     if settings.is_centralized or settings.num_agents == 1:
         raise ConfigError("`evaluation.control` is for teams, but this run has one agent: leave it out.")
-    model = evaluation.config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
-    if model is None:
+    model = evaluation.config.control_model or (base[-1] if isinstance(base, list) and base else base)
+    if not isinstance(model, str):
         raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
     check_names(model, "control_model")
     return {team.name: make_control(evaluation, team, kind, model, task) for team in evaluation.teams}
@@ -164,10 +164,13 @@ def make_control(
         "push_to_hub": False,
     }
     changes |= {name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section}
-    own: dict[str, Any] = {algorithm: changes, "agents": None, "agent_model": {"name": model}}
-    own["output"] = {"save_path": None, "save_final_model": True}
-    if evaluation.arguments.task is not None:
-        own["task"] = evaluation.arguments.task
+    own: dict[str, Any] = {
+        algorithm: changes,
+        "agents": None,
+        "agent_model": {"name": model},
+        "output": {"save_path": None, "save_final_model": True},
+        **({} if evaluation.arguments.task is None else {"task": evaluation.arguments.task}),
+    }
     settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, evaluation.arguments.config)
     return Control(team.run_config, cost, folder, num_agents, settings, stage)
 

@@ -21,7 +21,7 @@ import yaml
 from accelerate import PartialState
 
 from trl_multiagent.console import text_table
-from trl_multiagent.jobs.signals import COMMAND_VARIABLE, NAMES, REQUEST, end_with_parent, leaving_signals_to_children
+from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import seed_table, series_of
 from trl_multiagent.report.run_page import read_run
@@ -75,7 +75,18 @@ def train_with_seeds(
         command = [sys.executable, *PROGRAM, "train", algorithm, *launch_flags, *without_folder(argv)]
         if settings.output.save_path:  # each team is saved in the folder of its run
             command += ["--override", "output.save_path=null"]
-        commands = {run.name: [*command, *own_flags(seed, run)] for seed, run in zip(seeds, runs, strict=True)}
+        resume = ["--resume_from_checkpoint", "true"]
+        commands = {
+            run.name: [
+                *command,
+                "--seed",
+                str(seed),
+                "--output_dir",
+                str(run),
+                *resume * any(run.glob("checkpoint-*")),
+            ]
+            for seed, run in zip(seeds, runs, strict=True)
+        }
         if settings.dry_run:
             print(f"{len(runs)} runs, in {', '.join(map(str, runs))}. The plan of the first one:", flush=True)
             return subprocess.run(commands[runs[0].name]).returncode, runs
@@ -99,12 +110,6 @@ def without_folder(argv: Sequence[str]) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--output_dir")
     return parser.parse_known_args(argv)[1]
-
-
-def own_flags(seed: int, run: Path) -> list[str]:
-    """Returns the flags of a run: its seed, its folder and, if it has a checkpoint, the flag to resume."""
-    flags = ["--seed", str(seed), "--output_dir", str(run)]
-    return [*flags, "--resume_from_checkpoint", "true"] if any(run.glob("checkpoint-*")) else flags
 
 
 def print_results(runs: Sequence[Path]) -> None:
@@ -214,6 +219,5 @@ def run_command(arguments: Sequence[str], prog: str) -> int:
     """
     if REQUEST.signal is None:
         return subprocess.run([sys.executable, *PROGRAM, *arguments]).returncode
-    command = os.environ.get(COMMAND_VARIABLE, "the same command")
-    print(f"{prog}: ended by {NAMES[REQUEST.signal]}. Go on with: {command}", file=sys.stderr)
+    print(f"{prog}: ended by {NAMES[REQUEST.signal]}. The same command goes on.", file=sys.stderr)
     return 128 + REQUEST.signal

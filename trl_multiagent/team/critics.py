@@ -174,8 +174,7 @@ class Critics(nn.Module):
         reads_only = self.settings.form == "head" and not self.settings.trains_trunk
         with torch.set_grad_enabled(torch.is_grad_enabled() and not reads_only):
             outputs = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
-        hidden = outputs.last_hidden_state[:, -1]
-        head = self.heads[name]
+        hidden, head = outputs.last_hidden_state[:, -1], self.heads[name]
         with torch.autocast(hidden.device.type, enabled=False):
             return head(hidden.to(head[-1].weight.dtype)).squeeze(-1).float()
 
@@ -265,8 +264,7 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
         model, tokenizer, agents_own = critics.model(name, team), backbone.tokenizer, team.tokenizers[backbone.role]
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
         if backbone.adapter is not None:
             backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
@@ -274,9 +272,8 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
                 parameter.requires_grad_(True)
         with seeded(settings.seed, f"critic head {name}"):
             critics.heads[name] = make_head(base_of(model), settings.head_hidden_dim)
-        source = sources[name]
-        if source is not None and (Path(source) / HEAD_FILE).is_file():  # a critic that was trained before
-            load_head(critics.heads[name], source)
+        if (Path(sources[name] or "") / HEAD_FILE).is_file():  # a critic that was trained before
+            load_head(critics.heads[name], str(sources[name]))
     return critics
 
 

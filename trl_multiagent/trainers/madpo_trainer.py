@@ -130,8 +130,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ):
-        if args is None:
-            args = self._config_class(f"{team.roles[-1]}-{self._name}")
+        args = args or self._config_class(f"{team.roles[-1]}-{self._name}")
         if environment is not None:
             check_team(team, environment, None)
         self.args, self.environment = args, environment
@@ -177,8 +176,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         return describe_run(self._name, self.team.roles, self.team, texts, self.args)
 
     def _card_facts(self) -> dict[str, Any]:
-        facts = {**super()._card_facts(), "preference pairs": len(self.train_dataset)}
-        return {**facts, "env steps": self.env_step} if self._counts_env_steps else facts
+        env_steps = {"env steps": self.env_step} if self._counts_env_steps else {}
+        return {**super()._card_facts(), "preference pairs": len(self.train_dataset), **env_steps}
 
     # Data
 
@@ -242,9 +241,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             answers = (outputs[role].log_probs.sum(dim=1).chunk(2) for role in batch)  # chosen and rejected
             columns = torch.stack([side for sides in answers for side in sides], dim=1)
             logps.append(self.accelerator.gather_for_metrics(columns).float().cpu())
-        for name, values in zip(names, torch.cat(logps).T.tolist(), strict=True):
-            dataset = dataset.add_column(name, values)
-        return dataset
+        columns = Dataset.from_dict(dict(zip(names, torch.cat(logps).T.tolist(), strict=True)))
+        return concatenate_datasets([dataset, columns], axis=1)
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         # DPOTrainer calls this when it is created. Its method caches the result next to the dataset. For a dataset in
@@ -335,7 +333,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         sft = sum(weight for name, weight in self.args.weighted_losses if name == "sft")
         for role, agent_answers in answers.items():
             logps = (agent_answers.logps.chunk(2)[0] * weights).sum()
-            sums.append(-sft * logps if role in self.team.trained_roles else torch.zeros_like(logps))
+            sums.append(-sft * logps * (role in self.team.trained_roles))
         sums = torch.stack(sums)  # over pairs, and over each agent's chosen tokens
         self._add_metrics(inputs, answers, joint)
         if self.model.training:
@@ -373,12 +371,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def _texts(self, inputs: dict[str, AgentBatch]) -> list[dict[str, str]]:
         """Returns the texts of a micro-batch for a failure report."""
-        records: list[dict[str, str]] = [{} for _ in self._weights(inputs)]
+        number = len(self._weights(inputs))
+        columns: dict[str, list[str]] = {}
         for role, tokenizer in self.team.tokenizers.items():
             texts = tokenizer.batch_decode(inputs[role]["input_ids"], skip_special_tokens=True)
-            for record, chosen, rejected in zip(records, texts, texts[len(records) :], strict=False):
-                record |= {f"{role} chosen": chosen, f"{role} rejected": rejected}
-        return records
+            columns |= {f"{role} chosen": texts[:number], f"{role} rejected": texts[number:]}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
