@@ -76,7 +76,7 @@ def test_the_plan_of_a_reward_model(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.jsonl"]
     with pytest.raises(SystemExit):
         script("reward_model", "--config", "reward_model_demo", "--dry_run")
-    assert "There is no folder outputs/demo_madpo/preferences." in capsys.readouterr().err
+    assert "There are no preferences in outputs/demo_madpo/preferences." in capsys.readouterr().err
 
 
 def test_files_of_the_peer(tmp_path, monkeypatch, capsys):

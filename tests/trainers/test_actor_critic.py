@@ -531,7 +531,7 @@ def test_changes_of_critics(tmp_path):
     byte_tokenizer().save_pretrained(tmp_path / "small")
     settings |= {"resume_changes": "allow"}  # what does not fit is refused all the same
     smaller = critic_trainer(tmp_path / "new", critic_models=str(tmp_path / "small"), **settings)
-    with pytest.raises(ValueError, match="size mismatch"):
+    with pytest.raises(RuntimeError, match="size mismatch"):
         smaller.train(resume_from_checkpoint=checkpoint)
 
 

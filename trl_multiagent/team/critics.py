@@ -272,8 +272,9 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
                 parameter.requires_grad_(True)
         with seeded(settings.seed, f"critic head {name}"):
             critics.heads[name] = make_head(base_of(model), settings.head_hidden_dim)
-        if (Path(sources[name] or "") / HEAD_FILE).is_file():  # a critic that was trained before
-            load_head(critics.heads[name], str(sources[name]))
+        source = sources[name]
+        if source and (Path(source) / HEAD_FILE).is_file():  # a critic that was trained before
+            load_head(critics.heads[name], source)
     return critics
 
 
