@@ -142,7 +142,6 @@ def test_the_three_phases(finished):
     model = AutoModelForSequenceClassification.from_pretrained(folder / "_reward_model")
     assert model.config.joint_text["roles"] == ["aux", "main"]
     assert (folder / "_reward_model" / "held_out.json").is_file()
-    assert not list(folder.glob("_reward_model/checkpoint*"))
     assert (folder / "team.json").is_file()
     logs = [log for log in log_history(folder / "checkpoint-2") if "reward" in log]
     assert all(log["reward"] == log["turn_1/rewards/model"] != log["turn_1/rewards/task"] for log in logs)
