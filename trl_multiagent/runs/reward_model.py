@@ -83,7 +83,7 @@ def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
         args = JointRewardConfig(**{"save_strategy": "epoch", "save_total_limit": 1, "report_to": "none", **values})
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
     if metric not in EVAL_METRICS:
-        raise ConfigError(f"`{section}.metric_for_best_model` is {metric!r}; choose one of {EVAL_METRICS}.")
+        raise ConfigError(f"`{section}.metric_for_best_model` is {metric!r}; choose one of {', '.join(EVAL_METRICS)}.")
     if args.eval_strategy != "no" and args.eval_fraction == 0:
         raise ConfigError(f"`{section}.eval_strategy` needs pairs that are held out: set `eval_fraction`.")
     return args
