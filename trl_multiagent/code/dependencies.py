@@ -109,6 +109,7 @@ class Module:
     Attributes:
         binders (`dict[str, list[int]]`): Maps a name to the indices of the statements that bind it.
         readers (`dict[str, list[int]]`): Maps a name to those that read it.
+        variables (`set[str]`): The names that something other than a definition or an import binds.
         examples (`set[str]`): The function `name`, and the functions and classes that use it. Calls of these are
             examples, tests, or the script's own.
     """
