@@ -1,5 +1,6 @@
 """Every command that a file of the repository shows is run, as a dry run where it would train."""
 
+import inspect
 import io
 import re
 import runpy
@@ -37,9 +38,9 @@ def shown_text(path: Path) -> str:
         return "\n".join(re.findall(r"```(?:bash|text)?\n(.*?)```", text, flags=re.DOTALL))
     if path.suffix == ".py":
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        return "\n".join(
-            token.string for token in tokens if token.type == tokenize.STRING and token.string[:3] == '"""'
-        )
+        strings = [token.string for token in tokens if token.type == tokenize.STRING and token.string[:3] == '"""']
+        lines = [line for string in strings for line in inspect.cleandoc(string.strip('"')).splitlines()]
+        return "\n".join(line for line in lines if line.startswith("    "))
     return "\n".join(re.findall(r"^# ?(.*)$", text, flags=re.MULTILINE))
 
 

@@ -66,7 +66,7 @@ def test_the_table_of_trl_arguments_is_current():
 
 def test_readme_example(run_example, tmp_path, capsys):
     (example,) = [block for block in python_blocks(ROOT / "README.md") if "FunctionEnvironment(" in block]
-    assert len(example.strip().splitlines()) <= 25
+    assert len(example.strip().splitlines()) <= 31
     run_example(example)
     assert (tmp_path / "editor" / "agents" / "writer" / "config.json").is_file()
     assert "'reward':" in capsys.readouterr().out
@@ -172,14 +172,21 @@ def test_environment_examples(tmp_path, monkeypatch):
 
 
 def test_workflow_examples(run_example, tmp_path, capsys):
-    functions, bargain, *_ = python_blocks(ROOT / "docs" / "workflows.md")
+    coroutine, functions, bargain, *_ = python_blocks(ROOT / "docs" / "workflows.md")
+    taboo, item = run_example(coroutine)["taboo"], {"word": "milk", "options": "milk, sun"}
+    first = trl_multiagent.Turn(taboo.prompts(item, []), {"describer": "White"}, trl_multiagent.Outcome(0.0))
+    assert [x.reward for x in taboo.score([item], [{"guesser": "Milk!"}], [[first]])] == [1.0]
+    assert [x.reward for x in taboo.score([item], [{"describer": "It is milk"}], [[]])] == [0.0]
     names = run_example(functions)
     drafts, texts = names["trainer"]._levels
     assert {node.roles for node in drafts} == {("writer",)} and {node.roles for node in texts} == {("editor",)}
-    good = {"writer": "x", "editor": "The moon pulls the tides"}
+    good = {"writer": "x", "editor": "The moon pulls the tides."}
     last = trl_multiagent.Turn({"writer": "?"}, {"writer": "x"}, trl_multiagent.Outcome(0.0))
     rewards = [names["environment"].score([{"words": "tides moon"}], [good], [h])[0].reward for h in ([], [last])]
     assert rewards == [0.0, 1.0]
+    texts = ["rain rain, Rain!", "Rain fell on the roof all night.", "rain roof night " * 8]
+    rewards = names["short_and_complete"]([{"editor": text} for text in texts], ["rain roof night"] * 3)
+    assert rewards == pytest.approx([1 / 3, 1.0, 0.5])
 
     settings, *_ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL)
     (tmp_path / "editor.yaml").write_text(settings)
@@ -207,7 +214,7 @@ def test_workflow_examples(run_example, tmp_path, capsys):
 
 
 def test_examples_of_seats_and_tools(run_example):
-    _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
+    _, _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
     names: dict = {}
     exec(seat, names)
     (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])

@@ -6,8 +6,8 @@ from matplotlib.image import imread
 
 import trl_multiagent
 from trl_multiagent import FunctionEnvironment
+from trl_multiagent.hub import environment_name, hub_id, team_card
 from trl_multiagent.report.curves import draw_reward_curve, reward_series, run_table, series_of
-from trl_multiagent.report.model_card import environment_name, hub_id, team_card
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer

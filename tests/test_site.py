@@ -43,7 +43,7 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site):
 def test_two_roles_that_take_turns_are_one_click_from_the_home_page(site):
     article = site[""].partition("<article")[2]
     assert '<a href="workflows/">Roles that take turns</a>' in article.partition("<h2")[0]
-    assert "order=" in re.sub(r"<[^>]+>", "", site["workflows/"].partition("<article")[2])[:3000]
+    assert "await agents." in re.sub(r"<[^>]+>", "", site["workflows/"].partition("<article")[2])[:3000]
 
 
 def test_lists_of_github_are_lists(site):

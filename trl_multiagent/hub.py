@@ -1,14 +1,19 @@
-"""Uploads folders to the Hugging Face Hub."""
+"""Model cards of teams, and uploads of folders to the Hugging Face Hub."""
 
 import contextlib
 import glob
+import os
+import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import CommitInfo, HfApi
+from huggingface_hub import CommitInfo, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError, HTTPError
 
+from trl_multiagent.console import markdown_table
 from trl_multiagent.folders import (
     ADAPTER_CONFIG,
     CARD_FILE,
@@ -19,9 +24,13 @@ from trl_multiagent.folders import (
     TEAM_FILE,
     leads_out,
 )
-from trl_multiagent.report.model_card import rename_card
 
 
+TEMPLATE = Path(__file__).with_name("team_card.md")
+TAGS = ["trl", "trl-multiagent", "multi-agent"]
+PACKAGES = {"trl_multiagent": "trl-multiagent", "TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
+PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # The files of a team other than those of its agents: its description, the card, and the files that the card shows or
 # links
 TOP_FILES = (TEAM_FILE, CARD_FILE, CURVE_FILE, RECIPE_FILE, "training_args.bin")
@@ -69,8 +78,9 @@ def push_folder(
         )
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
     rename_card(folder, repo_id, None if create_pr else revision)
+    options = {"token": token, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
     advice, files = push_command_advice(folder, repo_id, revision), team_files(folder, with_critics)
-    return upload_folder(folder, repo_id, advice, token, revision, commit_message, create_pr, files=files)
+    return upload_folder(folder, repo_id, advice, files, **options)
 
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
@@ -92,34 +102,18 @@ def as_patterns(files: Sequence[str]) -> list[str]:
 
 
 def upload_folder(
-    folder: str | Path,
-    repo_id: str,
-    advice: str,
-    token: str | None = None,
-    revision: str | None = None,
-    commit_message: str = "Upload team",
-    create_pr: bool = False,
-    repo_type: str = "model",
-    files: Sequence[str] | None = None,
+    folder: str | Path, repo_id: str, advice: str, files: Sequence[str] | None = None, **options: Any
 ) -> CommitInfo:
     """
-    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. Files that the repository already has
-    are not sent again.
+    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. `options` are those of the Hub's
+    client.
 
     Raises:
         `RuntimeError`: The upload failed or was interrupted. The message ends with `advice` on how to repeat it.
     """
     with upload_error_with_advice(repo_id, advice):
-        return HfApi().upload_folder(
-            repo_id=repo_id,
-            repo_type=repo_type,
-            folder_path=folder,
-            commit_message=commit_message,
-            allow_patterns=None if files is None else as_patterns(files),
-            token=token,
-            revision=revision,
-            create_pr=create_pr,
-        )
+        patterns = None if files is None else as_patterns(files)
+        return HfApi().upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=patterns, **options)
 
 
 def open_repo(
@@ -154,7 +148,8 @@ def access_error_with_advice(repo_id: str) -> Iterator[None]:
     except (HTTPError, HFValidationError, OSError) as error:
         raise RuntimeError(
             f"Cannot push to {repo_id!r}: {error}\nThe name has the form user/team. `hf auth login` or HF_TOKEN gives "
-            "the token, which must be allowed to write there. HF_ENDPOINT and HF_HUB_OFFLINE name another server or none."
+            "the token, which must be allowed to write there. HF_ENDPOINT and HF_HUB_OFFLINE name another server "
+            "or none."
         ) from error
 
 
@@ -174,3 +169,97 @@ def push_command_advice(folder: str | Path, repo_id: str, revision: str | None =
     """Returns the command that repeats the upload of a folder, as a sentence for an error message."""
     branch = ["--revision", revision] if revision else []
     return f"Push it again with `{shlex.join(['trl-multiagent', 'push', str(folder), repo_id, *branch])}`."
+
+
+# Model cards
+
+
+def team_card(
+    agents: Sequence[Mapping[str, Any]],
+    repo_id: str,
+    model_name: str | None = None,
+    dataset_name: str | None = None,
+    tags: Sequence[str] = (),
+    training: Mapping[str, Any] | None = None,
+    revision: str | None = None,
+) -> ModelCard:
+    """
+    Writes the card of a team.
+
+    Args:
+        agents (`Sequence[Mapping[str, Any]]`): For each agent, its `role`, its `folder`, its `base` (the Hub id of the
+            model that it started from, if any), `is_adapter` (whether it is an adapter), and the adapter's
+            `base_revision`.
+        repo_id (`str`): The repository or the folder that the team is loaded from.
+        model_name (`str`, *optional*): Name of the team; by default that of the repository.
+        dataset_name (`str`, *optional*): Hub id of the dataset that the team was trained on.
+        tags (`Sequence[str]`, *optional*): Tags in addition to those that every team has.
+        training (`Mapping[str, Any]`, *optional*): The facts about the training that the template shows. Tables are
+            lists of rows. By default, the card describes only the team.
+        revision (`str`, *optional*): The branch that the team is loaded from.
+    """
+    model_name = model_name or repo_id.split("/")[-1]
+    has_environment = training is None or training["environment"] is not None
+    several = f"A team of {len(agents)} language models"
+    several += " that solve one task together, each with its own completion" if has_environment else ""
+    return ModelCard.from_template(
+        ModelCardData(
+            base_model=list(dict.fromkeys(agent["base"] for agent in agents if agent["base"])) or None,
+            datasets=dataset_name,
+            library_name="trl-multiagent",
+            model_name=model_name,
+            pipeline_tag="text-generation",
+            tags=list(dict.fromkeys([*TAGS, *tags, *(["generated_from_trainer"] if training else [])])),
+        ),
+        template_path=str(TEMPLATE),
+        model_name=model_name,
+        description="One language model" if len(agents) == 1 else several,
+        place=place(repo_id, revision),
+        dataset_name=dataset_name,
+        has_environment=has_environment,
+        agents=agents,
+        agent=agents[-1],
+        training=training,
+        table=markdown_table,
+        versions={name: metadata.version(package) for name, package in PACKAGES.items()},
+    )
+
+
+def place(repo_id: str, revision: str | None = None) -> str:
+    """
+    Returns the arguments of `from_pretrained` for a repository or a folder, as code. A pull request counts as `main`.
+    """
+    named = revision is not None and revision != "main" and not revision.startswith("refs/")
+    return f'"{repo_id}", revision="{revision}"' if named else f'"{repo_id}"'
+
+
+def rename_card(folder: str | Path, repo_id: str, revision: str | None = None) -> None:
+    """
+    Changes the code in a card of [`team_card`], if the folder has one, to load the team from another place, see
+    [`place`].
+    """
+    path = Path(folder) / CARD_FILE
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    loading = re.search(r'AgentTeam\.from_pretrained\(("([^"\n]+)"(?:, revision="[^"\n]+")?)\)', text)
+    if loading is None:
+        return
+    name, new_name = (path_or_id.split("/")[-1] for path_or_id in (loading[2], repo_id))
+    text = text.replace(loading[1], place(repo_id, revision))
+    text = re.sub(
+        rf"^(# Model Card for |model_name: ){re.escape(name)}$", rf"\g<1>{new_name}", text, flags=re.MULTILINE
+    )
+    path.write_text(text, encoding="utf-8")
+
+
+def hub_id(name: str) -> str | None:
+    """
+    Returns the name of a model if it is a Hub id; `None` for a folder, and for the empty name of a model that was not
+    loaded.
+    """
+    return name if HUB_ID.fullmatch(name) and not os.path.exists(name) else None
+
+
+def environment_name(environment: object) -> str:
+    """Returns the `repr` of an environment, or the name of its class if the class defines no `__repr__`."""
+    cls = type(environment)
+    return cls.__qualname__ if cls.__repr__ is object.__repr__ else repr(environment)

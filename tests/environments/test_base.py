@@ -193,7 +193,14 @@ def test_an_interrupt_stays_one():
 
 
 @pytest.mark.parametrize(
-    "rewards", [[True, 2], numpy.array([1, 2], "float16"), torch.tensor([[1.0], [2.0]]), [torch.tensor(1), numpy.float32(2)]], ids=repr
+    "rewards",
+    [
+        [True, 2],
+        numpy.array([1, 2], "float16"),
+        torch.tensor([[1.0], [2.0]]),
+        [torch.tensor(1), numpy.float32(2)],
+    ],
+    ids=repr,
 )  # fmt: skip
 def test_rewards_may_be_any_list_of_numbers(rewards):
     outcomes = score(environment(reward_funcs=lambda **columns: rewards))

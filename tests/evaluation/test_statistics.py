@@ -8,7 +8,6 @@ import pytest
 
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.play import Policy
-from trl_multiagent.evaluation.report import Report, cross_play_lines, mixes, show_difference, summarize_cross_play
 from trl_multiagent.evaluation.statistics import (
     Result,
     bounded_intervals,
@@ -18,8 +17,9 @@ from trl_multiagent.evaluation.statistics import (
     pass_at_k,
     smallest_difference,
     speed_of,
+    t_quantile,
 )
-from trl_multiagent.intervals import t_quantile
+from trl_multiagent.report.evaluation import Report, cross_play_lines, mixes, show_difference, summarize_cross_play
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():

@@ -16,8 +16,8 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.runs.prepared import PreparedRun, parse_recipe
 from trl_multiagent.tasks.code_generation import environment as code_environment
+from trl_multiagent.tasks.code_generation.data import TASK
 from trl_multiagent.tasks.code_generation.feedback import MODES
-from trl_multiagent.tasks.code_generation.task import TASK
 
 from tiny import byte_tokenizer, tiny_llama
 
@@ -263,7 +263,6 @@ def test_notes_on_critics(capsys):
     assert "`critic_model` and `critics` have no effect" in captured.err and "critic_devices" in captured.err
 
     settings = ["iac.critic_lora_r=4", "iac.critic_trains_trunk=false"]
-    settings += ["iac.value_clip_range=0.2", "iac.importance_ratio=joint"]
     path = RECIPES / "configs" / "iac_he_config.yaml"
     run_script("iac", "--config", str(path), "--dry_run", "--override", *settings)
     note = capsys.readouterr().err

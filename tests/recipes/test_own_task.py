@@ -13,8 +13,8 @@ from transformers.utils import logging as transformers_logging
 from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import locked
+from trl_multiagent.hub import rename_card
 from trl_multiagent.jobs.distributed import OtherProcessError
-from trl_multiagent.report.model_card import rename_card
 from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.read import ConfigError
@@ -173,7 +173,8 @@ def test_a_library_that_is_missing_is_one_line(module, config, capsys, function)
         '    return [float(len(c["poet"])', '    import nowhere_at_all\n    return [float(len(c["poet"])'
     )
     Path(f"{module}.py").write_text(
-        f"{text}\nimport dataclasses\ndef late(settings):\n    import nowhere_at_all\nLATE = dataclasses.replace(TASK, make_environment=late)\n"
+        f"{text}\nimport dataclasses\ndef late(settings):\n    import nowhere_at_all\nLATE = "
+        "dataclasses.replace(TASK, make_environment=late)\n"
     )
     argv = ["--config", config()] if function == "short" else ["--task", f"{module}:LATE", "--model_name", "m"]
     with pytest.raises(SystemExit) as ended:
@@ -233,7 +234,7 @@ def test_forms_of_the_functions(config, module, capsys):
     environment = recipe.make_environment()
     assert recipe.num_agents == 2 and environment.reward_weights == [2]
     assert environment.prompts({"topic": "rain"}, [])["poet"][1]["content"] == "On rain."
-    assert "poet: " in plan(capsys, "--config", path)
+    assert "poet: " in plan(capsys, "--config", path, "--model_name", "org/model")
 
 
 @pytest.mark.parametrize(
@@ -482,9 +483,6 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     assert best < 4
     assert Path(f"whole/checkpoint-{best}", weights[0]).read_bytes() == Path("whole", weights[0]).read_bytes()
     assert Path("whole/checkpoint-4", weights[0]).read_bytes() != Path("whole", weights[0]).read_bytes()
-    with pytest.raises(SystemExit):  # now it is complete
-        cli.main(["run", *argv, "killed", "--resume_from_checkpoint", "killed/checkpoint-4"])
-    assert "nothing left to train" in capsys.readouterr().err
 
 
 def interrupted(*args, **kwargs):

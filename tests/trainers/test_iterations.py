@@ -126,5 +126,5 @@ def test_a_run_resumes_bit_for_bit(tmp_path):
 def test_a_router_loss_needs_the_policy_that_sampled(tmp_path):
     team = team_of("full")
     team = type(team)({"aux": team.agents["aux"], "main": tiny_experts("qwen3_moe")}, team.tokenizers)
-    with pytest.raises(ValueError, match="does not go with the router loss"):
+    with pytest.raises(ValueError, match="cannot be combined with a router loss"):
         tiny_trainer(tmp_path, team, tiny_environment(), num_iterations=2)

@@ -16,6 +16,7 @@ from trl_multiagent.environments.task_errors import TaskError, as_list, as_numbe
 
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import TrainerState
 
 
@@ -59,7 +60,7 @@ def call_of(prompt: Prompt) -> AgentCall:
 
 
 class Reply(str):
-    """An agent's answer. `full`: with its reasoning. `truncated`: whether it was cut off at the limit of its length."""
+    """An agent's answer. `full`: with its reasoning. `truncated`: whether it was cut off at its length limit."""
 
     full: str
     truncated: bool
@@ -76,10 +77,22 @@ PASSED = "passed"
 # The same for those of its tests that no feedback between turns shows
 PASSED_HIDDEN = "passed_hidden"
 
+ID_COLUMNS = ("item_id", "task_id", "id")  # columns that name an item
+
 # Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a
 # name
 RESERVED_ROLES = ("shared", "default")
 MAX_ROLE = 100  # characters; names are in prompts, too
+
+
+def item_ids(dataset: "Dataset") -> list[str]:
+    """Returns the name of each item: its `item_id`, `task_id` or `id` if these all differ, else its number."""
+    for column in ID_COLUMNS:
+        if column in dataset.column_names:
+            names = [str(value) for value in dataset[column]]
+            if len(set(names)) == len(names):
+                return names
+    return [str(k) for k in range(len(dataset))]
 
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
@@ -138,11 +151,13 @@ class Outcome:
 class Turn:
     """
     One past turn of a branch: the prompts and answers of the roles that acted, and the outcome of their joint action.
+    `altered`: whether an ablation has replaced answers, so that the prompts belong to other ones.
     """
 
     prompts: dict[str, Prompt]
     joint_action: JointAction
     outcome: Outcome
+    altered: bool = False
 
 
 History = Sequence[Turn]  # the past turns of a branch, oldest first
@@ -373,9 +388,9 @@ def scoring(context: ScoringContext) -> Iterator[None]:
 
 def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
     """
-    Calls [`~Environment.next_prompts`], by default [`~Environment.prompts`], and sorts the prompts of each item in the order of the roles. Raises
-    [`TaskError`] if the method fails, does not return a dict of valid prompts for each item, or returns no prompt for
-    an item at its first turn.
+    Calls [`~Environment.next_prompts`], by default [`~Environment.prompts`], and sorts the prompts of each item in the
+    order of the roles. Raises [`TaskError`] if the method fails, does not return a dict of valid prompts for each
+    item, or returns no prompt for an item at its first turn.
     """
     method = "prompts" if type(environment).next_prompts is Environment.next_prompts else "next_prompts"
     name = f"`{type(environment).__name__}.{method}`"

@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
-ID_COLUMNS = ("item_id", "task_id", "id")
 
 
 def read_file(path: Path) -> list[dict]:
@@ -71,9 +70,11 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
 
 
 def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) -> None:
-    """Raises a `ValueError` that names the row and the field if one of these columns has a null."""
+    """Raises `ValueError` if one of these columns, which prompts need, is missing or has a null."""
     for column in columns:
-        if column in dataset.column_names and None in dataset[column]:
+        if column not in dataset.column_names:
+            raise ValueError(f"A prompt needs the column {column!r}; {source} has {', '.join(dataset.column_names)}.")
+        if None in dataset[column]:
             row = list(dataset[column]).index(None)
             raise ValueError(f"{source}, row {row + 1}: field `{column}` is missing or null, but a prompt needs it.")
 
@@ -174,13 +175,3 @@ def kind_of(value: object) -> str:
         dict: "an object",
     }
     return names.get(type(value), type(value).__name__)
-
-
-def item_ids(dataset: datasets.Dataset) -> list[str]:
-    """Returns the name of each item: its `item_id`, `task_id` or `id` if these all differ, else its number."""
-    for column in ID_COLUMNS:
-        if column in dataset.column_names:
-            names = [str(value) for value in dataset[column]]
-            if len(set(names)) == len(names):
-                return names
-    return [str(k) for k in range(len(dataset))]

@@ -42,8 +42,9 @@ MODEL, TASK, CORRELATION = "rewards/model", "rewards/task", "rewards/correlation
 
 class RewardModel:
     """
-    A sequence classifier with one output, as a reward function. A joint reward model, see [`JointRewardTrainer`], reads
-    the prompts and the answers of all roles, in the wording of its training. Any other model reads those of one agent.
+    A sequence classifier with one output, as a reward function. A joint reward model, see [`JointRewardTrainer`],
+    reads the prompts and the answers of all roles, in the wording of its training. Any other model reads those of one
+    agent.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trl_multiagent.environments.base import Prompt, ask, check_prompt
+from trl_multiagent.environments.base import Environment, Prompt, ask, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -130,22 +130,16 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     Loads the training set and, with `dataset.eval_split`, the evaluation set, see [`Rows.load`]. Raises `ValueError`
     if a template needs a column that the rows do not have.
     """
-    rows: Rows = settings.sections["dataset"]
-    train_dataset = rows.load(rows.train_split)
+    rows, columns = settings.sections["dataset"], settings.sections["functions"].columns
+    datasets = rows.load_splits(rows.load)
     try:
-        ask(make_environment(settings), [train_dataset[0]], [[]])
+        ask(make_environment(settings), [datasets[0][0]], [[]])
     except TaskError as error:  # templates are settings, not code
         raise ValueError(str(error)) from error
-    missing = [name for name in settings.sections["functions"].columns if name not in train_dataset.column_names]
-    if missing:  # in a prompt of a later turn
-        raise ValueError(
-            f"A prompt needs the column {missing[0]!r}; {rows.name} has {', '.join(train_dataset.column_names)}."
-        )
-    eval_dataset = None if rows.eval_split is None else rows.load(rows.eval_split)
-    for dataset, split in ((train_dataset, rows.train_split or "whole"), (eval_dataset, rows.eval_split)):
+    for dataset, split in zip(datasets, (rows.train_split, rows.eval_split), strict=True):
         if dataset is not None:
-            check_columns(dataset, settings.sections["functions"].columns, f"{rows.name}, split {split}")
-    return train_dataset, eval_dataset
+            check_columns(dataset, columns, f"{rows.name}, split {split or 'whole'}")
+    return datasets
 
 
 TASK = Task(
@@ -154,3 +148,13 @@ TASK = Task(
     settings={"dataset": Rows, "functions": Functions},
     roles=lambda sections: tuple(sections["functions"].prompts),
 )
+
+
+def task_of(environment: Environment) -> Task:
+    """Makes a task of an environment, such as a workflow. Its items are those of the section `dataset`."""
+
+    def load(settings: TaskSettings) -> Datasets:
+        rows = settings.sections["dataset"]
+        return rows.load_splits(rows.load)
+
+    return Task(lambda settings: environment, load, settings={"dataset": Rows}, roles=environment.roles)

@@ -59,15 +59,13 @@ class EvaluationConfig(HistoryOptions):
     baseline_model: str | None = setting("Model of the baselines; by default the one that the team started from.")
     baseline_budget: str = setting(
         "Token limit that a baseline shares with the team: 'turn', that of all answers of a turn together, or "
-        "'answer', that of a "
-        "single answer.",
+        "'answer', that of a single answer.",
         "turn",
         choices=("turn", "answer"),
     )
     control: str | None = setting(
         "Policy that is trained at the cost of each run, and compared with the run's team: 'single_agent' answers "
-        "alone, "
-        "'centralized' is one agent that answers for all roles.",
+        "alone, 'centralized' is one agent that answers for all roles.",
         choices=("single_agent", "centralized"),
     )
     control_model: str | None = setting("Model that the control starts from; by default that of the last agent.")

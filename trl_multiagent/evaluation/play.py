@@ -13,8 +13,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from trl_multiagent.environments.base import Environment, scoring_metrics
-from trl_multiagent.environments.dataset_rows import item_ids
+from trl_multiagent.environments.base import Environment, item_ids, scoring_metrics
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.evaluation.players import PipelineSampler
 from trl_multiagent.evaluation.statistics import CALL, Records
@@ -47,7 +46,7 @@ class LoadedTeam:
 
 @dataclass
 class Policy:
-    """A team in its environment, which answers the items."""
+    """A team plus the environment that it plays."""
 
     name: str  # in tables, and of the folder of its transcripts
     kind: str  # "team", "baseline", "control", "ablation", or "pair": agents of several runs in a cross-play
@@ -64,7 +63,7 @@ class Policy:
     mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
     def num_turns(self, config: EvaluationConfig) -> int:
-        """Returns the turns of the environment in an episode, drafts included."""
+        """Returns the number of environment turns per episode, drafts included."""
         assert config.num_turns is not None
         return config.num_turns * self.rounds
 

@@ -144,6 +144,9 @@ class MessageAblation(EnvironmentWrapper):
     def resume_settings(self) -> dict[str, Any]:
         return {**super().resume_settings(), "messages": self.how}
 
+    def playing(self, num_turns: int | None, are_episodes: bool) -> AbstractContextManager[None]:
+        return super().playing(num_turns, are_episodes=False)  # a workflow is replayed from the answers that are read
+
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if not any(histories):
             return ask(self.task, items, histories)
@@ -166,7 +169,7 @@ def with_answers_of(history: History, source: History, role: str) -> History:
     for number, turn in enumerate(history):
         answers = source[number].joint_action if source else {}
         read = {name: text if name == role else answers.get(name, "") for name, text in turn.joint_action.items()}
-        turns.append(replace(turn, joint_action=read))
+        turns.append(replace(turn, joint_action=read, altered=True))
     return turns
 
 

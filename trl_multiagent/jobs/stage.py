@@ -1,4 +1,4 @@
-"""Work that can be interrupted at any time, and continues when it is started again in its folder."""
+"""A resumable job."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Stage:
         return read_json(self.folder / part)
 
     def save_result(self, part: str, value: Any) -> None:
-        """Writes a part that all processes have worked on, as JSON. All of them wait until it is written."""
+        """Writes a shared result as JSON. Collective."""
         self.state.wait_for_everyone()
         with fail_together(self.state):
             if self.state.is_main_process:
@@ -123,7 +123,7 @@ class Stage:
 
 def progress_bar(text: str, own: Sequence[range], missing: Sequence[range], disable: bool) -> tqdm:
     """
-    Makes a progress bar over the items in the parts of this process. It starts at the number of items that are not
+    Creates a progress bar over the items in the parts of this process. It starts at the number of items that are not
     `missing`.
     """
     total, left = sum(map(len, own)), sum(map(len, missing))

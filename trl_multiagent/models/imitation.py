@@ -96,7 +96,7 @@ class ImitationModel:
         """Returns a hash of everything that determines the model: settings, code, data, and library versions."""
         digest = hashlib.sha256(f"{self.steps} {self.seed} {self.variant}".encode())
         code = Path(self.demonstrate.__code__.co_filename).parent.glob("*.py")
-        for path in (Path(__file__), *sorted(code), *sorted(DATA.iterdir()), *self.sources):
+        for path in (Path(__file__), *sorted(code), *sorted(DATA.glob("*.*")), *self.sources):
             digest.update(path.read_bytes())
         for library in ("torch", "transformers", "tokenizers"):
             digest.update(f"{library}=={version(library)}".encode())

@@ -101,6 +101,11 @@ def hub_arguments(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"revision": model_init_kwargs.get("revision"), "token": model_init_kwargs.get("token")}
 
 
+def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """Returns a model without its adapters."""
+    return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model
+
+
 def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:
     """Returns the parameters of one of a model's LoRA adapters."""
     return [parameter for name, parameter in model.named_parameters() if adapter in name.split(".")]
@@ -148,7 +153,6 @@ def find_file(
         return None
     except (HFValidationError, RepositoryNotFoundError) as error:
         raise OSError(
-            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private "
-            "or gated one, ask "
-            "for access, and log in with `hf auth login` or pass `token`."
+            f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private or "
+            "gated one, ask for access, and log in with `hf auth login` or pass `token`."
         ) from error

@@ -26,11 +26,10 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from trl_multiagent.console import markdown_table
-from trl_multiagent.environments.base import Environment, check_all_act
+from trl_multiagent.environments.base import Environment, check_all_act, item_ids
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
-    item_ids,
     load_from_hub,
     make_dataset,
     read_file,
@@ -435,8 +434,9 @@ def preference_card(facts: dict[str, Any], roles: Sequence[str], config: Prefere
 
 # Joint preferences
 
-Pairs of joint answers of the agents {", ".join(f"`{role}`" for role in roles)}. Each row compares two joint answers to one item; the chosen one has
-the greater joint reward. Made with trl_multiagent, which extends [TRL](https://github.com/huggingface/trl) to teams of models.
+Pairs of joint answers of the agents {", ".join(f"`{role}`" for role in roles)}. Each row compares two joint
+answers to one item; the chosen one has the greater joint reward. Made with trl_multiagent, which extends
+[TRL](https://github.com/huggingface/trl) to teams of models.
 
 | column | contents |
 | --- | --- |
@@ -455,8 +455,9 @@ preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
 ## Results
 {shown}
 {markdown_table(numbers)}
-`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if `use_environment_step`. The actual cost is the number of candidates
-that were sampled and scored; all of them are in the folder `candidates` of a collection.
+`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if
+`use_environment_step`. The actual cost is the number of candidates that were sampled and scored; all of them are in
+the folder `candidates` of a collection.
 
 ## Settings
 
@@ -534,4 +535,10 @@ def push_preferences(
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
         advice = push_command_advice(folder, repo_id, revision)
-        return upload_folder(upload, repo_id, advice, token, revision, commit_message, create_pr, repo_type="dataset")
+        options: dict[str, Any] = {
+            "token": token,
+            "revision": revision,
+            "commit_message": commit_message,
+            "create_pr": create_pr,
+        }
+        return upload_folder(upload, repo_id, advice, repo_type="dataset", **options)

@@ -106,7 +106,8 @@ def ask_model(
     client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str, nodes: list[Node], num_candidates: int
 ) -> dict[str, list[Samples]]:
     """
-    Samples completions of a model at an endpoint, with one request per completion, all sent at the same time. For `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
+    Samples completions of a model at an endpoint, with one request per completion, all sent at the same time. For
+    `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
     """
     prompts = [prompt for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
     texts = iter(ask_endpoint(client, prompts, seed, "The comparator"))

@@ -11,7 +11,7 @@ The other columns are optional:
 | `chosen_<metric>`, `rejected_<metric>` | components of the rewards |
 | `item_id`, `round` | the item, and the round of collection |
 | `chosen_by`, `rejected_by` | the policy that sampled the answer |
-| `r_ref_chosen_logps`, `r_ref_rejected_logps` | log-probabilities of the answers of role r under its reference policy |
+| `r_ref_chosen_logps`, `r_ref_rejected_logps` | log-probabilities of role r's answers under its reference |
 """
 
 import contextlib

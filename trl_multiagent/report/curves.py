@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trl_multiagent.intervals import t_interval, welch_interval
+from trl_multiagent.evaluation.statistics import t_interval, welch_interval
 from trl_multiagent.report.pictures import COLORS, draw_curve, picture
 
 

@@ -8,12 +8,12 @@ Rollout trees as a table: one row per joint action. All code that shows or store
 | `process`, `tree` | The process, and the number of the tree, or of the group of episodes, in its batch. |
 | `episode` | In a group of episodes, the number of the episode among those of its item. |
 | `item` | The item's column `id`, `task_id` or `item_id`; without one, a hash of its columns. |
-| `node`, `parent` | The node's path in the tree, and its parent's: the root is `"/"`, the node after joint action 2 is `"/2"`. |
+| `node`, `parent` | Paths in the tree: the root is `"/"`, the node after joint action 2 is `"/2"`. |
 | `turn`, `action` | The turn, counted from 1, and the number of the joint action at its node. |
 | `prompt/<role>`, `completion/<role>` | The agent's new prompt and its completion; `None` if it does not act. |
 | `reward`, `return` | The processed reward and the return, of the team. |
 | `reward/<role>`, `return/<role>` | The reward and the return of a role, if each role has its own. |
-| `advantage/<role>` | The advantage with which the completion is trained; `None` in evaluations and for agents that are not trained. |
+| `advantage/<role>` | The completion's advantage; `None` in evaluations and for agents that are not trained. |
 | `metrics/<name>` | The metrics of the outcome, such as the parts of the reward. |
 | `extra/<name>` | The values that a reward function passed to `log_extra`. |
 """
@@ -23,8 +23,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.base import Prompt
-from trl_multiagent.environments.dataset_rows import ID_COLUMNS
+from trl_multiagent.environments.base import ID_COLUMNS, Prompt
 from trl_multiagent.rollout.tree import Node
 
 

@@ -1,7 +1,7 @@
 """
-Runs `trl-multiagent evaluate` and `cross-play`: reads the settings, finds the teams (folders of runs, of saved teams and
-of checkpoints, and ids on the Hub), plays them, and reports. What imports torch is imported after the command line is
-read, so that help is quick.
+Runs `trl-multiagent evaluate` and `cross-play`: reads the settings, finds the teams (folders of runs, of saved teams
+and of checkpoints, and ids on the Hub), plays them, and reports. What imports torch is imported after the command line
+is read, so that help is quick.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def play_and_report(
     from accelerate import Accelerator
 
     from trl_multiagent.evaluation.play import play_policy
-    from trl_multiagent.evaluation.report import Report
     from trl_multiagent.evaluation.statistics import compute_result
+    from trl_multiagent.report.evaluation import Report
 
     logging.basicConfig(format="%(message)s")
     config, prog = evaluation.config, evaluation.settings.prog

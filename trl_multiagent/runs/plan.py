@@ -85,13 +85,20 @@ def rollout_lines(
         "algorithm": f"{run.algorithm}, {baseline(args)}",
         **collaboration(run),
         "agents": f"{agents(run.model_names, roles, args.frozen_agents or ())} ({run.form_in_words})",
-        "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
+        "training": (
+            f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}"
+        ),
         "evaluation": f"{count(num_eval, 'item')} of split {dataset.eval_split}, {when}" if when else "none",
         "rollouts": rollouts(args),
-        **workflow(run, environment, joint_actions),
+        **(
+            {"not trained": ", ".join(f"{x}: {next(iter(seat), '')}" for x, seat in run.seats.items())}
+            if run.seats
+            else {}
+        ),
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
         f"{args.rows_per_item} rows{or_fewer}",
-        "optimizer step": f"{count(args.items_per_device, 'item')} x {count(args.world_size, 'process', 'processes')}, "
+        "optimizer step": f"{count(args.items_per_device, 'item')} x "
+        f"{count(args.world_size, 'process', 'processes')}, "
         f"{env_steps} env steps{or_fewer}{f', {args.num_iterations} steps on each batch' * (args.num_iterations > 1)}",
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
         "env steps": "unknown" if batches is None else f"{batches * env_steps}{or_fewer}",
@@ -121,20 +128,10 @@ def rollouts(args: RolloutConfig) -> str:
     turns = count(args.num_turns, "turn")
     if args.num_episodes is not None:
         return f"{args.num_episodes} episodes per item, {turns} each"
-    return f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions per agent and node"
-
-
-def workflow(run: PreparedRun, environment: Environment | None, joint_actions: int) -> dict[str, str]:
-    """Returns the lines of a plan about who acts when, who is not trained, and what counterfactual credit costs."""
-    lines, credit = {}, vars(run.training_args).get("credit")
-    if environment is not None and environment.order is not None:
-        numbered = enumerate(environment.order, start=1)
-        lines["order"] = "; ".join(f"turn {k}: {', '.join(roles)}" for k, roles in numbered)
-    if run.seats:
-        lines["not trained"] = ", ".join(f"{role}: {next(iter(seat), '')}" for role, seat in run.seats.items())
-    if credit is not None:
-        lines["credit"] = f"replaced by {credit}: at most {joint_actions} more rewards per item and agent"
-    return lines
+    return (
+        f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions "
+        "per agent and node"
+    )
 
 
 def collaboration(run: PreparedRun) -> dict[str, str]:

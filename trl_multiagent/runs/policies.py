@@ -20,9 +20,9 @@ from trl_multiagent.evaluation.players import (
     MixedTeam,
     answer_limit,
 )
-from trl_multiagent.evaluation.report import Mix, mixes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent
 from trl_multiagent.jobs.stage import chunks_of
+from trl_multiagent.report.evaluation import Mix, mixes
 from trl_multiagent.rollout.sampler import check_stop_strings
 from trl_multiagent.runs.evaluation import Evaluation, TeamSource
 from trl_multiagent.runs.models import make_loader
@@ -110,9 +110,8 @@ def load_items(evaluation: Evaluation) -> Dataset:
     smallest = min(map(len, chunks_of(len(items), evaluation.config.items_per_batch)))
     if evaluation.config.ablate and smallest == 1:
         raise ConfigError(
-            "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single "
-            "item: choose "
-            "another `evaluation.items_per_batch`."
+            "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single item: "
+            "choose another `evaluation.items_per_batch`."
         )
     return items
 

@@ -131,6 +131,8 @@ class PreparedRun(Settings):
         roles, args, section = environment.roles, self.training_args, self.algorithm
         with config_errors(f"section `{section}`: "):
             environment.check_turns(args.num_turns)
+            with environment.playing(args.num_turns, getattr(args, "branching", "episodes") == "episodes"):
+                pass  # a workflow that cannot be replayed says so
         if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.arguments:
             self.check_best_metric(environment)
         for name in ROLE_ARGUMENTS:
@@ -345,7 +347,7 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
     if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
         return None  # no setting can be wrong
-    is_local = all(name in loader.builders or Path(name).is_dir() for name in names)
+    is_local = all(name in run.task.models or Path(name).is_dir() for name in names)
     if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file is not None:
         return None
     try:

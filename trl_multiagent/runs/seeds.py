@@ -21,6 +21,7 @@ import yaml
 from accelerate import PartialState
 
 from trl_multiagent.console import text_table
+from trl_multiagent.folders import RECIPE_FILE
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import seed_table, series_of
@@ -116,7 +117,8 @@ def print_results(runs: Sequence[Path]) -> None:
     """Prints the last values of runs that differ in their seeds, and makes their report."""
     results = {run.name: series_of(read_run(run).logs) for run in runs}
     report = f"Report           {make_report([str(runs[0].parent)])}"
-    together = f"Evaluate them together: trl-multiagent evaluate {shlex.join(map(str, runs))}"
+    command = shlex.join(["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)])
+    together = f"Evaluate them together: trl-multiagent {command}"
     print("", *text_table(seed_table(results)), "", report, together, sep="\n", flush=True)
 
 

@@ -14,6 +14,7 @@ from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.limits import short
+from trl_multiagent.models.packaged import PACKAGED
 from trl_multiagent.settings.algorithms import (
     ACTOR_CRITICS,
     ALGORITHMS,
@@ -90,9 +91,9 @@ class Settings:
 
     @property
     def builders(self) -> dict[str, Callable[[], str]]:
-        """The functions that build the base models of the task."""
+        """The functions that build the base models of the task, and find those that a package has."""
         own = task_settings(self, Path(self.output.base_dir))
-        return {
+        return PACKAGED | {
             name: partial(model.build, own) if isinstance(model, ModelBuilder) else model
             for name, model in self.task.models.items()
         }

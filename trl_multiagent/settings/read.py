@@ -4,12 +4,12 @@ Reads, merges and checks settings. A YAML file, `--override` and flags are layer
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import difflib
 import json
 import re
 import sys
-import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +37,7 @@ from trl_multiagent.settings.schema import (
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
 RECIPES = "recipes/*/configs/*.yaml"
 ACCELERATE = "accelerate/*.yaml"
+MISSING = object()  # in place of a setting that is not given
 
 
 class ConfigError(ValueError):
@@ -143,21 +144,20 @@ def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
 
 def set_once(layer: dict[str, Any], name: str, path: str, value: Any) -> None:
     """Sets a path to the value of its alternative `name`. Raises `ConfigError` if the path has another value."""
-    found, other = pop_path(layer, path)
-    if found and other != value:
+    other = pop_path(layer, path)
+    if other not in (MISSING, value):
         raise ConfigError(f"`{name}: {value}` and `{path}: {other}` are the same setting; give only one of them.")
     set_path(layer, path, value)
 
 
-def pop_path(layer: dict[str, Any], path: str) -> tuple[bool, Any]:
-    """Removes `layer["a"]["b"]` for the path `a.b`. Returns whether it was present, and its value."""
+def pop_path(layer: dict[str, Any], path: str) -> Any:
+    """Removes `layer["a"]["b"]` for the path `a.b`, and returns its value, or `MISSING`."""
     *parents, name = path.split(".")
     for parent in parents:
-        inner = layer.get(parent)
-        if not isinstance(inner, dict):
-            return False, None
-        layer = inner
-    return name in layer, layer.pop(name, None)
+        layer = layer.get(parent, {})
+        if not isinstance(layer, dict):
+            return MISSING
+    return layer.pop(name, MISSING)
 
 
 def rename(algorithm: str, layer: dict[str, Any]) -> None:
@@ -178,24 +178,21 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             set_once(layer, f"task.{name}", f"{comlrl.TASK_MAPPING}.{name}", value)
     not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
     for old, new in named({**comlrl.RENAMED, **TRL_NAMES}, algorithm).items():
-        found, value = pop_path(layer, old)
-        if not found:
+        value = pop_path(layer, old)
+        if value is MISSING:
             continue
         if layer.get(section := old.partition(".")[0]) == {}:
             del layer[section]
-        has_both, other = pop_path(layer, new)
-        if has_both and other != value and old in not_used:
-            if value is not None:
-                set_path(layer, old, value)
-            set_path(layer, new, other)
-        elif has_both:
-            set_path(layer, new, other)
+        if old not in not_used:
             set_once(layer, old, new, value)
-        else:
-            set_path(layer, new, value)
+            continue
+        other = pop_path(layer, new)
+        set_path(layer, new, value if other is MISSING else other)
+        if other not in (MISSING, value) and value is not None:
+            set_path(layer, old, value)
     for path, spellings in comlrl.VALUES.items():
-        found, value = pop_path(layer, path)
-        if found:
+        value = pop_path(layer, path)
+        if value is not MISSING:
             set_path(layer, path, spellings.get(value, value) if isinstance(value, str) else value)
 
 
@@ -214,23 +211,23 @@ def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; other values come from the last layer that has them."""
-    layers = list(layers)
-    for number, layer in enumerate(layers):
-        for earlier in layers[:number]:
-            check_kinds(earlier, layer)
-    with naming_reference():
-        return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers)))
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        add_layer(merged, layer)
+    return merged
 
 
-def check_kinds(first: dict[str, Any], second: dict[str, Any], section: str = "") -> None:
-    """Raises `ConfigError` if a setting is a list in one of two layers, and a section in the other."""
-    for name in [name for name in first if name in second]:
-        one, other, path = first[name], second[name], f"{section}{name}"
-        if isinstance(one, dict) and isinstance(other, dict):
-            check_kinds(one, other, f"{path}.")
-        elif {type(one), type(other)} == {dict, list}:
-            value = short(one if isinstance(one, list) else other)
-            raise ConfigError(f"`{path}` is {value}, and a section with keys below it elsewhere; give one of the two.")
+def add_layer(merged: dict[str, Any], layer: dict[str, Any], section: str = "") -> None:
+    """Adds a layer in place. Raises `ConfigError` if a setting is a list in one layer, and a section in another."""
+    for name, value in layer.items():
+        before, path = merged.get(name), f"{section}{name}"
+        if isinstance(before, dict) and isinstance(value, dict):
+            add_layer(before, value, f"{path}.")
+        elif {type(before), type(value)} == {dict, list}:
+            text = short(value if isinstance(value, list) else before)
+            raise ConfigError(f"`{path}` is {text}, and a section with keys below it elsewhere; give one of the two.")
+        else:
+            merged[name] = copy.deepcopy(value)
 
 
 @contextlib.contextmanager
@@ -274,8 +271,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             if value not in (None, {}, ""):
                 raise ConfigError(
                     f"`{path}` cannot be used, because settings are saved with the run: put the key into an "
-                    "environment variable, and "
-                    f"its name into `{secrets[path]}`."
+                    f"environment variable, and its name into `{secrets[path]}`."
                 )
         elif path in no_effect:
             without_effect += [path] if value not in (None, {}, []) else []
@@ -316,9 +312,8 @@ def paths(
         elif section in comlrl.TASK_SECTIONS and section not in sections:
             used = [old for old, new in other_names.items() if new in [f"{section}.{name}" for name in body or ()]]
             raise ConfigError(
-                f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and "
-                "this run trains on "
-                f"another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
+                f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and this "
+                f"run trains on another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
             )
         elif section not in sections:
             yield section, body

@@ -18,7 +18,6 @@ from peft import (
 from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
-from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.folders import CARD_FILE
@@ -26,6 +25,7 @@ from trl_multiagent.limits import short
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
+    base_of,
     hub_arguments,
     keep_adapter_in_float32,
     load_model,
@@ -266,8 +266,3 @@ def check_adapter_names(config: LoraConfig, model: PeftModel) -> None:
     for name in () if isinstance(config.target_modules, str | None) else sorted(config.target_modules):
         if not any(other.endswith(f".{name}") for other in adapted):
             raise ValueError(f"`target_modules` has {name!r}, which would have no effect: there is none in the model.")
-
-
-def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """Returns a model without its adapters."""
-    return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model

@@ -19,18 +19,16 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
-from trl_multiagent.hub import open_repo, team_files, upload_folder
+from trl_multiagent.hub import hub_id, open_repo, team_card, team_files, upload_folder
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_packed
-from trl_multiagent.models.pretrained import adapter_parameters, copied, hub_arguments
+from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments
 from trl_multiagent.models.router_loss import forward_with_expert_sums
-from trl_multiagent.report.model_card import hub_id, team_card
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings, sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes, play_episodes, turns_of_episodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
-    base_of,
     check_adapter_config,
     load_adapter_weights,
     load_adapters,
@@ -58,9 +56,9 @@ class AgentTeam(nn.Module):
     """
     Agents that are trained together.
 
-    A team has one of four forms. *Full*: every agent has its own model. *Shared weights*: all agents are one model, and
-    differ in their prompts. *LoRA*: every agent has its own adapter on a base that is loaded once; several bases are
-    possible. *Mixed*: some agents have an adapter, and the others their own model.
+    A team has one of four forms. *Full*: every agent has its own model. *Shared weights*: all agents are one model,
+    and differ in their prompts. *LoRA*: every agent has its own adapter on a base that is loaded once; several bases
+    are possible. *Mixed*: some agents have an adapter, and the others their own model.
 
     One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP,
     DeepSpeed) and one backward pass. Attributes and methods that a trainer expects of a single model (`config`,
@@ -208,7 +206,8 @@ class AgentTeam(nn.Module):
         models: dict[str, Any] = dict(load_models(full, shares, seed, model_init_kwargs))
         if base_dtype is not None:
             model_init_kwargs["dtype"] = base_dtype
-        models |= load_adapters({role: sources[role] for role in adapted}, configs, seed, model_init_kwargs)
+        if adapted:
+            models |= load_adapters({role: sources[role] for role in adapted}, configs, seed, model_init_kwargs)
         models = {role: models[role] for role in sources}
         return cls(models, tokenizers)
 
@@ -292,11 +291,11 @@ class AgentTeam(nn.Module):
             self.save_pretrained(folder)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
-            options = (token, revision, commit_message, create_pr)
-            return upload_folder(folder, repo_id, "Call `push_to_hub` again.", *options, files=team_files(folder))
+            options = {"token": token, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
+            return upload_folder(folder, repo_id, "Call `push_to_hub` again.", team_files(folder), **options)
 
     def summary(self) -> list[dict[str, Any]]:
-        """Returns the facts about each agent that a model card shows, see [`~report.model_card.team_card`]."""
+        """Returns the facts about each agent that a model card shows, see [`~hub.team_card`]."""
         return [
             {
                 "role": role,

@@ -30,10 +30,10 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER, read_json
 from trl_multiagent.models.positions import learned_positions
-from trl_multiagent.models.pretrained import adapter_parameters, copied, seeded
+from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
-from trl_multiagent.team.adapters import base_of, load_adapter_weights, save_adapter
+from trl_multiagent.team.adapters import load_adapter_weights, save_adapter
 from trl_multiagent.team.files import AgentSource, load_tokenizer, part_of
 
 

@@ -93,9 +93,8 @@ class TeamLoader:
     def _place(self, team: AgentTeam) -> AgentTeam:
         if any(parameter.numel() == 0 for parameter in team.parameters()):
             raise LoadError(
-                "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample: "
-                "choose the "
-                "accelerate configuration single or ddp."
+                "The weights of the team are sharded over several processes (ZeRO-3), so they cannot sample: choose "
+                "the accelerate configuration single or ddp."
             )
         return team if self.quantization else team.to(PartialState().device)
 

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from trl import RewardTrainer
 
 from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.hub import hub_id
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.positions import check_texts, padded
@@ -28,7 +29,6 @@ from trl_multiagent.preferences.rows import (
     temporary_cache_files,
     text_columns,
 )
-from trl_multiagent.report.model_card import hub_id
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.common_config import check_trained_weights
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin

@@ -412,8 +412,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
                 metrics["env_step"] = [self.env_step]
             if metrics.get("logps/chosen_change", [0.0])[0] < -LARGEST_FALL:
                 logger.warning_once(
-                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token. Lower "
-                    "`learning_rate`, raise `beta`, or add the loss type 'sft'."
+                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token. "
+                    "Lower `learning_rate`, raise `beta`, or add the loss type 'sft'."
                 )
         super().log(logs, start_time)
 
@@ -471,8 +471,8 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
             num_cut += whole > limit
     if num_cut > 0:
         logger.warning(
-            f"{num_cut} pairs of answers in `{name}` are longer than the `max_length` of {limit} tokens: their ends are "
-            "not trained."
+            f"{num_cut} pairs of answers in `{name}` are longer than the `max_length` of {limit} tokens: their ends "
+            "are not trained."
         )
 
 

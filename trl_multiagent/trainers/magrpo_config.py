@@ -47,9 +47,8 @@ class MAGRPOConfig(RolloutConfig):
             raise ValueError("`num_generations` is 1; it must be at least 2: the baseline is taken over siblings.")
         if self.credit == "sibling" and self.branching == "episodes":
             raise ValueError(
-                "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: "
-                "episodes` does not "
-                "sample: use `credit: nothing`."
+                "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` "
+                "does not sample: use `credit: nothing`."
             )
         if self.turn_gradient_weights is None:
             self.turn_gradient_weights = [1.0] * self.num_turns

@@ -60,7 +60,11 @@ def planned(environment, item):
     ("answer", "expected", "refused"),
     [
         ("/setblock 0 1 0 stone", ["/setblock 0 1 0 stone"], 0),
-        ("```\n- /setblock 0 1 0 minecraft:Stone \n2) setblock 1 1 0 stone\n```", ["/setblock 0 1 0 stone", "/setblock 1 1 0 stone"], 0),
+        (
+            "```\n- /setblock 0 1 0 minecraft:Stone \n2) setblock 1 1 0 stone\n```",
+            ["/setblock 0 1 0 stone", "/setblock 1 1 0 stone"],
+            0,
+        ),
         ("/fill 2 0 0 1 1 0 oak_planks", ["/fill 1 0 0 2 1 0 oak_planks"], 0),
         ("/setblock 0 0 0 air", ["/setblock 0 0 0 air"], 0),
         ("/setblock 0 0 0 glass", [], 1),  # the partner's
@@ -347,7 +351,8 @@ def test_the_demo_is_found_by_its_name(tmp_path, monkeypatch, capsys):
 
 # The keys of CoMLRL's files for both tasks
 PEER = """
-agent_model: {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}
+agent_model:
+  {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}
 agents: null
 critics: null
 output: {base_dir: output, save_final_model: false, save_path: output/final_model, verbose: false}
@@ -355,14 +360,17 @@ wandb: {project: blocks, entity: OpenMLRL, run_name: blocks, dir: output, tags: 
 """
 PEER_TASKS = {
     "str_build": """
-dataset: {name: str_build, type: str_build, csv_path: ../dataset/data.csv, train_split: "[:8]", eval_split: "[8:]", spacing: 2, local_z: 0}
+dataset:
+  {name: str_build, type: str_build, csv_path: ../dataset/data.csv, train_split: "[:8]", eval_split: "[8:]",
+   spacing: 2, local_z: 0}
 external: {mode: position_feedback, original_prompt: true, previous_response: true}
 reward_processor: {enabled: true, scale_factor: 1.0, shift: -2.0}
 prompt: {provide_graph: false, use_chat_template: true}
 task: {block_agent1: [oak_planks, stone, air], block_agent2: [white_concrete, obsidian, air], max_commands: 300}
 """,
     "house_build": """
-dataset: {name: house_build, type: house_build, json_path: ../dataset/data.json, train_split: "[:8]", eval_split: "[8:]"}
+dataset:
+  {name: house_build, type: house_build, json_path: ../dataset/data.json, train_split: "[:8]", eval_split: "[8:]"}
 external: {mode: score_feedback, original_prompt: true, previous_response: true, lim: 20}
 reward_processor: {enabled: true, scale_factor: 1.0, shift: -1.0}
 prompt: {use_chat_template: true}
@@ -375,17 +383,21 @@ task:
   spider: {num: 3, atk_low: 1, atk_high: 3}
 """,
 }
-PEER_COMMON = "num_agents: 2, num_turns: 4, agent_learning_rate: 5e-6, max_new_tokens: 512, temperature: 0.6, top_p: 0.6, top_k: null, "
-PEER_COMMON += "discount: 0.9, early_termination_threshold: -0.1, rollout_buffer_size: 1, train_batch_size: 1, eval_interval: 10, "
-PEER_COMMON += "eval_num_samples: 2, eval_batch_size: 1, logging_steps: 20"
-PEER_CRITIC = "critic_model: {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}\n"
+PEER_COMMON = (
+    "num_agents: 2, num_turns: 4, agent_learning_rate: 5e-6, max_new_tokens: 512, temperature: 0.6, top_p: 0.6, "
+    "top_k: null, discount: 0.9, early_termination_threshold: -0.1, rollout_buffer_size: 1, train_batch_size: 1, "
+    "eval_interval: 10, eval_num_samples: 2, eval_batch_size: 1, logging_steps: 20"
+)
+PEER_CRITIC = """critic_model:
+  {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}
+"""
 PEER_ALGORITHMS = {
-    "magrpo": "critic_model: null\nmagrpo: {num_train_epochs: 20, num_generations: 2, joint_mode: aligned, advantage_normalization: true, ",
-    "iac": PEER_CRITIC
-    + "iac: {parallel_training: auto, num_train_epochs: 150, critic_learning_rate: 5e-6, value_loss_coef: 0.6, value_clip_range: 0.05, "
-    "use_separate_critic: true, ",
-    "maac": PEER_CRITIC
-    + "maac: {parallel_training: auto, critic_type: v, num_train_epochs: 150, critic_learning_rate: 5e-6, value_loss_coef: 0.6, ",
+    "magrpo": "critic_model: null\nmagrpo: {num_train_epochs: 20, num_generations: 2, joint_mode: aligned, "
+    "advantage_normalization: true, ",
+    "iac": f"{PEER_CRITIC}iac: {{parallel_training: auto, num_train_epochs: 150, critic_learning_rate: 5e-6, "
+    "value_loss_coef: 0.6, value_clip_range: 0.05, use_separate_critic: true, ",
+    "maac": f"{PEER_CRITIC}maac: {{parallel_training: auto, critic_type: v, num_train_epochs: 150, "
+    "critic_learning_rate: 5e-6, value_loss_coef: 0.6, ",
 }
 
 

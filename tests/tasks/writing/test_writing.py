@@ -148,7 +148,10 @@ KEYS = POST["key_words"]
 POOR = {
     "the source": (sentences(0, 1), sentences(1, 4)),
     "key words": (" ".join(KEYS[:12]) + ".", " ".join(KEYS[12:36]) + "."),
-    "key words in a frame": ("The " + " and the ".join(KEYS[:6]) + ".", "However the " + " and the ".join(KEYS[6:22]) + "."),
+    "key words in a frame": (
+        "The " + " and the ".join(KEYS[:6]) + ".",
+        "However the " + " and the ".join(KEYS[6:22]) + ".",
+    ),
     "half of a sentence": (GOOD["tldr"][0][:-12], GOOD["tldr"][1][:-12]),
     "the partner's text": (GOOD["tldr"][0], GOOD["tldr"][0] + " " + GOOD["tldr"][0]),
     "a constant summary": (CONSTANT["tldr"][0], GOOD["tldr"][1]),

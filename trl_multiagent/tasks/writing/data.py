@@ -9,8 +9,8 @@ import json
 import random
 from dataclasses import dataclass
 
+from trl_multiagent.environments.base import ID_COLUMNS
 from trl_multiagent.environments.dataset_rows import (
-    ID_COLUMNS,
     LOCAL_FILE,
     Dataset,
     Datasets,

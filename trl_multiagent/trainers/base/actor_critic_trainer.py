@@ -317,10 +317,10 @@ def notes_on_critics(args: ActorCriticConfig) -> None:
         )
 
 
-# Targets and advantages. A critic has stored its values on the nodes that it reads, in `node.values[critic]`, one value
-# for each joint action. The values of a critic of states, V(h), are equal at a node; the values of a critic of actions,
-# Q(h, a), differ, and their mean counts as V(h). A critic of one agent is named after the agent's role, and reads the nodes at which the agent acts.
-# Its rewards are the role's.
+# Targets and advantages. A critic has stored its values on the nodes that it reads, in `node.values[critic]`, one
+# value for each joint action. The values of a critic of states, V(h), are equal at a node; the values of a critic of
+# actions, Q(h, a), differ, and their mean counts as V(h). A critic of one agent is named after the agent's role, and
+# reads the nodes at which the agent acts. Its rewards are the role's.
 
 
 def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: float, gae_lambda: float) -> None:

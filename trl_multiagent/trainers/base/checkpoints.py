@@ -182,12 +182,10 @@ def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | Non
     """
     Removes the unprotected checkpoints of the first steps until at most `limit` checkpoints are left, if possible.
     """
-    if limit is None or limit < 1:
-        return
-    checkpoints = [Path(path).resolve() for path in sort_checkpoints(str(run_folder))]
-    kept = [Path(path).resolve() for path in protected if path is not None]
-    for checkpoint in [path for path in checkpoints if path not in kept][: max(0, len(checkpoints) - limit)]:
-        remove(checkpoint)
+    names = [Path(path).name for path in sort_checkpoints(str(run_folder)) if limit is not None and limit > 0]
+    kept = {Path(path).name for path in protected if path is not None}
+    for name in [name for name in names if name not in kept][: max(0, len(names) - (limit or 0))]:
+        remove(run_folder / name)
 
 
 def remove(checkpoint: Path) -> None:
@@ -437,7 +435,8 @@ class CheckpointMixin(Trainer):
         missing = [k for k in parts if not (unfinished / PROCESS_FILE.format(k)).is_file()]
         if self.args.should_save and missing:
             logger.warning_once(
-                f"The checkpoints in {finished.parent} lack the parts of processes {', '.join(map(str, missing))}, whose "
+                f"The checkpoints in {finished.parent} lack the parts of processes "
+                f"{', '.join(map(str, missing))}, whose "
                 "nodes have another folder of this name: no run can resume from them. Set `save_on_each_node=True`."
             )
         if self.args.should_save:

@@ -65,8 +65,7 @@ class CommonConfig(Base):
         if self.world_size > 1 and not self.accelerator_config.even_batches:
             raise ValueError(
                 "`accelerator_config` has `even_batches: false`: processes with more batches would wait for those "
-                "with fewer, or "
-                "update alone. Leave it true."
+                "with fewer, or update alone. Leave it true."
             )
         sections = self.deepspeed_plugin.deepspeed_config if self.deepspeed_plugin is not None else {}
         for name, key in LOW_MASTERS:
@@ -109,9 +108,8 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
     if args.rounds_stochastically:
         if not low:
             raise ValueError(
-                "`bf16_stochastic_round` in `optim_args` is for trained weights in bfloat16, but they are "
-                "float32: load the model with "
-                "`dtype='bfloat16'`, or remove it. LoRA adapters are always float32."
+                "`bf16_stochastic_round` in `optim_args` is for trained weights in bfloat16, but they are float32: "
+                "load the model with `dtype='bfloat16'`, or remove it. LoRA adapters are always float32."
             )
         low = {name: x for name, x in low.items() if x.dtype == torch.float16}  # torchao rounds bfloat16 alone
     has_float32_copy = args.deepspeed_plugin is not None and (args.bf16 or args.fp16)
@@ -126,8 +124,7 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
         return
     name, weight = next(iter(low.items()))
     raise ValueError(
-        f"The trained weight {name!r} is {str(weight.dtype).removeprefix('torch.')}, in which small updates are "
-        "lost: load the model with "
-        "`dtype='float32'`, and set `bf16=True` to compute in bfloat16. Where memory forbids this, keep bfloat16 with "
-        "`optim='adamw_torch_8bit'` and `optim_args='bf16_stochastic_round=True'`."
+        f"The trained weight {name!r} is {str(weight.dtype).removeprefix('torch.')}, in which small updates are lost: "
+        "load the model with `dtype='float32'`, and set `bf16=True` to compute in bfloat16. Where memory forbids "
+        "this, keep bfloat16 with `optim='adamw_torch_8bit'` and `optim_args='bf16_stochastic_round=True'`."
     )

@@ -20,12 +20,13 @@ from trl_multiagent.hub import (
     access_error_with_advice,
     as_patterns,
     check_write_access,
+    environment_name,
     push_command_advice,
+    team_card,
     team_files,
     upload_error_with_advice,
 )
 from trl_multiagent.report.curves import draw_reward_curve, reward_series, run_table, series_of
-from trl_multiagent.report.model_card import environment_name, team_card
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.team_config import temporarily_set

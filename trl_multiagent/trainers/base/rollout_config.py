@@ -259,8 +259,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         agents = f", {num_agents} agents" if exponent > 1 else ""
         raise ValueError(
             f"the rollout tree of an item is too large: `num_generations` {self.num_generations}, `num_turns` "
-            f"{self.num_turns}{agents} and `joint_mode` {self.joint_mode!r} make {' + '.join(terms)} joint actions, but "
-            f"`max_joint_actions` is {self.max_joint_actions}. Lower `num_generations` or `num_turns`, set `handoff`, or "
+            f"{self.num_turns}{agents} and `joint_mode` {self.joint_mode!r} make {' + '.join(terms)} joint "
+            "actions, but "
+            f"`max_joint_actions` is {self.max_joint_actions}. Lower `num_generations` or `num_turns`, set "
+            "`handoff`, or "
             "raise `max_joint_actions`."
         )
 
@@ -274,9 +276,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             )
         if self.importance_ratio == "joint" and self.joint_mode == "cross":
             raise ValueError(
-                "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to "
-                "several joint "
-                "actions."
+                "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several "
+                "joint actions."
             )
         if self.on_cliff == "rollback" and self.save_strategy == "no":
             raise ValueError("`on_cliff: rollback` needs checkpoints to go back to: set `save_strategy`.")
@@ -284,8 +285,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         if saves_steps and self.save_steps % self.num_iterations != 0:
             raise ValueError(
                 f"`save_steps` is {self.save_steps}; with `load_best_model_at_end` it must be a multiple of "
-                "`num_iterations`, "
-                f"{self.num_iterations}, because checkpoints are saved between batches."
+                f"`num_iterations`, {self.num_iterations}, because checkpoints are saved between batches."
             )
 
     def _check_generation_kwargs(self) -> None:
@@ -334,9 +334,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             if self.gradient_accumulation_steps > 1 and self.rows_per_device % self.rows_per_item != 0:
                 raise ValueError(
                     f"`per_device_train_batch_size * gradient_accumulation_steps` is {self.rows_per_device} rows, "
-                    "which "
-                    f"is not a whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` "
-                    "instead."
+                    f"which is not a whole number of rollout trees of {self.rows_per_item} rows. Set "
+                    "`items_per_device` instead."
                 )
             self.items_per_device = max(1, self.rows_per_device // self.rows_per_item)
         if self.per_device_eval_batch_size is None:

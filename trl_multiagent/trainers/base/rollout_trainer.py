@@ -86,9 +86,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._router_loss_coefs = router_loss_coefs(team, args)
         if self._router_loss_coefs and args.num_iterations > 1:
             raise ValueError(
-                "`num_iterations` above 1 does not go with the router loss of a mixture of experts, whose load is "
-                "that of "
-                "the policy that sampled the batch. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
+                "`num_iterations` above 1 cannot be combined with a router loss, whose expert load is computed once, "
+                "under the sampling policy. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
         self._expert_loads = {}
         reference = self._make_reference() if self._needs_reference(args) else None
@@ -312,7 +311,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Scores further joint actions that the advantages need, such as counterfactual ones."""
 
     def _judge(self, levels: list[list[Node]]) -> None:
-        """Prepares advantages that need a model or other processes, as those of critics do."""
+        """Hook for advantages that need a critic or communication between ranks."""
 
     def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         """
@@ -344,7 +343,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             rows_of_parts = split_rows(own_rows[role], number, size)
             parts = [self._tensors(part, role) for part in rows_of_parts]
             for batch, tensors in zip(batches, parts, strict=True):
-                # The loss is a mean over the rows, or tokens, of all processes, but gradients are averaged over processes
+                # The loss is a mean over the rows, or tokens, of all processes, but gradients are averaged over
+                # processes
                 tensors.num_rows = max(1, num_rows) / accelerator.num_processes
                 tensors.num_tokens = max(1, num_tokens) / accelerator.num_processes
                 batch.agents[role] = tensors
@@ -549,6 +549,8 @@ def check_inputs(
     """
     check_team(team, environment, args.num_agents)
     environment.check_turns(args.num_turns)
+    with environment.playing(args.num_turns, args.branching == "episodes"):
+        pass  # a workflow that cannot be replayed says so
     check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
     if args.use_vllm:

@@ -56,8 +56,7 @@ class TeamConfig(CommonConfig):
         if self.world_size > 1 and self.accelerator_config.split_batches:
             raise ValueError(
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one "
-                "process. "
-                "Leave it false."
+                "process. Leave it false."
             )
         self._check_devices()
 

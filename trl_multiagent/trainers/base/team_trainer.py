@@ -25,10 +25,10 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
+from trl_multiagent.hub import environment_name
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
-from trl_multiagent.report.model_card import environment_name
 from trl_multiagent.rollout.tree import Node, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
@@ -532,10 +532,7 @@ def forget_engine() -> None:
 
 @contextlib.contextmanager
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """
-    Makes models load whole within the block, even if the trainer shards them (ZeRO-3), because a collection samples on
-    each process alone.
-    """
+    """Loads full (unsharded) models inside the block, even under ZeRO-3: a collection samples on each rank alone."""
     plugin = args.deepspeed_plugin
     if plugin is not None:  # while it is registered, transformers shards the models that it loads
         unset_hf_deepspeed_config()

@@ -32,9 +32,8 @@ CROSS_PLAY_NOTE = (
     "few runs do not show how others differ."
 )
 NOTHING_NOTE = (
-    "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the "
-    "loss is the whole pass rate by "
-    "construction: it shows that the part is needed, not that the agent does it well."
+    "Replaced by nothing, an agent answers with an empty text. Where no answer is right without its part, the loss "
+    "is the whole pass rate by construction: it shows that the part is needed, not that the agent does it well."
 )
 RANGE_NOTE = (
     " Numbers without a known range (`metric_ranges`), such as {}, have Student's t interval, which is "
@@ -143,9 +142,8 @@ class Report:
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
             f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: "
-            f"{self.config.confidence:.0%} confidence "
-            f"interval over items{over} A number has no brackets if its values have no spread and no known "
-            f"bounds.{self.range_note}"
+            f"{self.config.confidence:.0%} confidence interval over items{over} A number has no brackets if its "
+            f"values have no spread and no known bounds.{self.range_note}"
         ]
         lines += ["", *self._main_table(), "", *self._speed()]
         headings = {

