@@ -1,10 +1,10 @@
 """
 For whom a critic is worth it: MAGRPO, MAREINFORCE, IAC and MAAC at the same number of env steps.
 
-    python benchmarks/actor_critic.py                                             # the two-turn task: about 15 minutes of one core
-    python benchmarks/actor_critic.py --part demo --methods iac --seeds 42        # one run of the demo: about 3 minutes
-    python benchmarks/actor_critic.py --tune                                      # the choice of the learning rates below
-    python benchmarks/actor_critic.py --smoke                                     # seconds: whether it runs; its numbers mean nothing
+    python benchmarks/actor_critic.py  # the two-turn task: about 15 minutes of one core
+    python benchmarks/actor_critic.py --part demo --methods iac --seeds 42  # one run of the demo: about 3 minutes
+    python benchmarks/actor_critic.py --tune  # the choice of the learning rates below
+    python benchmarks/actor_critic.py --smoke  # seconds: whether it runs; its numbers mean nothing
 
 Each run is a file in `--runs`, and a run whose file is there is not repeated: the command can be interrupted, and
 continued with other methods or seeds. The table is made of all files that fit.

@@ -2,10 +2,10 @@
 What a team of the demo is worth: beside a trained control, in cross-play, with agents replaced, and with a second
 turn.
 
-    python benchmarks/evaluation.py             # three seeds: about an hour on two cores
-    python benchmarks/evaluation.py --seeds 1   # one seed, without cross-play
-    python benchmarks/evaluation.py --smoke     # seconds: whether it runs; its numbers mean nothing
-    python benchmarks/evaluation.py --speed     # two minutes: CPU time by the items of a batch, of the demo's base model
+    python benchmarks/evaluation.py  # three seeds: about an hour on two cores
+    python benchmarks/evaluation.py --seeds 1  # one seed, without cross-play
+    python benchmarks/evaluation.py --smoke  # seconds: whether it runs; its numbers mean nothing
+    python benchmarks/evaluation.py --speed  # two minutes: CPU time by the items of a batch, of the demo's base model
 
 Four kinds of runs, each with every seed:
 - `team`: the demo, `magrpo_demo.yaml`.

@@ -1,9 +1,9 @@
 """
 What a team learns in each task family, beside one agent that is trained alone: the families' embedded demos.
 
-    python benchmarks/families.py                                             # MAGRPO and its control, three seeds
+    python benchmarks/families.py  # MAGRPO and its control, three seeds
     python benchmarks/families.py --families bug_fixing --algorithms iac maac
-    python benchmarks/families.py --smoke                                     # seconds: whether it runs; its numbers mean nothing
+    python benchmarks/families.py --smoke  # seconds: whether it runs; its numbers mean nothing
 
 A run is a recipe with `<algorithm>_<family>_demo.yaml`. `grpo` is the control: one agent, the same number of scored
 answers. Before and after the training, the held-out items are answered once. What is compared is a metric that team

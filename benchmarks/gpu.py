@@ -7,8 +7,8 @@ waits.
     python benchmarks/gpu.py --device cpu --smoke   # seconds: whether it runs; its numbers mean nothing
 
 Two agents with random weights of Qwen2.5-Coder's shapes, 8 items, G = 4, prompts of 300 tokens, completions of 256,
-activations checkpointed. Nothing is downloaded. `team_run.py` says what is measured and how. A run that fails, for example for lack of memory,
-is a line of the table, and a part that has used its time leaves its last runs out.
+activations checkpointed. Nothing is downloaded. `team_run.py` says what is measured and how. A run that fails, for
+example for lack of memory, is a line of the table, and a part that has used its time leaves its last runs out.
 
 Parts: `tests`, and for each size `<size>-full` and `<size>-lora`, with one turn and with two (a tree), and
 

@@ -1,9 +1,9 @@
 """
 Whether a team uses its messages, on items whose best reward without a message is known exactly.
 
-    python benchmarks/needed.py                                    # rule and walk, five seeds each: about ten minutes of one core
-    python benchmarks/needed.py --runs rule_shared rule_isolated   # the controls: one agent with all facts, and with the decider's alone
-    python benchmarks/needed.py --smoke                            # seconds: whether it runs; its numbers mean nothing
+    python benchmarks/needed.py  # rule and walk, five seeds each: about ten minutes of one core
+    python benchmarks/needed.py --runs rule_shared rule_isolated  # one agent with all facts, or the decider's
+    python benchmarks/needed.py --smoke  # seconds: whether it runs; its numbers mean nothing
 
 A run is a recipe with `needed_rule.yaml` or `needed_walk.yaml`. The seed is that of the items, of the base model and
 of the training. The team, and the team with its messages cut and shuffled, then answer the 512 test items once each,
@@ -65,7 +65,8 @@ def main() -> None:
         facts = {name: [measure(name, seed, folder, options.smoke) for seed in options.seeds] for name in options.runs}
     options.output.write_text(json.dumps({"machine": machine(), "runs": facts}, indent=2) + "\n")
     print(
-        f"\n{'run':18}{'seed':>5}{'bound':>8}{'messages':>10}{'cut':>8}{'shuffled':>10}{'base, cpu s':>13}{'training':>10}"
+        f"\n{'run':18}{'seed':>5}{'bound':>8}{'messages':>10}{'cut':>8}{'shuffled':>10}"
+        f"{'base, cpu s':>13}{'training':>10}"
     )
     for name, of_seeds in facts.items():
         for one in of_seeds:

@@ -1,7 +1,7 @@
 """
-Runs one optimizer step and one evaluation of the task that `trl-multiagent init` writes under a profiler, and prints the
-files of the package that they enter, in order, with the number of calls of their functions. What a file runs when it is
-imported does not count.
+Runs one optimizer step and one evaluation of the task that `trl-multiagent init` writes under a profiler, and prints
+the files of the package that they enter, in order, with the number of calls of their functions. What a file runs when
+it is imported does not count.
 
     python scripts/ways.py
 """

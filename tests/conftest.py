@@ -33,18 +33,19 @@ for name in ("RUN_ID", "JOB_ID"):  # which name the folders of runs
 # The files that take longest, in this order. When workers share the tests, these start first, so that all workers end
 # together
 SLOW = """
-test_distributed_forms test_benchmarks test_checkpoints test_code_generation test_demo_run test_hub test_together test_actor_critic
-test_vllm_generation test_hostile test_wrong_settings test_limits test_earned_attacks test_stopping test_failures test_marlhf
-test_preference_processes test_wheel test_evaluate test_code_reward test_own_task test_endpoints test_two_processes test_control
-test_commands test_preference_run test_docs test_magrpo_update test_madpo_update test_team_forms test_collection test_site
-test_madpo_trainer test_recipe test_precision test_experiments test_joint_reward_trainer test_own_family test_iterations test_rewards
-test_bad_endings test_router_loss test_two_hosts test_dropout test_cli test_verdicts test_answers test_client test_positions
+test_distributed_forms test_benchmarks test_checkpoints test_code_generation test_demo_run test_hub test_together
+test_actor_critic test_vllm_generation test_hostile test_wrong_settings test_limits test_earned_attacks test_stopping
+test_failures test_marlhf test_preference_processes test_wheel test_evaluate test_code_reward test_own_task
+test_endpoints test_two_processes test_control test_commands test_preference_run test_docs test_magrpo_update
+test_madpo_update test_team_forms test_collection test_site test_madpo_trainer test_recipe test_precision
+test_experiments test_joint_reward_trainer test_own_family test_iterations test_rewards test_bad_endings
+test_router_loss test_two_hosts test_dropout test_cli test_verdicts test_answers test_client test_positions
 test_quantized_base test_report test_earned_reward
 """.split()
 # The longest of the others, which `make check` runs too
 NEXT = """
-test_magrpo_trainer test_team test_workflows test_class_completion test_writing test_needed test_generation test_bug_fixing test_trace
-test_code_data test_seats test_code_extraction test_comparators test_package test_bug_demo
+test_magrpo_trainer test_team test_workflows test_class_completion test_writing test_needed test_generation
+test_bug_fixing test_trace test_code_data test_seats test_code_extraction test_comparators test_package test_bug_demo
 """.split()
 
 

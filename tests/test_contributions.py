@@ -3,18 +3,31 @@
 import itertools
 import random
 from statistics import fmean, pvariance
+from types import SimpleNamespace
 
 import pytest
 
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.trainers.base.metrics import contributions
+from trl_multiagent.trainers.base import metrics
 
 
 def cross_node(reward, num_agents=2, num_generations=2):
-    node = Node({}, (), {})
+    node = Node({}, (), {}, samples=dict.fromkeys("abc"[:num_agents]))
     node.indices = list(itertools.product(range(num_generations), repeat=num_agents))
     node.rewards = [float(reward(*index)) for index in node.indices]
     return node
+
+
+def contributions(node):
+    found = metrics.contributions(node)
+    if not found:
+        return None
+    main, total = (
+        [found[f"agents/{x}/{name}"] for x in node.samples] for name in ("contribution", "total_contribution")
+    )
+    return SimpleNamespace(
+        variance=found["team/reward_variance"], main=main, total=total, interaction=found["team/interaction"]
+    )
 
 
 def test_an_agent_whose_answers_do_not_matter():

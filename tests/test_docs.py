@@ -66,7 +66,7 @@ def test_the_table_of_trl_arguments_is_current():
 
 def test_readme_example(run_example, tmp_path, capsys):
     (example,) = [block for block in python_blocks(ROOT / "README.md") if "FunctionEnvironment(" in block]
-    assert len(example.strip().splitlines()) <= 25
+    assert len(example.strip().splitlines()) <= 31
     run_example(example)
     assert (tmp_path / "editor" / "agents" / "writer" / "config.json").is_file()
     assert "'reward':" in capsys.readouterr().out
@@ -180,10 +180,13 @@ def test_workflow_examples(run_example, tmp_path, capsys):
     names = run_example(functions)
     drafts, texts = names["trainer"]._levels
     assert {node.roles for node in drafts} == {("writer",)} and {node.roles for node in texts} == {("editor",)}
-    good = {"writer": "x", "editor": "The moon pulls the tides"}
+    good = {"writer": "x", "editor": "The moon pulls the tides."}
     last = trl_multiagent.Turn({"writer": "?"}, {"writer": "x"}, trl_multiagent.Outcome(0.0))
     rewards = [names["environment"].score([{"words": "tides moon"}], [good], [h])[0].reward for h in ([], [last])]
     assert rewards == [0.0, 1.0]
+    texts = ["rain rain, Rain!", "Rain fell on the roof all night.", "rain roof night " * 8]
+    rewards = names["short_and_complete"]([{"editor": text} for text in texts], ["rain roof night"] * 3)
+    assert rewards == pytest.approx([1 / 3, 1.0, 0.5])
 
     settings, *_ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL)
     (tmp_path / "editor.yaml").write_text(settings)

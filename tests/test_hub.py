@@ -539,7 +539,8 @@ def test_runs_that_learn_from_preferences_push_their_team_alone(server, client, 
 from preference_runs import run
 for algorithm in ("madpo_iter", "marlhf", "marlhf_iter"):
     push = ["--push_to_hub", "--hub_model_id", f"user/{algorithm}"]
-    run(f"{folder}/{algorithm}", model, "4", algorithm, *push, *([] if algorithm == "marlhf" else ["--num_iterations", "1"]))
+    rounds = [] if algorithm == "marlhf" else ["--num_iterations", "1"]
+    run(f"{folder}/{algorithm}", model, "4", algorithm, *push, *rounds)
 """
     client(code, folder=str(tmp_path), model=tiny_model)
     for algorithm in ("madpo_iter", "marlhf", "marlhf_iter"):

@@ -25,7 +25,7 @@ from trl_multiagent.settings.comlrl import RENAMED
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import merge, parse_value
 from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, keys_of
-from trl_multiagent.tasks.code_generation.task import TASK
+from trl_multiagent.tasks.code_generation.data import TASK
 from trl_multiagent.team.load import LoadError
 
 

@@ -10,7 +10,15 @@ import pandas as pd
 import pytest
 
 from trl_multiagent import cli
-from trl_multiagent.report.curves import curves, mean_and_band, seed_table, series_of, thinned, welch_interval
+from trl_multiagent.report.curves import (
+    curves,
+    group_table,
+    mean_and_band,
+    seed_table,
+    series_of,
+    thinned,
+    welch_interval,
+)
 from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import masked, read_run, without_secrets
 from trl_multiagent.report.trees import MAX_TEXT, tree_page, trees_of
@@ -278,3 +286,10 @@ def test_pages_are_bounded():
     assert max(map(len, page["texts"])) < MAX_TEXT + 50 and page["texts"][1].endswith("10003 more characters")
     last = dict(zip(page["columns"], page["trees"][-1][0], strict=True))
     assert last["tree"] == 299 and last["advantage/a"] is None and page["texts"][last["prompt/a"]] == "p"
+
+
+def test_the_table_of_groups_says_what_its_spread_is():
+    runs = [series_of([{"step": 1, "reward": value}]) for value in (1.0, 3.0)]
+    head, row = group_table({"one": runs, "other": runs[:1]})
+    assert head[:2] == ["last value ± standard deviation of the runs", "one"]
+    assert row[:3] == ["reward", "2.000 ± 1.414 (n = 2)", "1.000 (n = 1)"]

@@ -15,7 +15,7 @@ import transformers
 import trl
 from accelerate.state import AcceleratorState
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import GenerationConfig, GenerationMixin, Trainer
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, Trainer
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.integrations.integration_utils import rewrite_logs
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -31,31 +31,33 @@ from trl.trainer.utils import RepeatSampler, add_fused_lm_head, create_model_fro
 from trl_multiagent import JointRewardTrainer, MADPOTrainer, MAGRPOTrainer
 from trl_multiagent.trainers.base.rollout_config import RESERVED
 from trl_multiagent.trainers.base.vllm import AdapterGeneration
-from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
+from trl_multiagent.trainers.madpo_config import LOSS_TYPES
 
 
 # The methods that are overridden, by the class that overrides them and the one that has them
 OVERRIDDEN = {
     (MAGRPOTrainer, GRPOTrainer): """
-        _generate_and_score_completions _prepare_inputs compute_loss training_step prediction_step log _get_train_sampler
-        get_train_dataloader _save_checkpoint create_model_card _load_optimizer_and_scheduler
+        _generate_and_score_completions _prepare_inputs compute_loss training_step prediction_step log
+        _get_train_sampler get_train_dataloader _save_checkpoint create_model_card _load_optimizer_and_scheduler
     """,
     (MADPOTrainer, DPOTrainer): """
         _prepare_dataset _precompute_ref_logps compute_loss prediction_step log
     """,
     (JointRewardTrainer, RewardTrainer): """
-        _prepare_dataset _set_signature_columns_if_needed compute_loss log _save_checkpoint create_model_card
+        _prepare_dataset compute_loss log _save_checkpoint create_model_card
     """,
     (MAGRPOTrainer, Trainer): """
-        _save _load_from_checkpoint _load_best_model _push_from_checkpoint push_to_hub init_hf_repo _get_grad_norm _get_output_dir train
-        _save_optimizer_and_scheduler _save_rng_state _evaluate evaluate predict evaluation_loop create_accelerator_and_postprocess
-        _prepare_for_training _init_training_state _maybe_log_save_evaluate _finalize_training create_optimizer
+        _save _load_from_checkpoint _load_best_model _push_from_checkpoint push_to_hub init_hf_repo _get_grad_norm
+        _get_output_dir train _save_optimizer_and_scheduler _save_rng_state _evaluate evaluate predict evaluation_loop
+        create_accelerator_and_postprocess _prepare_for_training _init_training_state _maybe_log_save_evaluate
+        _finalize_training create_optimizer save_model
     """,
     (MADPOTrainer, Trainer): "get_batch_samples",
     (AdapterGeneration, VLLMGeneration): "_init_vllm sync_weights",
 }
 # The parameters of the methods and functions that are called or replaced
 CALLED = {
+    PreTrainedModel.should_save_on_this_rank: "self is_main_process",
     GenerationMixin._sample: (
         "self input_ids logits_processor stopping_criteria generation_config synced_gpus streamer model_kwargs"
     ),
@@ -66,7 +68,8 @@ CALLED = {
     VLLMClient: "base_url host server_port group_port connection_timeout",
     VLLMClient.check_server: "self total_timeout retry_interval",
     VLLMClient.generate: """
-        self prompts features n repetition_penalty temperature top_p top_k min_p max_tokens logprobs structured_outputs_regex generation_kwargs
+        self prompts features n repetition_penalty temperature top_p top_k min_p max_tokens logprobs
+        structured_outputs_regex generation_kwargs
     """,
     VLLMClient.get_server_info: "self",
     VLLMGeneration.generate: "self prompts images num_generations profiler",
@@ -93,15 +96,16 @@ NAMES = {
     GenerationMixin: "_supports_default_dynamic_cache",
     GradientCheckpointingLayer: "_gradient_checkpointing_func",
     GRPOTrainer: """
-        _buffered_inputs _metrics _name _paper _step _tag_names chat_template_kwargs generation_kwargs log_completions log_unique_prompts
-        num_completions_to_print num_generations_eval ref_model shuffle_dataset temperature
+        _buffered_inputs _metrics _name _paper _step _tag_names chat_template_kwargs generation_kwargs log_completions
+        log_unique_prompts num_completions_to_print num_generations_eval ref_model shuffle_dataset temperature
     """,
     RewardTrainer: "_signature_columns",
     TensorBoardCallback: "_SummaryWriter rewrite_logs tb_writer",
     TrackioCallback: "rewrite_logs",
     WandbCallback: "rewrite_logs",
     Trainer: """
-        _globalstep_last_logged _initial_global_step _total_loss_scalar _tr_loss hub_model_id processing_class push_in_progress
+        _globalstep_last_logged _initial_global_step _total_loss_scalar _tr_loss hub_model_id processing_class
+        push_in_progress
     """,
     torch.optim.lr_scheduler.LRScheduler: "_last_lr",
     VLLMGeneration: "_dist _iter_named_params _llm_weights_sleeping llm tp_group vllm_client",
@@ -137,7 +141,7 @@ def test_attributes_are_where_they_were(owner):
 def test_the_losses_of_dpo_are_known():
     """A new one is a function of joint log-ratios, or has to be refused."""
     source = inspect.getsource(DPOTrainer._compute_loss)
-    known = {*LOSS_TYPES, *REFUSED_LOSS_TYPES}
+    known = {*LOSS_TYPES, "aot", "aot_unpaired"}
     assert set(re.findall(r'loss_type == "(\w+)"', source)) == known, ADVICE
 
 

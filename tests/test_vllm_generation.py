@@ -503,6 +503,13 @@ def test_the_weights_of_a_frozen_agent_are_sent_once(tmp_path, models):
     assert len(aux.calls) == len(main.calls) == 4
 
 
+def test_an_adapter_and_a_full_model_have_an_engine_each(tmp_path, models):
+    adapters = {"aux": LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)}
+    team = AgentTeam.from_pretrained(list(models.values()), list(models), adapters, dtype=torch.float32)
+    trainer = train(tmp_path, team, beta=0.1)
+    assert len(LLM.instances) == 2 and trainer.state.log_history[1]["agents/aux/kl"] > 0
+
+
 # An engine with other weights than the trainer
 
 

@@ -42,9 +42,8 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
         files = {path.name for path in CONFIGS.glob(pattern)}
         assert files and {path.name for path in (installed / "configs").glob(pattern)} == files
     assert (installed / "py.typed").is_file()
-    assert {path.parent.name for path in (installed / "configs").rglob("*.py")} == {
-        "workflows"
-    }  # which configurations name
+    tasks = {path.parent.name for path in (installed / "configs").rglob("*.py")}
+    assert tasks == {"workflows", "real"}  # which configurations name
     targets = re.findall(r"\]\(([^)\s]+)", metadata)
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
     assert "Project-URL: Repository, https://" in metadata

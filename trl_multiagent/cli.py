@@ -48,7 +48,9 @@ COMMANDS = {
     "env": "Print the versions that a bug report needs.",
     "push": "Upload a saved team, collected preferences, or the folder of a run without its checkpoints, to the Hub.",
     "init": "Write a small task of your own to start from, which trains as it is, without downloads.",
-    "report": "Make the page of a run or an evaluation, or compare runs. Runs that differ in their seeds form a group.",
+    "report": (
+        "Make the page of a run or an evaluation, or compare runs. Runs that differ in their seeds form a group."
+    ),
     "reproduce": "Train a team for several seeds and its control, evaluate them, and show the published numbers.",
     "plan": "Print the plan of a training: steps, calls, and the memory of each GPU. Takes the arguments of `train`.",
     "train": "Train a team through `accelerate launch`. All other arguments go to the recipe: "

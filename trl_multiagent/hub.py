@@ -105,7 +105,8 @@ def upload_folder(
     folder: str | Path, repo_id: str, advice: str, files: Sequence[str] | None = None, **options: Any
 ) -> CommitInfo:
     """
-    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. `options` are those of the Hub's client.
+    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. `options` are those of the Hub's
+    client.
 
     Raises:
         `RuntimeError`: The upload failed or was interrupted. The message ends with `advice` on how to repeat it.
@@ -147,7 +148,8 @@ def access_error_with_advice(repo_id: str) -> Iterator[None]:
     except (HTTPError, HFValidationError, OSError) as error:
         raise RuntimeError(
             f"Cannot push to {repo_id!r}: {error}\nThe name has the form user/team. `hf auth login` or HF_TOKEN gives "
-            "the token, which must be allowed to write there. HF_ENDPOINT and HF_HUB_OFFLINE name another server or none."
+            "the token, which must be allowed to write there. HF_ENDPOINT and HF_HUB_OFFLINE name another server "
+            "or none."
         ) from error
 
 

@@ -113,9 +113,9 @@ def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
 
 def check_arguments(args: Any) -> None:
     """
-    Checks the arguments of a configuration class that [`setting`] describes, and inherited numbers. Those in the ClassVar
-    `unsupported` of the class and its base classes must keep their defaults. TRL and transformers check the others.
-    Raises `ValueError` if a value is not allowed.
+    Checks the arguments of a configuration class that [`setting`] describes, and inherited numbers. Those in the
+    ClassVar `unsupported` of the class and its base classes must keep their defaults. TRL and transformers check the
+    others. Raises `ValueError` if a value is not allowed.
     """
     hints, unsupported = hints_of(args.__class__), unsupported_by(type(args))
     for field in dataclasses.fields(args):

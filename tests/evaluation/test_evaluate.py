@@ -1,5 +1,6 @@
 """The commands `evaluate` and `cross-play` with tiny teams."""
 
+import argparse
 import dataclasses
 import json
 import math
@@ -21,7 +22,8 @@ from trl_multiagent.evaluation.statistics import item_values
 from trl_multiagent.folders import locked
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, play_episodes
-from trl_multiagent.runs.evaluation import find_config, find_team
+from trl_multiagent.runs.evaluation import USED, algorithm_of, find_config, find_team, safe_settings
+from trl_multiagent.settings.read import CONFIGS, RECIPES, read_yaml, renamed
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
 from pages import read_page
@@ -301,7 +303,9 @@ STRANGE = {
     "agent_model: {trust_remote_code: true}": "agent_model.trust_remote_code: True",
     "model: {model_kwargs: {trust_remote_code: true}}": "agent_model.trust_remote_code: True",
     "magrpo: {trust_remote_code: true}": "agent_model.trust_remote_code: True",
-    "agent_model: {trust_remote_code: '${agent_model.share_weights}', share_weights: true}": "agent_model.trust_remote_code: '${",
+    (
+        "agent_model: {trust_remote_code: '${agent_model.share_weights}', share_weights: true}"
+    ): "agent_model.trust_remote_code: '${",
     "agent_model: {model_kwargs: {weights_only: false}}": "agent_model.model_init_kwargs: {'weights_only': False}",
     "agent_model: {attn_implementation: user/kernel}": "agent_model.attn_implementation: 'user/kernel'",
     "seats: {aux: {endpoint: {model: m, base_url: 'http://h', key_env: SECRET}}}": "seats: {'aux'",
@@ -365,6 +369,18 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
     Path("team/config.yaml").write_text("task: task:TASK\ndataset: {eval_split: test}\n")
     evaluate("team", "--config", "team/config.yaml", "--dry_run", task=cli.TASKS)
     assert f"{ITEMS}, with 4 episodes" in capsys.readouterr().out
+
+
+def test_runs_with_the_settings_of_every_recipe_need_no_consent(tmp_path):
+    families = ("block_building", "bug_fixing", "class_completion", "writing")
+    for path in CONFIGS.glob(RECIPES):
+        written, family = read_yaml(str(path)), path.parts[-3]
+        algorithm = algorithm_of(written)
+        saved = renamed(algorithm, [{"task": family} if family in families else {}, written])
+        if not path.stem.startswith("needed"):
+            (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
+            arguments = argparse.Namespace(config=None, task=None)
+            assert safe_settings(algorithm, cli.TASKS, str(tmp_path / "config.yaml"), arguments, USED)
 
 
 def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):

@@ -1,4 +1,7 @@
-"""What both kinds of the code reward pay for typical pairs. Run as a script, it prints the table of docs/reward_review.md."""
+"""
+What both kinds of the code reward pay for typical pairs. Run as a script, it prints the table of
+docs/reward_review.md.
+"""
 
 import textwrap
 

@@ -37,8 +37,8 @@ from tiny import byte_tokenizer
 LLM_ARGUMENTS = set(
     """model runner convert tokenizer tokenizer_mode skip_tokenizer_init trust_remote_code allowed_local_media_path
     allowed_media_domains tensor_parallel_size dtype quantization revision tokenizer_revision chat_template seed
-    gpu_memory_utilization cpu_offload_gb enforce_eager hf_token hf_overrides
-    max_model_len max_num_seqs enable_sleep_mode model_impl distributed_executor_backend max_num_batched_tokens logprobs_mode
+    gpu_memory_utilization cpu_offload_gb enforce_eager hf_token hf_overrides max_model_len max_num_seqs
+    enable_sleep_mode model_impl distributed_executor_backend max_num_batched_tokens logprobs_mode
     enable_lora max_loras max_lora_rank""".split()
 )
 # vllm.SamplingParams

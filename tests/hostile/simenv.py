@@ -20,7 +20,8 @@ from trl_multiagent.code.sandbox.helpers import kernel
 NEW_NAMESPACES = 0x7E020000 | 0x2000000
 NEW_USER = 0x10000000
 CAPABILITIES = """
-chown dac_override fsetid fowner mknod net_raw setgid setuid setfcap setpcap net_bind_service sys_chroot kill audit_write
+chown dac_override fsetid fowner mknod net_raw setgid setuid setfcap setpcap net_bind_service sys_chroot kill
+audit_write
 """.split()
 REFUSED = {"unshare": 272, "setns": 308, "mount": 165, "umount2": 166, "pivot_root": 155, "keyctl": 250, "bpf": 321}
 USER = 61237

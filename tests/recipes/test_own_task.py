@@ -173,7 +173,8 @@ def test_a_library_that_is_missing_is_one_line(module, config, capsys, function)
         '    return [float(len(c["poet"])', '    import nowhere_at_all\n    return [float(len(c["poet"])'
     )
     Path(f"{module}.py").write_text(
-        f"{text}\nimport dataclasses\ndef late(settings):\n    import nowhere_at_all\nLATE = dataclasses.replace(TASK, make_environment=late)\n"
+        f"{text}\nimport dataclasses\ndef late(settings):\n    import nowhere_at_all\nLATE = "
+        "dataclasses.replace(TASK, make_environment=late)\n"
     )
     argv = ["--config", config()] if function == "short" else ["--task", f"{module}:LATE", "--model_name", "m"]
     with pytest.raises(SystemExit) as ended:

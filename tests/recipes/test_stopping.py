@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pairs import pairs
 
-from trl_multiagent import FunctionEnvironment, MADPOConfig, MAGRPOConfig, Task
+from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, ending_later
 from trl_multiagent.runs.collection import run_collection
 from trl_multiagent.runs.run import run_recipe
@@ -332,9 +332,3 @@ def test_a_command_that_loads_libraries(number):
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
     line = f"trl-multiagent: ended by {name}. Go on with: trl-multiagent {' '.join(command)}\n"
     assert (done.returncode, done.stderr) == (128 + number, line)
-
-
-def test_the_mechanism_of_transformers_is_refused(tmp_path):
-    for config in (MAGRPOConfig, MADPOConfig):
-        with pytest.raises(ValueError, match=r"`enable_jit_checkpoint`.*a recipe saves a checkpoint at SIGTERM"):
-            config(output_dir=str(tmp_path), enable_jit_checkpoint=True)

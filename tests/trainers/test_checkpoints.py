@@ -312,7 +312,7 @@ class OwnEnvironment(FunctionEnvironment):
         ({"environment": OtherEnvironment({"aux": "a", "main": "b"}, count_reward)}, ["Function", "OtherEnvironment"]),
         (
             {"environment": functions(prompts={"aux": "{x}", "main": lambda item: "What?"})},
-            ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': 'function <lambda>'}"],
+            ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': '<lambda>'}"],
         ),
         ({"environment": functions(reward_funcs=other_reward)}, ["environment reward_funcs: ['count_reward'] in"]),
         ({"environment": functions(reward_weights=[2.0])}, ["environment reward_weights: [1.0] in the checkpoint"]),

@@ -179,7 +179,9 @@ def test_update_does_not_depend_on_micro_batches(tmp_path, loss_type):
 
 
 def test_rows_without_an_advantage_save_forwards(tmp_path):
-    """Four items of four rows fill four micro-batches of four rows, and two items of equal rewards save two of them."""
+    """
+    Four items of four rows fill four micro-batches of four rows, and two items of equal rewards save two of them.
+    """
 
     def reward(completions, x, **columns):
         return [r if int(item) % 2 else 0.0 for r, item in zip(count_reward(completions), x, strict=True)]

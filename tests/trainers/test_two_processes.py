@@ -77,7 +77,8 @@ def test_two_processes_sample_the_same(results):
 def test_a_micro_batch_needs_one_collective_besides_that_of_the_gradients(results, beta):
     calls = torch.load(results / "2" / f"{beta}.pt", weights_only=False)["calls"]
     of_micro_batches = [part.split() for part in " ".join(calls).split("micro-batch")[1:]]
-    # Three steps with 40 rows, three per micro-batch. Without `beta`, rows are left out, and some micro-batches are empty
+    # Three steps with 40 rows, three per micro-batch. Without `beta`, rows are left out, and some micro-batches are
+    # empty
     assert len(of_micro_batches) == 3 * 14 if beta else 3 < len(of_micro_batches) < 3 * 14
     # One is for whether all losses are finite. After the last micro-batch of a step, the next batch follows
     assert sum(names != ["all_reduce"] for names in of_micro_batches) == 3

@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from trl_multiagent import FunctionSeat, MAGRPOTrainer, Outcome, OutOfTurns, SeatedEnvironment, workflow
+from trl_multiagent import FunctionSeat, MAGRPOTrainer, Outcome, OutOfTurns, SeatedEnvironment, cli, workflow
 from trl_multiagent.environments.function_environment import event_loop
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero
-from tiny import tiny_items, tiny_trainer
+from tiny import tiny_items, tiny_team, tiny_trainer
 
 
 ROLES = ("aux", "main")
@@ -199,7 +199,32 @@ def test_an_error_closes_all_episodes_and_names_the_line():
     assert Held.open == 0
 
 
+def test_a_configuration_names_a_workflow(tmp_path, tiny_model, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_task.py").write_text(
+        "from trl_multiagent import workflow\n\n\n"
+        "@workflow(roles=('a', 'b'), live=True)\n"
+        "async def relay(item, agents):\n"
+        "    said = await agents.a(item['x'])\n"
+        "    return float(len(await agents.b(said + '?')))\n"
+    )
+    (tmp_path / "items.jsonl").write_text('{"x": "say"}\n' * 8)
+    (tmp_path / "config.yaml").write_text(
+        f"task: my_task.relay\nagent_model: {{name: {tiny_model}}}\ndataset: {{name: items.jsonl}}\n"
+        "magrpo: {num_turns: 2, max_steps: 1, max_completion_length: 4, items_per_device: 2}\n"
+        "output: {base_dir: runs}\n"
+    )
+    train = ["train", "magrpo", "--config", "config.yaml", "--override"]
+    with pytest.raises(SystemExit):
+        cli.main([*train, "magrpo.branching=tree", "--dry_run"])
+    assert "`relay` lives in its episodes and cannot be replayed" in capfd.readouterr().err
+    cli.main([*train, "magrpo.branching=episodes"])
+    assert any((tmp_path / "runs").rglob("report.html"))
+
+
 def test_a_workflow_that_lives_refuses_a_tree(tmp_path):
+    with pytest.raises(TaskError, match="set `branching: episodes`"):
+        tiny_trainer(tmp_path, tiny_team(("aux",)), holding(), num_turns=2)
     with pytest.raises(TaskError, match="set `branching: episodes`"):
         play(holding(), [{"x": 0}], scripted(ANSWERS), num_generations=2)
 

@@ -180,7 +180,8 @@ def test_forms_of_team(tmp_path, form):
 def test_what_does_not_act_costs_nothing(tmp_path):
     """No token is sampled for a role that does not act, and an agent that never acts does not move."""
     found, trainer, _ = one_update(
-        tmp_path, tiny_team(("aux", "main", "idle")), environment=Relay([("aux",), ("main",)], roles=("aux", "main", "idle")),
+        tmp_path, tiny_team(("aux", "main", "idle")),
+        environment=Relay([("aux",), ("main",)], roles=("aux", "main", "idle")),
         num_turns=2, num_generations=3, items_per_device=1, beta=0.1,
     )  # fmt: skip
     sampled = [(turn, role) for turn, nodes in enumerate(trainer._levels) for node in nodes for role in node.samples]
@@ -205,8 +206,10 @@ def test_a_zero_sum_game_trains(tmp_path):
     """An agent learns to beat a frozen one, though the team's reward is always 0."""
     team = tiny_team()
     trainer = tiny_trainer(
-        tmp_path, team, environment=AsciiGame(ROLES), trainer=MARLOOTrainer, config=MARLOOConfig, frozen_agents=["main"],
-        num_generations=16, items_per_device=4, max_completion_length=2, max_steps=12, learning_rate=0.02, joint_mode="cross",
+        tmp_path, team, environment=AsciiGame(ROLES), trainer=MARLOOTrainer, config=MARLOOConfig,
+        frozen_agents=["main"],
+        num_generations=16, items_per_device=4, max_completion_length=2, max_steps=12, learning_rate=0.02,
+        joint_mode="cross",
     )  # fmt: skip
     trainer.train()
     logs = [log for log in trainer.state.log_history if "agents/aux/reward" in log]

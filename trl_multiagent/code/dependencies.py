@@ -64,7 +64,8 @@ class Statement:
         binds (`set[str]`): Names of the module that it binds, or may bind.
         declares (`set[str]`): Names of the module that functions in it bind when they are called.
         reads (`set[str]`): Names of the module that it reads when it runs, or later, when a function in it is called.
-        changes (`set[str]`): Names whose objects it changes by an assignment to an item or attribute, or as decorators.
+        changes (`set[str]`): Names whose objects it changes by an assignment to an item or attribute, or as
+            decorators.
         is_script (`bool`): Whether it belongs to a script: it prints, asks for input, asserts or raises.
     """
 
@@ -108,6 +109,7 @@ class Module:
     Attributes:
         binders (`dict[str, list[int]]`): Maps a name to the indices of the statements that bind it.
         readers (`dict[str, list[int]]`): Maps a name to those that read it.
+        variables (`set[str]`): The names that something other than a definition or an import binds.
         examples (`set[str]`): The function `name`, and the functions and classes that use it. Calls of these are
             examples, tests, or the script's own.
     """

@@ -11,7 +11,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
 from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.task import Task, TaskSettings, setting
-from trl_multiagent.tasks.code_generation import task as code_generation
+from trl_multiagent.tasks.code_generation import data as code_generation
 
 
 if TYPE_CHECKING:

@@ -1,13 +1,13 @@
 """
 Workflows: tasks whose episode is a coroutine.
 
-`await agents.writer(prompt)` is the turn of the agent `writer`. All branches of a batch run on one event loop until each
-one waits for agents or has ended; what they ask is one turn, sampled in one call. The value that the coroutine returns
-is its reward.
+`await agents.writer(prompt)` is the turn of the agent `writer`. All branches of a batch run on one event loop until
+each one waits for agents or has ended; what they ask is one turn, sampled in one call. The value that the coroutine
+returns is its reward.
 
 In a group of episodes, a coroutine lives from its first turn to its end, so that it may hold a game, a process or a
-connection. It is closed on every way out. In a tree, a branch is replayed from its answers: the coroutine must depend on
-the item and the answers alone.
+connection. It is closed on every way out. In a tree, a branch is replayed from its answers: the coroutine must depend
+on the item and the answers alone.
 """
 
 import asyncio
@@ -255,7 +255,8 @@ class WorkflowEnvironment(Environment):
             ]
             if self.max_open is not None and len(opened) + len(new) > self.max_open:
                 raise TaskError(
-                    f"{self.name} would hold {len(opened) + len(new)} open episodes, but `max_open` is {self.max_open}: "
+                    f"{self.name} would hold {len(opened) + len(new)} open episodes, but `max_open` is "
+                    f"{self.max_open}: "
                     "lower `items_per_device` or `num_generations`."
                 )
             for item in new:
@@ -274,7 +275,8 @@ class WorkflowEnvironment(Environment):
                 for episode, past in behind:
                     if episode.prompts != past.prompts and not past.altered:
                         raise TaskError(
-                            f"{self.name} asked something else when it was replayed{episode.line()}: in a tree it must "
+                            f"{self.name} asked something else when it was replayed{episode.line()}: in a tree it "
+                            "must "
                             "depend on the item and the answers alone. Set `branching: episodes`, in which it lives."
                         )
                     episode.answer(past.joint_action)

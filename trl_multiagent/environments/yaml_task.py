@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trl_multiagent.environments.base import Prompt, ask, check_prompt
+from trl_multiagent.environments.base import Environment, Prompt, ask, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -148,3 +148,13 @@ TASK = Task(
     settings={"dataset": Rows, "functions": Functions},
     roles=lambda sections: tuple(sections["functions"].prompts),
 )
+
+
+def task_of(environment: Environment) -> Task:
+    """Makes a task of an environment, such as a workflow. Its items are those of the section `dataset`."""
+
+    def load(settings: TaskSettings) -> Datasets:
+        rows = settings.sections["dataset"]
+        return rows.load_splits(rows.load)
+
+    return Task(lambda settings: environment, load, settings={"dataset": Rows}, roles=environment.roles)

@@ -46,7 +46,7 @@ class LoadedTeam:
 
 @dataclass
 class Policy:
-    """A team in its environment, which answers the items."""
+    """A team plus the environment that it plays."""
 
     name: str  # in tables, and of the folder of its transcripts
     kind: str  # "team", "baseline", "control", "ablation", or "pair": agents of several runs in a cross-play
@@ -63,7 +63,7 @@ class Policy:
     mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
     def num_turns(self, config: EvaluationConfig) -> int:
-        """Returns the turns of the environment in an episode, drafts included."""
+        """Returns the number of environment turns per episode, drafts included."""
         assert config.num_turns is not None
         return config.num_turns * self.rounds
 

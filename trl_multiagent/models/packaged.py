@@ -1,4 +1,6 @@
-"""A pretrained model that can be had where the Hub cannot: SmolLM2-135M-Instruct, from a package of the package index."""
+"""
+A pretrained model that can be had where the Hub cannot: SmolLM2-135M-Instruct, from a package of the package index.
+"""
 
 import subprocess
 import sys

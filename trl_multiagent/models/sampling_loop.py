@@ -300,7 +300,8 @@ class GrowingToken:
 class FixedToken(GrowingToken):
     """
     Samples the next token of each row with tensors whose shapes and addresses do not change. After [`WARM_UP`] tokens,
-    a CUDA graph replays the rest: a launch for a token instead of hundreds. The graph lives until rows leave the batch.
+    a CUDA graph replays the rest: a launch for a token instead of hundreds. The graph lives until rows leave the
+    batch.
     """
 
     def renew(self) -> None:

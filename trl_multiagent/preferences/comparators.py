@@ -49,6 +49,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     other roles, or there is no saved team.
     """
     policy, roles = config.comparator_policy, team.roles
+    facts: dict[str, Any]
     if policy is None:
         return None
     is_central = config.comparator_generation_mode == "centralized"  # one model answers for all roles, in one text
@@ -56,8 +57,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
         client = EndpointClient(
             config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
         )
-        name, other = f"api:{client.endpoint.model}", None
-        facts: dict[str, Any] = {"comparator endpoint": client.endpoint.parameters}
+        name, other, facts = f"api:{client.endpoint.model}", None, {"comparator endpoint": client.endpoint.parameters}
         sample: Sampler = partial(ask_model, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
         name, other = _other_team(team, config, round, [SOLO] if is_central else roles)
@@ -107,7 +107,8 @@ def ask_model(
     client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str, nodes: list[Node], num_candidates: int
 ) -> dict[str, list[Samples]]:
     """
-    Samples completions of a model at an endpoint, with one request per completion, all sent at the same time. For `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
+    Samples completions of a model at an endpoint, with one request per completion, all sent at the same time. For
+    `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
     """
     asked = [(node, prompt) for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
     seeds = [f"{seed}/{item_id(node.item)}" for node, _ in asked]

@@ -41,7 +41,8 @@ JSON = json.JSONDecoder(strict=False)
 # The tags and the JSON are those in the chat templates of these models
 INSTRUCTIONS = (
     "You have tools. Each line between these tags describes one:\n<tools>\n{}\n</tools>\n\nTo use one, write its "
-    'name and its arguments as JSON between these tags:\n<tool_call>\n{{"name": <name>, "arguments": <JSON object>}}\n</tool_call>'
+    'name and its arguments as JSON between these tags:\n<tool_call>\n{{"name": <name>, "arguments": <JSON '
+    "object>}}\n</tool_call>"
 )
 
 
@@ -150,8 +151,8 @@ class ToolSeat(Seat):
 
 def find_calls(answer: str) -> list[str]:
     """
-    Returns the texts of the tool calls in an answer, in the forms that open models write. An answer may also consist of
-    calls in JSON, as those of Llama and of OpenAI's interface do.
+    Returns the texts of the tool calls in an answer, in the forms that open models write. An answer may also consist
+    of calls in JSON, as those of Llama and of OpenAI's interface do.
     """
     if answer.strip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError, RecursionError):

@@ -8,12 +8,12 @@ Rollout trees as a table: one row per joint action. All code that shows or store
 | `process`, `tree` | The process, and the number of the tree, or of the group of episodes, in its batch. |
 | `episode` | In a group of episodes, the number of the episode among those of its item. |
 | `item` | The item's column `id`, `task_id` or `item_id`; without one, a hash of its columns. |
-| `node`, `parent` | The node's path in the tree, and its parent's: the root is `"/"`, the node after joint action 2 is `"/2"`. |
+| `node`, `parent` | Paths in the tree: the root is `"/"`, the node after joint action 2 is `"/2"`. |
 | `turn`, `action` | The turn, counted from 1, and the number of the joint action at its node. |
 | `prompt/<role>`, `completion/<role>` | The agent's new prompt and its completion; `None` if it does not act. |
 | `reward`, `return` | The processed reward and the return, of the team. |
 | `reward/<role>`, `return/<role>` | The reward and the return of a role, if each role has its own. |
-| `advantage/<role>` | The advantage with which the completion is trained; `None` in evaluations and for agents that are not trained. |
+| `advantage/<role>` | The completion's advantage; `None` in evaluations and for agents that are not trained. |
 | `metrics/<name>` | The metrics of the outcome, such as the parts of the reward. |
 | `extra/<name>` | The values that a reward function passed to `log_extra`. |
 """
@@ -57,15 +57,23 @@ def trace_rows(
                 places[id(child)] = (f"{path.rstrip('/')}/{action}", path)
             node_advantages = {} if advantages is None else advantages[turn][k]
             values = {role: x.tolist() for role, x in node_advantages.items()}
-            prompts = {f"prompt/{role}": None for role in roles}
-            prompts |= {f"prompt/{role}": _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
-            common = {"step": step, "split": split, "process": process, "tree": node.tree}
-            common |= {"item": _plain(item_id(node.item)), "node": path, "parent": parent, "turn": turn + 1}
-            if node.episode is not None:
-                common["episode"] = node.episode
+            prompts = {role: _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
+            common = {
+                **{
+                    "step": step,
+                    "split": split,
+                    "process": process,
+                    "tree": node.tree,
+                    "node": path,
+                    "parent": parent,
+                },
+                **{"item": _plain(item_id(node.item)), "turn": turn + 1},
+                **({} if node.episode is None else {"episode": node.episode}),
+                **{f"prompt/{role}": prompts.get(role) for role in roles},
+            }
             for action, (index, texts) in enumerate(zip(node.indices, node.joint_actions, strict=True)):
                 outcome = node.outcomes[action]
-                row = {**common, "action": action, **prompts}
+                row = {**common, "action": action}
                 row |= {f"completion/{role}": _plain(texts.get(role)) for role in roles}
                 row |= {"reward": node.rewards[action], "return": node.returns[action]}
                 row |= {f"reward/{role}": rewards[action] for role, rewards in node.role_rewards.items()}

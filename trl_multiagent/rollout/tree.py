@@ -234,15 +234,13 @@ def play_episodes(
     *,
     num_turns: int = 1,
     num_episodes: int = 1,
-    discount: float = 1.0,
-    process_reward: Callable[[float], float] = float,
-    numbers: Sequence[int] | None = None,
+    **settings: Any,
 ) -> list[list[Node]]:
     """
     Plays a batch of episodes, turn by turn.
 
     Args:
-        items, environment, sample, num_turns, discount, process_reward, numbers: See [`grow_trees`].
+        items, environment, sample, num_turns, settings: See [`grow_trees`].
         score (`Callable`, *optional*): `nodes -> outcomes` of each node's joint action. Called once per turn. By
             default, the environment's `evaluate`.
         num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
@@ -265,9 +263,7 @@ def play_episodes(
         num_turns=num_turns,
         num_generations=1,
         num_episodes=num_episodes,
-        discount=discount,
-        process_reward=process_reward,
-        numbers=numbers,
+        **settings,
     )
 
 

@@ -1,7 +1,7 @@
 """
-Runs `trl-multiagent evaluate` and `cross-play`: reads the settings, finds the teams (folders of runs, of saved teams and
-of checkpoints, and ids on the Hub), plays them, and reports. What imports torch is imported after the command line is
-read, so that help is quick.
+Runs `trl-multiagent evaluate` and `cross-play`: reads the settings, finds the teams (folders of runs, of saved teams
+and of checkpoints, and ids on the Hub), plays them, and reports. What imports torch is imported after the command line
+is read, so that help is quick.
 """
 
 from __future__ import annotations

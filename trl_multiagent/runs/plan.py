@@ -85,7 +85,9 @@ def rollout_lines(
         "algorithm": f"{run.algorithm}, {baseline(args)}",
         **collaboration(run),
         "agents": f"{agents(run.model_names, roles, args.frozen_agents or ())} ({run.form_in_words})",
-        "training": f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}",
+        "training": (
+            f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}"
+        ),
         "evaluation": f"{count(num_eval, 'item')} of split {dataset.eval_split}, {when}" if when else "none",
         "rollouts": rollouts(args),
         **(
@@ -95,7 +97,8 @@ def rollout_lines(
         ),
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
         f"{args.rows_per_item} rows{or_fewer}",
-        "optimizer step": f"{count(args.items_per_device, 'item')} x {count(args.world_size, 'process', 'processes')}, "
+        "optimizer step": f"{count(args.items_per_device, 'item')} x "
+        f"{count(args.world_size, 'process', 'processes')}, "
         f"{env_steps} env steps{or_fewer}{f', {args.num_iterations} steps on each batch' * (args.num_iterations > 1)}",
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
         "env steps": "unknown" if batches is None else f"{batches * env_steps}{or_fewer}",
@@ -125,7 +128,10 @@ def rollouts(args: RolloutConfig) -> str:
     turns = count(args.num_turns, "turn")
     if args.num_episodes is not None:
         return f"{args.num_episodes} episodes per item, {turns} each"
-    return f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions per agent and node"
+    return (
+        f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions "
+        "per agent and node"
+    )
 
 
 def collaboration(run: PreparedRun) -> dict[str, str]:

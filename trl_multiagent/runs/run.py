@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.console import printable
+from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.environments.yaml_task import task_of
 from trl_multiagent.folders import is_disk_full
 from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.comlrl import UNAVAILABLE
@@ -144,9 +146,13 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
         raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {advice}.")
     with config_errors():
         task = import_object("task", tasks.get(name, name), config)
+    if isinstance(task, Environment):
+        task = task_of(task)
     if not isinstance(task, Task):
         type_name = type(task).__name__
-        raise ConfigError(f"`task` names {name!r}, which is of type {type_name}, not a `trl_multiagent.Task`.")
+        raise ConfigError(
+            f"`task` names {name!r}, which is of type {type_name}, neither a `trl_multiagent.Task` nor an environment."
+        )
     return checked(task)
 
 

@@ -72,7 +72,9 @@ NOT_USED += ["{algorithm}.seed", "{algorithm}.external_prompt_passthrough", "dat
 NOT_USED += [f"external.{name}" for name in (*HISTORY, "previous_responses")]
 
 # Arguments of the trainer for which null means the default
-NULL_IS_DEFAULT = "temperature top_p top_k reward_scale reward_shift beta discount advantage_normalization preference_replay_k".split()
+NULL_IS_DEFAULT = (
+    "temperature top_p top_k reward_scale reward_shift beta discount advantage_normalization preference_replay_k"
+).split()
 
 # Settings that may be blank if another one is given
 BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
@@ -90,10 +92,14 @@ NO_EFFECT_KEYS = {
     "wandb": "config_sections output_dir",
     "marlhf": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",
     "marlhf_iter": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",
-    "{algorithm}": "memory_mode original_prompt previous_prompts previous_response discount advantage_mode advantage_normalization "
-    "early_termination_threshold early_termination_weight epsilon_clip save_epochs parallel_training agent_devices critic_devices "
-    "reference_devices reference_kl_devices preference_replay_dir comparator_devices comparator_centralized_agent_index "
-    "comparator_api_max_n_per_request comparator_api_key_header comparator_api_key_prefix comparator_api_response_field",
+    "{algorithm}": "memory_mode original_prompt previous_prompts previous_response discount advantage_mode "
+    "advantage_normalization "
+    "early_termination_threshold early_termination_weight epsilon_clip save_epochs parallel_training "
+    "agent_devices critic_devices "
+    "reference_devices reference_kl_devices preference_replay_dir comparator_devices "
+    "comparator_centralized_agent_index "
+    "comparator_api_max_n_per_request comparator_api_key_header comparator_api_key_prefix "
+    "comparator_api_response_field",
 }
 NO_EFFECT = [
     "tokenizer",

@@ -56,9 +56,9 @@ class AgentTeam(nn.Module):
     """
     Agents that are trained together.
 
-    A team has one of four forms. *Full*: every agent has its own model. *Shared weights*: all agents are one model, and
-    differ in their prompts. *LoRA*: every agent has its own adapter on a base that is loaded once; several bases are
-    possible. *Mixed*: some agents have an adapter, and the others their own model.
+    A team has one of four forms. *Full*: every agent has its own model. *Shared weights*: all agents are one model,
+    and differ in their prompts. *LoRA*: every agent has its own adapter on a base that is loaded once; several bases
+    are possible. *Mixed*: some agents have an adapter, and the others their own model.
 
     One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP,
     DeepSpeed) and one backward pass. Attributes and methods that a trainer expects of a single model (`config`,

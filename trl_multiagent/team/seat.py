@@ -85,8 +85,8 @@ def load_sampler(
 ) -> TeamSampler:
     """
     Loads a team that is not trained, and makes its sampler. `limits`: further arguments of
-    [`~rollout.sampler.TransformersGenerator`]. Raises `UnavailableError`, which names the `setting`, if the team cannot
-    be loaded or has no such agent.
+    [`~rollout.sampler.TransformersGenerator`]. Raises `UnavailableError`, which names the `setting`, if the team
+    cannot be loaded or has no such agent.
     """
     shows_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # a population loads a member at any step

@@ -110,11 +110,14 @@ def test_what_the_folder_holds_is_bounded(sandbox):
         [
             program(
                 """
-                count = "out = 0\\ntry:\\n    while True:\\n        open(f'f{out}', 'w').close()\\n        out += 1\\nexcept OSError: pass"
+                count = "out = 0\\ntry:\\n    while True:\\n        open(f'f{out}', 'w').close()\\n        out += 1\\n"
+                count += "except OSError: pass"
                 self.assertEqual(Box().do(count), 255)
                 """,
                 f"""
-                fill = "out = 0\\ntry:\\n    while True:\\n        with open(f'f{{out}}', 'wb') as f: f.write(bytes(1 << 20))\\n        out += 1\\n"
+                fill = "out = 0\\ntry:\\n    while True:\\n"
+                fill += "        with open(f'f{{out}}', 'wb') as f: f.write(bytes(1 << 20))\\n"
+                fill += "        out += 1\\n"
                 self.assertEqual(Box().do(fill + "except OSError: pass"), {kernel.FOLDER_BYTES} >> 20)
                 """,
                 f"""
@@ -135,7 +138,8 @@ def test_nobody_waits_for_a_locked_database(sandbox):
     (verdict,) = sandbox.run(
         [
             program(
-                f"Box().do({lock + '; Kept = __builtins__; Kept[str(x)] = x'!r})\nsqlite3.connect('x.db').execute('drop table t')",
+                f"Box().do({lock + '; Kept = __builtins__; Kept[str(x)] = x'!r})\n"
+                "sqlite3.connect('x.db').execute('drop table t')",
                 f"{lock}\nself.assertEqual(Box().do({lock!r}), 'OperationalError None')",
             )
         ]

@@ -222,7 +222,8 @@ def f(pages, name):
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.sendto.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    libc.sendto.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
+    libc.sendto.argtypes += [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
     address = libc.mmap(pages, 4096, 3, 0x32, -1, 0)
     name = b"\\1\\0\\0" + name.encode()
     ctypes.memmove(address, name, len(name))

@@ -146,7 +146,9 @@ def test_what_is_equal_to_everything_is_equal_to_nothing(sandbox):
             __hash__ = float.__hash__
         class Any:
             def __eq__(self, other): return True
-        def f(kind): return {"float": Equal(0), "object": Any(), "list": [Any()], "mock": __import__("unittest.mock").mock.ANY}[kind]
+        def f(kind):
+            mock = __import__("unittest.mock").mock.ANY
+            return {"float": Equal(0), "object": Any(), "list": [Any()], "mock": mock}[kind]
         """,
         """
         assert abs(candidate("float") - 5.0) < 1e-6

@@ -191,7 +191,8 @@ def test_feedback_to_a_single_agent_hears_nothing_of_aux(mode):
 
 @pytest.mark.parametrize(
     ("sandbox_slice", "shown"),
-    [(1, [1]), (2, [1, 2]), (9, [1, 2, 3]), (-1, [3]), (-2, [2, 3]), (-9, [1, 2, 3]), (0, [1, 2, 3]), (None, [1, 2, 3]),
+    [(1, [1]), (2, [1, 2]), (9, [1, 2, 3]), (-1, [3]), (-2, [2, 3]), (-9, [1, 2, 3]), (0, [1, 2, 3]),
+     (None, [1, 2, 3]),
      ("all", [1, 2, 3]), ("2", [1, 2]), ("-1", [3])],
 )  # fmt: skip
 def test_the_slice_selects_asserts(sandbox_slice, shown):

@@ -153,7 +153,8 @@ ALL_NEEDED = {
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
     "two registered functions of one name": (
-        "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef _(x):\n    return "
+        "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef _(x):\n    "
+        "return "
         "1\n@f.register(str)\ndef _(x):\n    return 2\n"
     ),
 }  # fmt: skip

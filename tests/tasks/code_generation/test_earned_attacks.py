@@ -50,11 +50,13 @@ MACHINERY = {
 # What a process remembers must not make later experiments look effective
 MEMORY = {
     "fails at the first call of a process":
-        (ONE, alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None", before="SEEN = []\n")),
+        (ONE, alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None",
+        before="SEEN = []\n")),
     "fails at the argument of the first test":
         (ONE, alone("aux(xs)", "SEEN.append(xs[:])", "if xs == SEEN[0]:", "    return None", before="SEEN = []\n")),
     "remembers a wrong value in the name of a type's argument": (
-        ONE, alone("if aux(xs) != 1:", "    A.__qualname__ = 'bad'", "if 'bad' in '{0.__args__}'.format(K):", "    return None",
+        ONE, alone("if aux(xs) != 1:", "    A.__qualname__ = 'bad'", "if 'bad' in '{0.__args__}'.format(K):",
+        "    return None",
                    before="from typing import List\nA = type('A', (), {})\nK = List[A]\n")),
     "remembers a wrong value in a variable":
         (ONE, alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n")),
@@ -228,7 +230,8 @@ KEPT |= {
         "    N.append(1)\n    return aux((len(N), 0))[1]\n"),
     "keeps values under their arguments": (
         "MEMO = {}\ndef aux(x):\n    return MEMO.setdefault(x, len(MEMO))\n",
-        alone("SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN) - 1:", "    return None", before="SEEN = []\n")),
+        alone(
+            "SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN) - 1:", "    return None", before="SEEN = []\n")),
     "keeps a list that it is given": (
         "KEPT = []\ndef aux(x=None):\n    if x is None:\n        return KEPT[-1][0] - 1\n    KEPT.append(x)\n",
         f"def f(xs):\n    box = [0]\n    aux(box)\n    box[0] = {SQUARES} + 1\n    return aux()\n"),
@@ -286,7 +289,8 @@ HONEST = {
         "from fractions import Fraction\ndef aux(x):\n    return Fraction(x, 2)\n",
         "def f(xs):\n    return sum(x * x for x in xs if aux(x).denominator == 1)\n"),
     "a seeded shuffle": (
-        "import random\ndef aux(xs):\n    ys = [x for x in xs if x % 2 == 0]\n    random.Random(1).shuffle(ys)\n    return ys\n",
+        "import random\ndef aux(xs):\n    ys = [x for x in xs if x % 2 == 0]\n    random.Random(1).shuffle(ys)\n  "
+        "  return ys\n",
         SUM_OF_SQUARES),
     "aux is a generator that calls itself": (
         "def aux(xs):\n    if xs:\n        if xs[0] % 2 == 0:\n            yield xs[0]\n        yield from "

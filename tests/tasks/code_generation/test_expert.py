@@ -9,9 +9,9 @@ from trl_multiagent.code.sandbox import Check, Verdict
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
+from trl_multiagent.tasks.code_generation.data import External
 from trl_multiagent.tasks.code_generation.expert import MAX_EDITS, Expert, expert_question, parse_edits
 from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
-from trl_multiagent.tasks.code_generation.task import External
 
 from endpoint_server import Reply, endpoint_server
 from tiny import byte_tokenizer, tiny_llama, tiny_team

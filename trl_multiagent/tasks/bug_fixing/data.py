@@ -30,8 +30,7 @@ from trl_multiagent.tasks.bug_fixing.environment import (
     run_groups,
     tester_prompt,
 )
-from trl_multiagent.tasks.code_generation.data import load_code_dataset
-from trl_multiagent.tasks.code_generation.task import CodeDataset
+from trl_multiagent.tasks.code_generation.data import CodeDataset, load_code_dataset
 from trl_multiagent.tasks.problems import count_asserts
 from trl_multiagent.tasks.programs import SandboxSettings
 

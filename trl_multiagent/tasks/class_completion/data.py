@@ -49,7 +49,7 @@ from trl_multiagent.tasks.class_completion.environment import (
     program_of,
     read_answer,
 )
-from trl_multiagent.tasks.code_generation.task import CodeDataset
+from trl_multiagent.tasks.code_generation.data import CodeDataset
 from trl_multiagent.tasks.programs import SandboxSettings
 
 

@@ -35,7 +35,8 @@ def passed(candidate):
         reached.add(index)
         if error is not None or not value:
             failed.add(index)
-    names = {{"__begin__": lambda index: None, "__end__": end, "__settle__": lambda indices: None, "__caught__": Exception}}
+    names = {{"__begin__": lambda index: None, "__end__": end, "__caught__": Exception}}
+    names["__settle__"] = lambda indices: None
     try:
         exec(SETUP, names)
         names["candidate"] = names[ENTRY_POINT] = candidate
@@ -71,7 +72,7 @@ def first_call(reference, otherwise):
 def best(reference):
     answers = [*map(constant, CONSTANTS), *map(argument, range({MAX_ARGUMENTS}))]
     own = [*map(constant, OWN_CONSTANTS)]
-    # The constants of a single test pass the tests of any problem. So do those of two tests if the first one is looked up
+    # The constants of a single test pass the tests of any problem. So do those of two tests if the first is looked up
     looked_up = answers + own if TOTAL > 2 else [*answers]
     if TOTAL > 2:  # a step that passes all tests is the solution
         looked_up += [step for step in STEPS if passed(step) < TOTAL]

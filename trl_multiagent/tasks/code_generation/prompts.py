@@ -46,14 +46,15 @@ def signature(item: dict) -> str:
 def aux_prompt(item: dict, problem: str) -> str:
     """Returns the first prompt of the aux agent."""
     return f"""\
-Two programmers solve the problem below together. You write a helper function, your partner writes `{item["entry_point"]}` \
-and can call your helper. {UNSEEN}
+Two programmers solve the problem below together. You write a helper function, your partner writes \
+`{item["entry_point"]}` and can call your helper. {UNSEEN}
 
 {problem.strip()}
 
 Write the helper:
 - It is named `aux`, does a useful part of the work, and returns its result.
-- Answer with the Python code of the function alone: no explanation, no code fence, no tests, no `{item["entry_point"]}`.
+- Answer with the Python code of the function alone: no explanation, no code fence, no tests, \
+no `{item["entry_point"]}`.
 
 The answer has this form:
 
@@ -68,8 +69,8 @@ Your answer:
 def main_prompt(item: dict, problem: str) -> str:
     """Returns the first prompt of the main agent in a team with an aux agent."""
     return f"""\
-Two programmers solve the problem below together. You write `{item["entry_point"]}`, your partner writes a helper function \
-`aux(...)` that you can call. {UNSEEN}
+Two programmers solve the problem below together. You write `{item["entry_point"]}`, your partner writes a \
+helper function `aux(...)` that you can call. {UNSEEN}
 
 {problem.strip()}
 

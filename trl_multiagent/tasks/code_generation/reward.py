@@ -344,9 +344,9 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     )
 
 
-# The analysis of an answer. The program is joined in the order prompt, aux, main, so the last definition of a name counts.
-# Main's entry point replaces one that aux wrote; an `aux` that main defines is main's own function, and calling it is no
-# collaboration
+# The analysis of an answer. The program is joined in the order prompt, aux, main, so the last definition of a name
+# counts. Main's entry point replaces one that aux wrote; an `aux` that main defines is main's own function, and
+# calling it is no collaboration
 
 
 def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_completion: str) -> Analysis:

@@ -161,8 +161,8 @@ def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch
 
 def split_rows(rows: Sequence[Row], number: int, size: int) -> list[Sequence[Row]]:
     """
-    Splits rows into `number` parts of at most `size` rows, which are filled in order. The siblings of a node are in one
-    part if the parts have room for that.
+    Splits rows into `number` parts of at most `size` rows, which are filled in order. The siblings of a node are in
+    one part if the parts have room for that.
     """
     parts = []
     for later in reversed(range(number)):
@@ -188,9 +188,9 @@ def agent_tensors(
     sampling_logps: bool = False,
 ) -> AgentTensors:
     """
-    Builds the tensors of one agent. Without rows, they have one row of padding. `mask_truncated` leaves out completions
-    that end neither with one of `eos_token_ids` nor with a stop string. `sampling_logps` adds the log-probabilities of
-    the engine.
+    Builds the tensors of one agent. Without rows, they have one row of padding. `mask_truncated` leaves out
+    completions that end neither with one of `eos_token_ids` nor with a stop string. `sampling_logps` adds the
+    log-probabilities of the engine.
     """
     rows = rows or [Row(0, {role: Samples([pad_token_id], [[]], [""], [[]])}, 0, {})]
     samples = [row.samples[role] for row in rows]

@@ -435,7 +435,8 @@ class CheckpointMixin(Trainer):
         missing = [k for k in parts if not (unfinished / PROCESS_FILE.format(k)).is_file()]
         if self.args.should_save and missing:
             logger.warning_once(
-                f"The checkpoints in {finished.parent} lack the parts of processes {', '.join(map(str, missing))}, whose "
+                f"The checkpoints in {finished.parent} lack the parts of processes "
+                f"{', '.join(map(str, missing))}, whose "
                 "nodes have another folder of this name: no run can resume from them. Set `save_on_each_node=True`."
             )
         if self.args.should_save:

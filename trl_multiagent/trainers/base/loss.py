@@ -22,7 +22,7 @@ The loss of the rows, with T tokens in a completion that count, is
 | --- | --- | --- |
 | `"luspo"` | mean over rows of sum_t l_t | [LUSPO](https://huggingface.co/papers/2602.05261) |
 | `"grpo"` | mean over rows of (1 / T) sum_t l_t | [GRPO](https://huggingface.co/papers/2402.03300) |
-| `"dr_grpo"` | mean over rows of (1 / max_completion_length) sum_t l_t | [Dr. GRPO](https://huggingface.co/papers/2503.20783) |
+| `"dr_grpo"` | mean over rows of sum_t l_t / length limit | [Dr. GRPO](https://huggingface.co/papers/2503.20783) |
 | `"dapo"` | mean over the tokens of all rows of l_t | [DAPO](https://huggingface.co/papers/2503.14476) |
 
 Tests compare it with the losses of TRL's `GRPOTrainer` and `RLOOTrainer`.

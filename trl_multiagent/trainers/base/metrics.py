@@ -159,7 +159,8 @@ def rollout_totals(
             add_rewards(values, turn, node)
             if training:
                 values[f"turn_{turn}/early_terminated"].append(float(node.ended_early))
-                add_contributions(values, node)
+                for name, value in contributions(node).items():
+                    values[name].append(value)
             for outcome in node.outcomes:
                 for name, value in outcome.metrics.items():
                     values[f"turn_{turn}/{name}"].append(value)
@@ -229,70 +230,42 @@ def digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
 
 
-@dataclass(frozen=True)
-class Contributions:
+def contributions(node: Node) -> dict[str, float]:
     """
-    The variance of a node's rewards and its parts, in squared units of the reward.
+    Splits the variance of a node's rewards, in squared units of the reward. Returns nothing if the joint actions are
+    not all combinations of at least two completions of at least two agents, or if not all have one reward for the
+    team.
 
     In a node of kind `cross`, every completion of an agent meets every combination of the others' completions. The
     rewards are then a full factorial design with one factor per agent, and their variance is the sum of the effects of
     all subsets of agents (Sobol 1993; Efron and Stein 1981). All variances are those of the G^N rewards themselves,
     divided by their number. They are not corrected for the finite number of completions, so an interaction also adds a
     share of about 1/G to the main effects.
-    """
 
-    variance: float
-    main: list[float]  # for each agent, the variance of the mean reward of its completions
-    # For each agent, the mean variance over its completions while the others' are fixed. Zero if the reward does not
-    # depend on its answer
-    total: list[float]
-
-    @property
-    def interaction(self) -> float:
-        """The variance that no agent explains alone."""
-        return max(0.0, self.variance - sum(self.main))
-
-
-def contributions(node: Node) -> Contributions | None:
-    """
-    Computes the contributions of the agents at a node with rewards. Returns `None` if each agent has a reward of its
-    own, or if the joint actions are not all combinations of at least two completions of at least two agents.
+    An agent's `contribution` is the variance of the mean reward of its completions. Its `total_contribution` is the
+    mean variance over its completions while the others' are fixed, which is zero if the reward does not depend on its
+    answer. No agent explains the interaction alone.
     """
     num_agents, size = len(node.indices[0]), 1 + max(index[0] for index in node.indices)
-    if (
-        node.role_rewards
-        or num_agents < 2
-        or size < 2
-        or sorted(node.indices) != [*itertools.product(range(size), repeat=num_agents)]
-    ):
-        return None
+    is_whole = sorted(node.indices) == [*itertools.product(range(size), repeat=num_agents)]
+    if num_agents < 2 or size < 2 or not is_whole or node.role_rewards or len(known(node.rewards)) < len(node.rewards):
+        return {}
     rewards = np.empty([size] * num_agents)
     for index, reward in zip(node.indices, node.rewards, strict=True):
         rewards[index] = reward
-    agents = range(num_agents)
-    other_axes = [tuple(other for other in agents if other != agent) for agent in agents]
-    return Contributions(
-        variance=float(variances(rewards.ravel(), 0)),
-        main=[float(variances(rewards.mean(axis=axes), 0)) for axes in other_axes],
-        total=[float(variances(rewards, agent).mean()) for agent in agents],
-    )
+    variance = float(variances(rewards.ravel(), 0))
+    parts = {"team/reward_variance": variance, "team/interaction": variance}
+    for agent, role in enumerate(node.samples):
+        others = tuple(other for other in range(num_agents) if other != agent)
+        parts[f"agents/{role}/contribution"] = float(variances(rewards.mean(axis=others), 0))
+        parts[f"agents/{role}/total_contribution"] = float(variances(rewards, agent).mean())
+        parts["team/interaction"] -= parts[f"agents/{role}/contribution"]
+    return {name: max(0.0, value) for name, value in parts.items()}
 
 
 def variances(values: np.ndarray, axis: int) -> np.ndarray:
     """Computes population variances along an axis. They are exactly zero where all values are equal."""
     return np.where(np.ptp(values, axis=axis) == 0.0, 0.0, values.var(axis=axis))
-
-
-def add_contributions(values: dict[str, list[float]], node: Node) -> None:
-    """Adds the contribution of each agent to the variance of a node's rewards."""
-    parts = contributions(node)
-    if parts is None or math.isnan(parts.variance):  # the joint actions are not all combinations, or one has no reward
-        return
-    values["team/reward_variance"].append(parts.variance)
-    values["team/interaction"].append(parts.interaction)
-    for role, main, total in zip(node.samples, parts.main, parts.total, strict=True):
-        values[f"agents/{role}/contribution"].append(main)
-        values[f"agents/{role}/total_contribution"].append(total)
 
 
 def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
@@ -447,7 +420,8 @@ class Observer:
         trainer = self.trainer
         problem = (
             f"Step {trainer.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent {role!r} "
-            f"differ from the policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of "
+            f"differ from the policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios are "
+            "outside of "
             f"the bounds of the sampling correction (limits: {LARGEST_DIFFERENCE} nats, {LARGEST_SHARE_OUTSIDE:.0%}). "
             "vLLM has other weights than the trainer: restart it with the agent's own model, and resume. If only its "
             "precision differs, set `vllm_importance_sampling_mode: token_truncate`, or weaken `top_p` and the like."
@@ -582,8 +556,8 @@ class Alarms(TrainerCallback):
 
     def conditions(self, logs: Sequence[Log], limit: int) -> dict[str, str]:
         """
-        Returns the alarm conditions that hold in all of 20 successive log entries, with a message for each. Completions
-        count as broken after fewer entries. `limit`: the largest number of tokens of a completion.
+        Returns the alarm conditions that hold in all of 20 successive log entries, with a message for each.
+        Completions count as broken after fewer entries. `limit`: the largest number of tokens of a completion.
         """
         found = self.broken(logs, limit)
         if len(logs) < WINDOW:

@@ -259,8 +259,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         agents = f", {num_agents} agents" if exponent > 1 else ""
         raise ValueError(
             f"the rollout tree of an item is too large: `num_generations` {self.num_generations}, `num_turns` "
-            f"{self.num_turns}{agents} and `joint_mode` {self.joint_mode!r} make {' + '.join(terms)} joint actions, but "
-            f"`max_joint_actions` is {self.max_joint_actions}. Lower `num_generations` or `num_turns`, set `handoff`, or "
+            f"{self.num_turns}{agents} and `joint_mode` {self.joint_mode!r} make {' + '.join(terms)} joint "
+            "actions, but "
+            f"`max_joint_actions` is {self.max_joint_actions}. Lower `num_generations` or `num_turns`, set "
+            "`handoff`, or "
             "raise `max_joint_actions`."
         )
 

@@ -343,7 +343,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             rows_of_parts = split_rows(own_rows[role], number, size)
             parts = [self._tensors(part, role) for part in rows_of_parts]
             for batch, tensors in zip(batches, parts, strict=True):
-                # The loss is a mean over the rows, or tokens, of all processes, but gradients are averaged over processes
+                # The loss is a mean over the rows, or tokens, of all processes, but gradients are averaged over
+                # processes
                 tensors.num_rows = max(1, num_rows) / accelerator.num_processes
                 tensors.num_tokens = max(1, num_tokens) / accelerator.num_processes
                 batch.agents[role] = tensors
@@ -548,6 +549,8 @@ def check_inputs(
     """
     check_team(team, environment, args.num_agents)
     environment.check_turns(args.num_turns)
+    with environment.playing(args.num_turns, args.branching == "episodes"):
+        pass  # a workflow that cannot be replayed says so
     check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
     if args.use_vllm:

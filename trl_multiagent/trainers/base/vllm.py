@@ -554,7 +554,8 @@ def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutCo
         server_urls(groups, args)
     elif args.vllm_enable_sleep_mode and len(groups) > 1:
         raise ValueError(
-            f"`vllm_enable_sleep_mode` works with one engine per process, and the team's {len(groups)} models need one "
+            f"`vllm_enable_sleep_mode` works with one engine per process, and the team's {len(groups)} models "
+            "need one "
             "each. Turn it off, let the agents share a model, or use `vllm_mode='server'`."
         )
     for role, model in policies.items():

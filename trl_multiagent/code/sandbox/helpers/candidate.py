@@ -31,8 +31,8 @@ OWN_FRAMES = 15  # stack frames of this module and the zygote, which are added t
 # it
 _SUSPICIOUS = tuple(
     """
-open os. subprocess. socket.connect socket.bind socket.sendto ctypes. shutil. code.__new__ resource. gc.get_ fcntl. mmap. pty.
-signal.pthread_kill sys._current_frames sys.settrace sys.setprofile
+open os. subprocess. socket.connect socket.bind socket.sendto ctypes. shutil. code.__new__ resource. gc.get_ fcntl.
+mmap. pty. signal.pthread_kill sys._current_frames sys.settrace sys.setprofile
 """.split()
 )
 _IN_FOLDER = ("open", "shutil.", "os.listdir", "os.mkdir", "os.re", "os.rmdir", "os.scandir", "os.utime", "os.walk")

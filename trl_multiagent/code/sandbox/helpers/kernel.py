@@ -111,18 +111,18 @@ rt_sigreturn:15:139:a ioctl:16:29:aV access:21:-:vf pipe:22:-:a select:23:-:a sc
 madvise:28:233:a dup:32:23:a dup2:33:-:v nanosleep:35:101:a getitimer:36:102:a alarm:37:-:a setitimer:38:103:a
 getpid:39:172:a sendto:44:206:a recvfrom:45:207:a sendmsg:46:211:zv recvmsg:47:212:zv socketpair:53:199:a
 getsockname:51:204:a getsockopt:55:209:a clone:56:220:aZ exit:60:93:a wait4:61:260:z kill:62:129:z uname:63:160:a
-fcntl:72:25:ZVf getcwd:79:17:a readlink:89:-:v gettimeofday:96:169:a getrusage:98:165:a sysinfo:99:179:a times:100:153:a
-getuid:102:174:a getgid:104:176:a geteuid:107:175:a getegid:108:177:a setpgid:109:154:z getppid:110:173:a
-sigaltstack:131:132:a setpriority:141:140:z prctl:157:167:z gettid:186:178:a futex:202:98:a sched_getaffinity:204:123:a
-getdents64:217:61:zvf pread64:17:67:f pwrite64:18:68:f fsync:74:82:f fdatasync:75:83:f ftruncate:77:46:f chdir:80:49:e
-rename:82:-:f mkdir:83:-:f rmdir:84:-:f unlink:87:-:f chmod:90:-:ew mkdirat:258:34:f unlinkat:263:35:f renameat:264:38:f
-fchmodat:268:53:ew utimensat:280:88:f landlock_create_ruleset:444:444:e landlock_add_rule:445:445:e
-landlock_restrict_self:446:446:e
-set_tid_address:218:96:a restart_syscall:219:128:a clock_gettime:228:113:a clock_getres:229:114:a
-clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a epoll_ctl:233:21:a openat:257:56:zvF newfstatat:262:79:zvf
-readlinkat:267:78:v faccessat:269:48:vf pselect6:270:72:a ppoll:271:73:a set_robust_list:273:99:a epoll_pwait:281:22:a
-eventfd2:290:19:a epoll_create1:291:20:a dup3:292:24:v pipe2:293:59:a prlimit64:302:261:z getrandom:318:278:a
-membarrier:324:283:a statx:332:291:vf rseq:334:293:a clone3:435:435:- faccessat2:439:439:vf
+fcntl:72:25:ZVf getcwd:79:17:a readlink:89:-:v gettimeofday:96:169:a getrusage:98:165:a sysinfo:99:179:a
+times:100:153:a getuid:102:174:a getgid:104:176:a geteuid:107:175:a getegid:108:177:a setpgid:109:154:z
+getppid:110:173:a sigaltstack:131:132:a setpriority:141:140:z prctl:157:167:z gettid:186:178:a futex:202:98:a
+sched_getaffinity:204:123:a getdents64:217:61:zvf pread64:17:67:f pwrite64:18:68:f fsync:74:82:f fdatasync:75:83:f
+ftruncate:77:46:f chdir:80:49:e rename:82:-:f mkdir:83:-:f rmdir:84:-:f unlink:87:-:f chmod:90:-:ew mkdirat:258:34:f
+unlinkat:263:35:f renameat:264:38:f fchmodat:268:53:ew utimensat:280:88:f landlock_create_ruleset:444:444:e
+landlock_add_rule:445:445:e landlock_restrict_self:446:446:e set_tid_address:218:96:a restart_syscall:219:128:a
+clock_gettime:228:113:a clock_getres:229:114:a clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a
+epoll_ctl:233:21:a openat:257:56:zvF newfstatat:262:79:zvf readlinkat:267:78:v faccessat:269:48:vf pselect6:270:72:a
+ppoll:271:73:a set_robust_list:273:99:a epoll_pwait:281:22:a eventfd2:290:19:a epoll_create1:291:20:a dup3:292:24:v
+pipe2:293:59:a prlimit64:302:261:z getrandom:318:278:a membarrier:324:283:a statx:332:291:vf rseq:334:293:a
+clone3:435:435:- faccessat2:439:439:vf
 """
 _ENTRIES = [entry.split(":") for entry in _CALLS.split()] if _FIELD else []
 _WHO = {entry[0]: entry[3] for entry in _ENTRIES}

@@ -1,6 +1,7 @@
 """
-A candidate's process, as the verifier sees it: messages to it and from it, the time that a check takes, and what ends a
-call or a run before its time. None of these exceptions is an `Exception`, so that checks do not catch them by chance.
+A candidate's process, as the verifier sees it: messages to it and from it, the time that a check takes, and what ends
+a call or a run before its time. None of these exceptions is an `Exception`, so that checks do not catch them by
+chance.
 """
 
 import contextlib
