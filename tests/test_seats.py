@@ -220,7 +220,7 @@ def test_a_seat_takes_a_folder(tmp_path):
     team = tiny_team(("x", "y"))
     team.save_pretrained(tmp_path / "team")
     branches = [Branch({"id": k}, (), {"b": f"Task {k}:"}) for k in range(3)]
-    seat = TeamSeat(str(tmp_path / "team"), agent="y", seed=3, max_new_tokens=6)
+    seat = TeamSeat(tmp_path / "team", agent="y", seed=3, max_new_tokens=6)
     generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 6}), seed=3)
     same = TeamSeat(lambda: TeamSampler(team, generator), "team", "y")
     assert seat.sampler is None and seat.answer("b", branches) == same.answer("b", branches)
