@@ -48,6 +48,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     other roles, or there is no saved team.
     """
     policy, roles = config.comparator_policy, team.roles
+    facts: dict[str, Any]
     if policy is None:
         return None
     is_central = config.comparator_generation_mode == "centralized"  # one model answers for all roles, in one text
@@ -55,8 +56,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
         client = EndpointClient(
             config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
         )
-        name, other = f"api:{client.endpoint.model}", None
-        facts: dict[str, Any] = {"comparator endpoint": client.endpoint.parameters}
+        name, other, facts = f"api:{client.endpoint.model}", None, {"comparator endpoint": client.endpoint.parameters}
         sample: Sampler = partial(ask_model, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
         name, other = _other_team(team, config, round, [SOLO] if is_central else roles)
