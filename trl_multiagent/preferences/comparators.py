@@ -18,6 +18,7 @@ from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import ask_endpoint
+from trl_multiagent.rollout.trace import item_id
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import load_player, one_line
@@ -109,8 +110,9 @@ def ask_model(
     Samples completions of a model at an endpoint, with one request per completion, all sent at the same time. For
     `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
     """
-    prompts = [prompt for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
-    texts = iter(ask_endpoint(client, prompts, seed, "The comparator"))
+    asked = [(node, prompt) for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
+    seeds = [f"{seed}/{item_id(node.item)}" for node, _ in asked]
+    texts = iter(ask_endpoint(client, [prompt for _, prompt in asked], seeds, "The comparator"))
     samples: dict[str, list[Samples]] = {}
     for node in nodes:
         for role in node.prompts:
