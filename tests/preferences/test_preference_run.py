@@ -105,7 +105,7 @@ def test_wrong_preferences_are_one_line_before_anything_is_loaded(capsys, run, t
     Path("rows.jsonl").write_text(json.dumps(texts | {"main_rejected": None}))
     for flags in ([], ["--dry_run"]):
         for name, problem in (
-            ("rows.csv", "rows.csv is not a .jsonl, .json or .parquet file"),
+            ("rows.csv", "There are no preferences in rows.csv. Give a folder"),
             ("rows.jsonl", "Row 0 of `rows.jsonl`: 'main_rejected' is None"),
             ("no/dataset", "Couldn't reach 'no/dataset' on the Hub"),
         ):

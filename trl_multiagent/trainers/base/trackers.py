@@ -108,6 +108,11 @@ class RewardProgressCallback(ProgressCallback):
         self.names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
         self.latest: dict[str, str] = {}
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin(*args, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description("Training")
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any
     ) -> None:
