@@ -25,8 +25,8 @@ class TeamSeat(Seat):
     Plays a role with an agent of a team that is not trained. The team is loaded when it is first needed.
 
     Args:
-        team (`str`, `Path` or `Callable[[], TeamSampler]`): Folder or id of a saved team or of a model, or a function that
-            makes the sampler of a team.
+        team (`str`, `Path` or `Callable[[], TeamSampler]`): Folder or id of a saved team or of a model, or a
+            function that makes the sampler of a team.
         name (`str`, *optional*): What a resumed run compares. By default `team`, or the name of the function.
         agent (`str`, *optional*): The role of the agent in the team. By default the role of the seat.
         loader ([`TeamLoader`], *optional*): Loads the team.
