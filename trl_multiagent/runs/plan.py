@@ -257,7 +257,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     frozen = sum(x.own for role, x in counted.items() if role in frozen_roles)
     largest = max(agents.values(), key=lambda x: x.own + x.base)
     prompt = longest_prompt(run, {role: x.name for role, x in agents.items()}, environment, items)
-    base_bytes = 4.0 if loader.base_dtype == "float32" else 2.0
+    base_bytes = 4.0 if loader.torch_dtype == "float32" else 2.0  # on a GPU, bfloat16 is the default
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
     dimensions = largest.model.config.get_text_config()
