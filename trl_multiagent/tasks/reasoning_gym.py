@@ -35,8 +35,7 @@ class Puzzles(Seeds):
         from reasoning_gym import create_dataset
 
         with OwnDraws(seed):  # some generators draw from the global random numbers
-            name = str(self.name).removeprefix("reasoning_gym:")
-            generator = create_dataset(name, size=1, seed=seed, **(self.options or {}))
+            generator = create_dataset(str(self.name).split(":")[-1], size=1, seed=seed, **(self.options or {}))
             return generator, generator[0]
 
     def row(self, seed: int) -> dict:
@@ -73,10 +72,9 @@ def make_environment(settings: TaskSettings) -> WorkflowEnvironment:
                 answer = await agents.solver(f"A checker says: {verdict}\nAnswer again, in the same form.")
                 score = verify(item, answer)
         agents.log("passed", score == 1)
-        agents.log("first_score", first)
         return {"solver": score, "checker": float(accepted == (first == 1))}
 
-    return WorkflowEnvironment(solve_and_check, ROLES, metric_ranges={"first_score": (0.0, 1.0)})
+    return WorkflowEnvironment(solve_and_check, ROLES)
 
 
 TASK = Task(make_environment, load_datasets, settings={"dataset": Puzzles}, roles=ROLES)
