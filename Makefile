@@ -40,9 +40,9 @@ demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
 	$(VENV)/bin/accelerate launch --config_file accelerate_configs/single.yaml \
 		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
 
-# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, the clients of endpoints, and the site
+# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, the clients of endpoints, games, puzzles, and the site
 $(VENV)/.extras: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,docs,endpoints,quantization]"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,docs,endpoints,games,puzzles,quantization]"
 	@touch $@
 
 test: $(VENV)/.extras  ## Run the tests

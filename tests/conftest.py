@@ -73,6 +73,7 @@ def own_modules(tmp_path_factory):
     """
     before = set(sys.modules)
     yield
+    os.environ.pop("PYTHONSAFEPATH", None)  # a command sets it for the processes that it starts
     folder = str(tmp_path_factory.getbasetemp())
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):

@@ -1,9 +1,11 @@
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trl_multiagent import __version__, cli
+from trl_multiagent.environments.imports import import_object
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +46,7 @@ def launched(monkeypatch):
     """The arguments of every launch, none of which starts a process."""
     launched = []
     monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
+    monkeypatch.setenv(*cli.SAFE_PATH)  # is restored after the test
     return launched
 
 
@@ -56,6 +59,18 @@ def test_train_launches_every_algorithm_with_the_arguments_in_order(launched, co
     assert Path(arguments.config_file).resolve() == ROOT / "accelerate_configs" / "ddp.yaml"
     assert arguments.module and arguments.training_script == "trl_multiagent.cli"
     assert arguments.training_script_args == ["run", "marloo", *recipe_arguments]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no such option")
+def test_launched_processes_take_no_modules_from_the_working_directory(launched, tmp_path, monkeypatch):
+    cli.main(["train", "magrpo", "--config", "magrpo_he"])
+    assert len(launched) == 1
+    monkeypatch.chdir(tmp_path)
+    Path("argparse.py").write_text("raise SystemExit(3)")
+    Path("trl_multiagent").mkdir()
+    Path("trl_multiagent/__init__.py").write_text("raise SystemExit(4)")
+    assert subprocess.run([sys.executable, "-m", "trl_multiagent.cli", "--version"]).returncode == 0
+    assert import_object("task", "trl_multiagent.demo.task:TASK") and str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(
@@ -137,6 +152,7 @@ def test_a_run_that_fails_or_is_ended_is_one_message(error, code, line, monkeypa
         raise error
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", fail)
+    monkeypatch.setenv(*cli.SAFE_PATH)
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["train", "magrpo", *DEMO])
     assert exit_info.value.code == code

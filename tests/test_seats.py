@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from trl_multiagent import (
+    EndpointSeat,
     Environment,
     FunctionEnvironment,
     FunctionSeat,
@@ -14,14 +15,16 @@ from trl_multiagent import (
     SeatedEnvironment,
     TeamSeat,
 )
+from trl_multiagent.endpoints import Answer
 from trl_multiagent.environments.base import Turn, ask, judge
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.preferences.comparators import ask_model
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import Branch
-from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes, play_episodes, turns_of_episodes
+from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes, play_episodes, turns_of_episodes
 
 from by_hand import distance, one_update, reference_gradients
-from tiny import AsciiGame, tiny_team, tiny_trainer
+from tiny import AsciiGame, byte_tokenizer, tiny_team, tiny_trainer
 
 
 class Dialogue(Environment):
@@ -217,7 +220,7 @@ def test_a_seat_takes_a_folder(tmp_path):
     team = tiny_team(("x", "y"))
     team.save_pretrained(tmp_path / "team")
     branches = [Branch({"id": k}, (), {"b": f"Task {k}:"}) for k in range(3)]
-    seat = TeamSeat(str(tmp_path / "team"), agent="y", seed=3, max_new_tokens=6)
+    seat = TeamSeat(tmp_path / "team", agent="y", seed=3, max_new_tokens=6)
     generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 6}), seed=3)
     same = TeamSeat(lambda: TeamSampler(team, generator), "team", "y")
     assert seat.sampler is None and seat.answer("b", branches) == same.answer("b", branches)
@@ -252,6 +255,23 @@ def test_two_seats_of_one_agent_are_two_players():
     items = [{"id": k, "x": k} for k in range(8)]
     outcomes = judge(SeatedEnvironment(task, seats), items, [{"a": "w"}] * 8, [()] * 8)
     assert all(outcome.extra["answer/b"] != outcome.extra["answer/c"] for outcome in outcomes)
+
+
+class Echo:
+    """An endpoint whose answers are the names of the questions' files."""
+
+    def ask(self, questions, stop_at_failure):
+        return [Answer(question.key({}), 0, 0) for question in questions]
+
+
+def test_an_endpoint_draws_by_item():
+    """Also if the items come in different batches or processes, with equal prompts. The same item is drawn again."""
+    seat = EndpointSeat(Echo())
+    one, two, again = (seat.answer("b", [Branch({"id": k}, (), {"b": "Open:"})] * 2) for k in (1, 2, 1))
+    assert len({*one, *two}) == 4 and one == again
+    nodes = [Node({"id": k}, (), {"b": "Open:"}) for k in (1, 2)]
+    first, second = (ask_model(Echo(), byte_tokenizer(), "0", [node], 2)["b"][0].texts for node in nodes)
+    assert len({*first, *second}) == 4
 
 
 def test_two_populations_draw_apart_and_are_asked_for_their_members_once_per_batch():

@@ -600,3 +600,10 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path):
     ids = torch.arange(8)[None]
     assert torch.equal(again.agents["main"](ids).logits, team.agents["main"](ids).logits)
     assert torch.equal(again.agents["aux"].get_input_embeddings().weight, model.get_input_embeddings().weight)
+    # A saved adapter needs the file for its base, a full agent beside it does not
+    mixed = AgentTeam.from_pretrained(
+        folder, ["aux", "main"], {"aux": LoraConfig(target_modules="all-linear")}, gguf_file="model.gguf"
+    )
+    mixed.save_pretrained(tmp_path / "mixed")
+    again = AgentTeam.from_pretrained(tmp_path / "mixed", gguf_file="model.gguf")
+    assert all(torch.equal(x, y) for x, y in zip(again.parameters(), mixed.parameters(), strict=True))

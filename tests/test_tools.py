@@ -2,6 +2,7 @@
 
 import ast
 import json
+import time
 from functools import partial
 
 import pytest
@@ -115,6 +116,13 @@ def test_calls_in_the_forms_of_models(form):
 )
 def test_what_is_missing_in_a_call_is_named(text, message):
     assert message in ast.literal_eval(results(text))["error"]
+
+
+@pytest.mark.parametrize("unit", ["guess", "<parameter=a>\n", "<parameter=", "<arg_key>a</arg_key><arg_value>b"])
+def test_long_answers_without_an_end_are_read_at_once(unit):
+    start = time.perf_counter()
+    assert "error" in results("<tool_call>" + unit * (60000 // len(unit)))
+    assert time.perf_counter() - start < 3  # 20 to 500 seconds if every beginning were followed to the end
 
 
 @pytest.mark.parametrize("text", ['{"name": "Bob", "age": 3}', "[1, 2]", "{not JSON", "Hm: {}"])

@@ -31,7 +31,7 @@ from trl.trainer.utils import RepeatSampler, add_fused_lm_head, create_model_fro
 from trl_multiagent import JointRewardTrainer, MADPOTrainer, MAGRPOTrainer
 from trl_multiagent.trainers.base.rollout_config import RESERVED
 from trl_multiagent.trainers.base.vllm import AdapterGeneration
-from trl_multiagent.trainers.madpo_config import LOSS_TYPES, REFUSED_LOSS_TYPES
+from trl_multiagent.trainers.madpo_config import LOSS_TYPES
 
 
 # The methods that are overridden, by the class that overrides them and the one that has them
@@ -44,7 +44,7 @@ OVERRIDDEN = {
         _prepare_dataset _precompute_ref_logps compute_loss prediction_step log
     """,
     (JointRewardTrainer, RewardTrainer): """
-        _prepare_dataset _set_signature_columns_if_needed compute_loss log _save_checkpoint create_model_card
+        _prepare_dataset compute_loss log _save_checkpoint create_model_card
     """,
     (MAGRPOTrainer, Trainer): """
         _save _load_from_checkpoint _load_best_model _push_from_checkpoint push_to_hub init_hf_repo _get_grad_norm
@@ -141,7 +141,7 @@ def test_attributes_are_where_they_were(owner):
 def test_the_losses_of_dpo_are_known():
     """A new one is a function of joint log-ratios, or has to be refused."""
     source = inspect.getsource(DPOTrainer._compute_loss)
-    known = {*LOSS_TYPES, *REFUSED_LOSS_TYPES}
+    known = {*LOSS_TYPES, "aot", "aot_unpaired"}
     assert set(re.findall(r'loss_type == "(\w+)"', source)) == known, ADVICE
 
 

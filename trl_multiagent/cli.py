@@ -38,10 +38,16 @@ TASKS = {
     "writing": "trl_multiagent.tasks.writing:TASK",
     "needed": "trl_multiagent.tasks.needed:TASK",
     "functions": "trl_multiagent.environments.yaml_task:TASK",
+    "textarena": "trl_multiagent.tasks.textarena:TASK",
+    "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
 }
 
 # `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step
 SECONDS_TO_END = "3600"
+
+# From Python 3.11 on, processes started with `python -m` and this variable do not look for modules in the working
+# directory, which may hold a stranger's files
+SAFE_PATH = ("PYTHONSAFEPATH", "trl-multiagent")
 
 # The commands, with their help
 COMMANDS = {
@@ -160,6 +166,7 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
         file = config_file("--accelerate_config", "ddp", ACCELERATE)
     flags = [*(["--config_file", file] if file else []), *(["--num_processes", str(number)] if number else [])]
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_END)
+    os.environ.setdefault(*SAFE_PATH)
     try:
         with leaving_signals_to_children():
             launch_command(launch_command_parser().parse_args([*flags, "--module", "trl_multiagent.cli", *command]))
@@ -246,6 +253,7 @@ def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], jobs:
     if name not in known:
         fail("trl-multiagent reproduce", f"there is no experiment {name!r}: choose one of {', '.join(known)}.")
     folder = output_dir or Path("outputs") / "reproduce" / name
+    os.environ.setdefault(*SAFE_PATH)
     sys.exit(run_experiment(name, TASKS, seeds, jobs, folder, rest))
 
 
@@ -261,6 +269,7 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
 
         given = {name: vars(options)[name] for name in ("accelerate_config", "num_processes")}
         flags = [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
+        os.environ.setdefault(*SAFE_PATH)
         status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, options.jobs, flags)
         if status or "--dry_run" in argv:
             sys.exit(status)
@@ -290,6 +299,8 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    if os.environ.get(SAFE_PATH[0]) == SAFE_PATH[1]:
+        del os.environ[SAFE_PATH[0]]  # programs that the user's code starts are as usual
     with end_on_signal("trl-multiagent", list):  # for the time of imports; a run handles signals itself
         run_command(sys.argv[1:] if argv is None else list(argv))
 

@@ -204,14 +204,14 @@ def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
     if hint is int:
         bounds = {"le": LARGEST_INTEGER, **bounds}
     differ = AfterValidator(functools.partial(_differ, limits.get("ne")))
-    return Annotated[hint, Field(**bounds), BeforeValidator(_read_number), differ]
+    return Annotated[hint, Field(**bounds), BeforeValidator(read_number), differ]
 
 
 def _read_no(value: Any) -> Any:
     return "no" if value is False else value  # YAML reads a bare `no` as false
 
 
-def _read_number(value: Any) -> Any:
+def read_number(value: Any) -> Any:
     """Converts a text such as 1e-5 to a number. YAML reads it as text, because it has no point."""
     is_number = isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value)
     return float(value) if is_number else value

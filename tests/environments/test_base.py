@@ -62,6 +62,8 @@ def test_a_template_that_needs_a_missing_column_says_which():
         ("About {topic}", {"topic": None}, "'topic' is None in this item"),
         ("About {topic[sea]}", {"topic": {"sea": None}}, "'topic[sea]' is None in this item"),
         ("About {level:.1f}", {"level": float("nan")}, "'level' is nan in this item"),
+        ("About {topics}", {"topics": ["sea", {"name": None}]}, "'topics' is ['sea', {'name': None}] in this item"),
+        ("About {topic}", {"topic": b"sea"}, "'topic' is b'sea' in this item"),
         ('Answer with {"x": 1}', {"x": 1}, """needs the column '"x"'; items have x. Write {column} for a column's"""),
     ],
 )

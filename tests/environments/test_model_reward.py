@@ -1,16 +1,11 @@
 """The environment whose reward in training comes from a model, and the comparison of its reward with the task's."""
 
-import logging
-
 import pytest
-from transformers import TrainerState
-from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.base import ScoringContext, judge, scoring
-from trl_multiagent.environments.reward_models import ModelRewardEnvironment, pearson
+from trl_multiagent.environments.reward_models import ModelRewardEnvironment
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.runs.rounds import RewardWatch, is_over_optimized
 
 from tiny import Workflow, tiny_trainer
 
@@ -67,51 +62,9 @@ def test_every_role_acts():
         environment.next_prompts([{"x": "12"}, {"x": "1"}], [(), ()])
 
 
-def test_no_correlation_with_a_constant():
-    assert pearson([1.0, 2.0], [3.0, 3.0]) is None and pearson([1.0], [1.0]) is None
-    assert pearson([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == pytest.approx(1.0)
-
-
-def history(model, task):
-    return [
-        {"step": k, "turn_1/rewards/model": a, "turn_1/rewards/task": b, "rewards/correlation": 0.1}
-        for k, (a, b) in enumerate(zip(model, task, strict=True))
-    ]
-
-
-RISING, FALLING = ([x * k for k in range(30)] for x in (0.1, -0.1))
-FLAT = [0.01 * (k % 3) for k in range(30)]
-
-
-@pytest.mark.parametrize(
-    ("model", "task", "expected"),
-    [
-        (RISING, FALLING, True),
-        (RISING, FLAT[::-1], True),
-        (RISING, RISING, False),
-        (FLAT, FALLING, False),
-        (FALLING, FALLING, False),
-        (RISING[:10], FALLING[:10], False),  # too early to tell
-    ],
-)
-def test_over_optimization(model, task, expected):
-    assert is_over_optimized(model, task) == expected
-
-
-def test_one_warning(caplog):
-    transformers_logging.warning_once.cache_clear()
-    watch, state = RewardWatch(), TrainerState(log_history=[])
-    with caplog.at_level(logging.WARNING):
-        for entry in history(RISING, FALLING):
-            state.log_history.append(entry)
-            watch.on_log(None, state, None)
-    (record,) = caplog.records
-    assert "the team exploits errors of the model" in record.getMessage() and "\n" not in record.getMessage()
-
-
 def test_a_trainer_logs_both(tmp_path):
     environment, _ = wrapped()
-    trainer = tiny_trainer(tmp_path, environment=environment, callbacks=[RewardWatch()])
+    trainer = tiny_trainer(tmp_path, environment=environment)
     trainer.train()
     log = trainer.state.log_history[0]
     assert log["reward"] == log["turn_1/rewards/model"] == pytest.approx(1 - 2 * log["turn_1/rewards/task"])

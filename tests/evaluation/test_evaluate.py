@@ -316,6 +316,9 @@ STRANGE = {
     "external: {mode: expert, expert_base_url: 'http://h'}": "external.mode: 'expert'",
     "sandbox: {min_tier: rlimits}": "sandbox.min_tier: 'rlimits'",
     "evaluation: {output_dir: elsewhere}": "evaluation.output_dir: 'elsewhere'",
+    "evaluation: {output_dir: '12'}": "evaluation.output_dir: '12'",
+    "prompt_files: {main: '12'}": "prompt_files.main: '12'",
+    "task: [strange:TASK]": "task: ['strange:TASK']",
     "poem: {letters: xyz}": "poem.letters: 'xyz'",
 }
 # What a run of this package writes, in its own words and in those of a prompt with a brace

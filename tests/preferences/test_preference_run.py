@@ -11,8 +11,9 @@ from scripts import algorithm_of
 
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
-from trl_multiagent.runs.rounds import decisive_settings
+from trl_multiagent.runs.rounds import FREE_KEYS
 from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.settings.derive import by_path
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
@@ -104,7 +105,7 @@ def test_wrong_preferences_are_one_line_before_anything_is_loaded(capsys, run, t
     Path("rows.jsonl").write_text(json.dumps(texts | {"main_rejected": None}))
     for flags in ([], ["--dry_run"]):
         for name, problem in (
-            ("rows.csv", "rows.csv is not a .jsonl, .json or .parquet file"),
+            ("rows.csv", "There are no preferences in rows.csv. Give a folder"),
             ("rows.jsonl", "Row 0 of `rows.jsonl`: 'main_rejected' is None"),
             ("no/dataset", "Couldn't reach 'no/dataset' on the Hub"),
         ):
@@ -247,4 +248,5 @@ def test_a_round_without_pairs_learns_from_earlier_ones_or_ends(run, capsys):
 def test_settings_that_may_change():
     section = {"beta": 0.1, "logging_steps": 1, "output_dir": "copied"}
     merged = {"seed": 1, "output": {"base_dir": "x"}, "madpo": section}
-    assert decisive_settings(merged, "madpo") == {"seed": 1, "madpo.beta": 0.1}
+    free = ("output", *(f"madpo.{name}" for name in FREE_KEYS))
+    assert by_path(merged, *free) == {"seed": 1, "madpo.beta": 0.1}

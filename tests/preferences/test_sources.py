@@ -39,10 +39,10 @@ def test_a_malformed_row_is_named_with_its_field(tmp_path):
 def test_what_is_not_there(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"There is no file .*rows\.json"):
         load_preferences(str(tmp_path / "rows.json"), ROLES)
-    with pytest.raises(FileNotFoundError, match="There is no folder"):
+    with pytest.raises(FileNotFoundError, match="There are no preferences in"):
         load_preferences(str(tmp_path / "rows"), ROLES)
     (tmp_path / "rows.csv").write_text("aux_prompt")
-    with pytest.raises(ValueError, match=r"rows\.csv is not a \.jsonl, \.json or \.parquet file"):
+    with pytest.raises(FileNotFoundError, match=r"rows\.csv\. Give a folder .* a \.jsonl, \.json or \.parquet file"):
         load_preferences(str(tmp_path / "rows.csv"), ROLES)
     with pytest.raises(ValueError, match="holds no dataset"):
         load_preferences(str(tmp_path), ROLES)

@@ -76,7 +76,7 @@ def test_the_plan_of_a_reward_model(tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.jsonl"]
     with pytest.raises(SystemExit):
         script("reward_model", "--config", "reward_model_demo", "--dry_run")
-    assert "There is no folder outputs/demo_madpo/preferences." in capsys.readouterr().err
+    assert "There are no preferences in outputs/demo_madpo/preferences." in capsys.readouterr().err
 
 
 def test_files_of_the_peer(tmp_path, monkeypatch, capsys):
@@ -142,7 +142,6 @@ def test_the_three_phases(finished):
     model = AutoModelForSequenceClassification.from_pretrained(folder / "_reward_model")
     assert model.config.joint_text["roles"] == ["aux", "main"]
     assert (folder / "_reward_model" / "held_out.json").is_file()
-    assert not list(folder.glob("_reward_model/checkpoint*"))
     assert (folder / "team.json").is_file()
     logs = [log for log in log_history(folder / "checkpoint-2") if "reward" in log]
     assert all(log["reward"] == log["turn_1/rewards/model"] != log["turn_1/rewards/task"] for log in logs)
@@ -223,12 +222,9 @@ def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, ca
         run_recipe("marlhf", TASK, argv, "marlhf")
     assert calls == [{"resume_from_checkpoint": str(checkpoints[-1])}]
     assert (run / "_reward_model" / "complete.json").is_file()
-    for left in ("checkpoint-1", "_unfinished/removed-checkpoint-2"):  # by a kill while checkpoints are removed
-        (run / "_reward_model" / left).mkdir(parents=True)
     with pytest.raises(Stop):
         run_recipe("marlhf", TASK, argv, "marlhf")
-    assert len(calls) == 1 and not list(run.glob("_reward_model/*checkpoint*"))
-    assert not (run / "_reward_model" / "_unfinished").exists()
+    assert len(calls) == 1
 
 
 def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatch):

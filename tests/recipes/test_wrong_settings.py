@@ -123,7 +123,7 @@ maac critics=[a/b,c/d] 2 models for the critics ['central']
 maac maac.critic_form=head set `critic_trains_trunk` to False
 ac ac.num_agents=2 ac trains one agent; IAC trains several.
 madpo madpo.num_turns=2 `madpo.num_turns`
-madpo madpo.preference_dataset=missing There is no folder missing
+madpo madpo.preference_dataset=missing There are no preferences in missing
 madpo_iter madpo_iter.preference_dataset=x every round collects its preferences
 marlhf marlhf.rl_algorithm=ppo `marlhf.rl_algorithm`
 marlhf marlhf.reward_peft={r: 3};marlhf.reward_freeze_backbone=true remove `marlhf.reward_peft`

@@ -8,7 +8,7 @@ import torch
 from accelerate.utils import recursively_apply
 
 from trl_multiagent import IACConfig, IACTrainer, MAGRPOTrainer
-from trl_multiagent.team import single
+from trl_multiagent.team import agent_team
 
 from tiny import team_of, tiny_config, tiny_environment, tiny_items, tiny_trainer
 
@@ -21,14 +21,14 @@ def test_an_agent_computes_on_its_device_and_its_outputs_return(tmp_path, monkey
     for model in trainer.team.base_models:
         model.set_attn_implementation("eager")  # that of torch looks at the mask, which has no data here
     levels = trainer._play_trees(trainer.train_dataset.select(range(2)).to_list())
-    tensors = trainer._make_batch(levels, trainer.advantages(levels)).agents["main"]
+    tensors = trainer._make_batches(levels, trainer.advantages(levels))[0].agents["main"]
     trainer.team.place({"aux": torch.device("cpu"), "main": torch.device("meta")})
 
     def move(x, device):  # what has no data stands for what comes back from another device
         return torch.zeros_like(x, device=device) if x.is_meta else x.to(device)
 
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: False)  # which does not know such a device
-    monkeypatch.setattr(single, "send_to_device", lambda data, device: recursively_apply(move, data, device))
+    monkeypatch.setattr(agent_team, "send_to_device", lambda data, device: recursively_apply(move, data, device))
     logps = trainer._logps(trainer.team, "main", tensors)
     assert logps.device == tensors.completion_ids.device == torch.device("cpu")
     assert logps.shape == tensors.completion_ids.shape

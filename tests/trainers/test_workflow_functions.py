@@ -13,7 +13,7 @@ from trl_multiagent import FunctionSeat, MAGRPOTrainer, Outcome, OutOfTurns, Sea
 from trl_multiagent.environments.function_environment import event_loop
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.players import MessageAblation
-from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Samples, first_nodes, grow_trees, judge_nodes
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero
@@ -369,6 +369,39 @@ def test_seats_play_roles_of_a_workflow():
     environment = SeatedEnvironment(debate(), {"main": FunctionSeat(lambda item, prompt, history: "yes")})
     levels = play(environment, [{"x": "1"}], scripted(ANSWERS), num_episodes=2)
     assert all(node.roles == ("aux",) for level in levels for node in level)
+
+
+@pytest.mark.parametrize("num_episodes", [None, 2], ids=["tree", "episodes"])
+@pytest.mark.parametrize("first", ROLES)
+def test_turns_of_seats_alone_do_not_count(first, num_episodes):
+    @workflow(roles=ROLES)
+    async def talk(item, agents):
+        for k in range(8):  # the seat speaks last, and `aux` has every second turn
+            await agents[(k + ROLES.index(first)) % 2](f"{k}")
+            agents.reward(1.0)
+
+    environment = SeatedEnvironment(talk, {"main": FunctionSeat(lambda item, prompt, history: "no")})
+    for num_turns, out in [(3, 1), (4, 0), (5, 0)]:
+        settings = {"num_turns": num_turns, "num_episodes": num_episodes}
+        levels = [x for x in play(environment, [{"x": "1"}], scripted(ANSWERS), **settings) if x]
+        assert len(levels) == min(num_turns, 4)
+        turns = 8 if not out else 2 * num_turns + (first == "main")
+        for node in levels[0]:
+            assert node.returns[0] == turns
+        assert levels[-1][0].outcomes[0].metrics["out_of_turns"] == out
+
+
+def test_a_seat_may_open_an_episode_that_lives(tmp_path):
+    @workflow(roles=ROLES, live=True, max_open=4)
+    async def run(item, agents):
+        return float(len(await agents.aux(await agents.main("Begin."))))
+
+    environment = SeatedEnvironment(run, {"main": FunctionSeat(lambda item, prompt, history: "no")})
+    assert [node.prompts for node in first_nodes([{"x": "1"}] * 5, environment)] == [{"aux": "no"}] * 5
+    arguments = {"num_turns": 1, "branching": "episodes", "num_generations": 2, "items_per_device": 2}
+    trainer = tiny_trainer(tmp_path, tiny_team(roles=("aux",)), environment, max_steps=1, **arguments)
+    trainer.train()  # it looks at the first prompts before it plays
+    assert trainer.state.global_step == 1
 
 
 def test_a_question_has_settings_of_its_own(tmp_path):

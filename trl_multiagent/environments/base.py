@@ -5,7 +5,7 @@ import json
 import keyword
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -241,7 +241,7 @@ class Environment(ABC):
         return joint_action
 
     def playing(
-        self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None
+        self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
     ) -> contextlib.AbstractContextManager[None]:
         """
         Entered while a batch of trees or episodes is played. An environment that holds episodes closes them at its
@@ -250,7 +250,8 @@ class Environment(ABC):
         Args:
             num_turns (`int`, *optional*): Largest number of turns of a branch.
             are_episodes (`bool`): Whether branches never divide, so that each `item` object belongs to one episode.
-            roles (`Sequence[str]`, *optional*): The roles whose turns count. By default, all.
+            seats (`Collection[str]`, *optional*): Roles that are not trained. `num_turns` does not count turns in
+                which only they act.
         """
         return contextlib.nullcontext()
 
@@ -567,9 +568,9 @@ class EnvironmentWrapper(Environment):
         self.task.check_turns(num_turns)
 
     def playing(
-        self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None
+        self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
     ) -> contextlib.AbstractContextManager[None]:
-        return self.task.playing(num_turns, are_episodes, roles)
+        return self.task.playing(num_turns, are_episodes, seats)
 
     def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
         return self.task.group_rewards(item, histories)

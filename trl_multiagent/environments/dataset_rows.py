@@ -137,7 +137,7 @@ def load_from_hub(name: str, config: str | None, split: str) -> datasets.Dataset
 
     try:
         return datasets.load_dataset(name, config, split=split)
-    except RuntimeError as error:
+    except (RuntimeError, datasets.exceptions.DatasetBuildError) as error:
         raise ValueError(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
 
 

@@ -324,13 +324,20 @@ def fill_template(role: str, template: str, item: dict) -> str:
 
 
 class ColumnFormatter(Formatter):
-    """Formats texts with columns. It refuses a missing value, which would become the word None or nan."""
+    """Formats texts with columns. It refuses values that would become the word None or nan, or b'...'."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         value, used = super().get_field(field_name, args, kwargs)
-        if value is None or (isinstance(value, float) and math.isnan(value)):
+        if is_no_text(value):
             raise ValueError(f"{field_name!r} is {value} in this item; remove such items, or write a function")
         return value, used
+
+
+def is_no_text(value: Any) -> bool:
+    """Returns whether a value, or one in it, is missing or bytes."""
+    if isinstance(value, list | dict):
+        return any(map(is_no_text, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, bytes) or (isinstance(value, float) and math.isnan(value))
 
 
 def fields_of(template: str) -> list[str]:

@@ -19,7 +19,7 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
         raise ValueError(f"`{setting}` names {path!r}; it must have the form package.module:name.")
     folders = [Path.cwd(), *([Path(config).absolute().parent] if config is not None else [])]
     top = module.partition(".")[0]
-    for folder in folders:
+    for folder in folders if top not in sys.modules else ():  # else a folder of this name would not be used
         if (folder / f"{top}.py").is_file() or (folder / top / "__init__.py").is_file():
             if str(folder) not in sys.path:
                 sys.path.insert(0, str(folder))

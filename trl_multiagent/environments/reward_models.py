@@ -3,9 +3,9 @@ Reward models of one agent or of a team, loaded and called as TRL's GRPOTrainer 
 in training comes from such a model.
 """
 
-import math
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from statistics import StatisticsError, correlation
 from typing import Any
@@ -56,16 +56,11 @@ class RewardModel:
         TooLongError: When it is called, if a text is longer than the learned positions of the model.
     """
 
-    joint_text: JointText | None = None  # of a joint reward model
-    roles: tuple[str, ...] | None = None  # the same
-
     def __init__(self, model: str | nn.Module, tokenizer: PreTrainedTokenizerBase | None = None):
         self._placed = not isinstance(model, str)
         if isinstance(model, str) and is_deepspeed_zero3_enabled():
-            raise ValueError(
-                f"Under ZeRO-3, the reward model {model!r} would be loaded in parts. Load it before the training "
-                "arguments are made, and give the model instead of its id."
-            )
+            problem = "would be loaded in parts: load it before the training arguments are made, and give the model"
+            raise ValueError(f"Under ZeRO-3, the reward model {model!r} {problem}.")
         try:
             if isinstance(model, str):
                 model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
@@ -75,14 +70,12 @@ class RewardModel:
             raise ValueError(f"The reward model {show_model(model)} cannot be loaded: {describe(error)}") from error
         self.__name__ = name.rstrip("/").split("/")[-1]
         self.model = model
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         # The reward is read at the last token that is not padding
         self.model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
         wording = self.model.config.to_dict().get(CONFIG_KEY)
-        if wording is not None:
-            self.joint_text = JointText.from_config(wording)
-            self.roles = self.joint_text.roles
+        self.joint_text = None if wording is None else JointText.from_config(wording)  # of a joint reward model
+        self.roles = self.joint_text and self.joint_text.roles
 
     @torch.inference_mode()
     def __call__(self, prompts: list, completions: list, **kwargs: Any) -> list[float]:
@@ -94,13 +87,11 @@ class RewardModel:
         device, training = next(self.model.parameters()).device, self.model.training
         self.model.eval()
         rewards: list[float] = []
-        try:
-            for start in range(0, len(texts), BATCH_SIZE):
-                batch = {"input_ids": texts[start : start + BATCH_SIZE]}
-                inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(device)
-                rewards += self.model(**inputs).logits[:, 0].float().tolist()
-        finally:
-            self.model.train(training)
+        for start in range(0, len(texts), BATCH_SIZE):
+            batch = {"input_ids": texts[start : start + BATCH_SIZE]}
+            inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(device)
+            rewards += self.model(**inputs).logits[:, 0].float().tolist()
+        self.model.train(training)
         return rewards
 
     @cached_property
@@ -140,8 +131,7 @@ class JointRewardModel(RewardModel):
         super().__init__(model, tokenizer)
         if self.joint_text is None:
             raise ValueError(
-                f"{show_model(model)} is not a joint reward model: its configuration has no {CONFIG_KEY!r}, which "
-                "`JointRewardTrainer` writes."
+                f"{show_model(model)} is not a joint reward model: its configuration has no {CONFIG_KEY!r}."
             )
 
 
@@ -167,11 +157,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     """
 
     def __init__(
-        self,
-        task: Environment,
-        reward: Callable[..., list[float]],
-        score_task: bool = True,
-        version: str = "",
+        self, task: Environment, reward: Callable[..., list[float]], score_task: bool = True, version: str = ""
     ):
         super().__init__(task)
         self.reward, self.score_task, self.version = reward, score_task, version
@@ -190,9 +176,8 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         if not self.score_task:
             return [Outcome(score, {MODEL: score}) for score in scores]
         outcomes = judge(self.task, items, joint_actions, histories)
-        rewards = [outcome.reward for outcome in outcomes]
-        r = pearson(scores, rewards)
-        if r is not None:
+        with contextlib.suppress(StatisticsError):  # one of the two is constant
+            r = correlation(scores, [outcome.reward for outcome in outcomes])
             scoring_context().metrics.setdefault(CORRELATION, []).append(r)
         for outcome, score in zip(outcomes, scores, strict=True):
             outcome.metrics |= {MODEL: score, TASK: outcome.reward}
@@ -216,12 +201,3 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         if prompts is None or len(prompts) != len(items):  # the environment was called directly
             prompts = self.task.next_prompts(items, histories)
         return self.reward(prompts=prompts, completions=joint_actions)
-
-
-def pearson(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Computes Pearson's correlation; `None` if one of the two is constant."""
-    try:
-        r = correlation(one, other)
-    except StatisticsError:
-        return None
-    return r if math.isfinite(r) else None

@@ -17,7 +17,7 @@ import dataclasses
 import math
 import os
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -208,7 +208,7 @@ class WorkflowEnvironment(Environment):
         self.metric_ranges = metric_ranges or {}
         self.name = f"The workflow `{run.__name__}`"
         self._num_turns: int | None = None
-        self._counted = {*self.roles}  # the roles whose turns count
+        self._seats: frozenset[str] = frozenset()
         self._open: dict[int, Episode] | None = None  # the living episodes by the id of their item
 
     def __repr__(self) -> str:
@@ -221,15 +221,15 @@ class WorkflowEnvironment(Environment):
         pass
 
     @contextlib.contextmanager
-    def playing(self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None) -> Iterator[None]:
+    def playing(self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()) -> Iterator[None]:
         if self.live and not are_episodes:
             raise TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
-        self._num_turns, self._open = num_turns, {} if are_episodes else None
-        self._counted = {*(roles or self.roles)}
+        self._num_turns, self._open, self._seats = num_turns, {} if are_episodes else None, frozenset(seats)
         try:
             yield
         finally:
             episodes, self._num_turns, self._open = [*(self._open or {}).values()], None, None
+            self._seats = frozenset()
             if episodes:
                 self._wait(close(episodes))
 
@@ -252,18 +252,28 @@ class WorkflowEnvironment(Environment):
                 for episode, joint_action in zip(episodes, joint_actions, strict=True):
                     episode.answer(joint_action)
                 await self._settle(episodes)
-                limit, last = self._num_turns or self.max_turns, []
-                for episode, joint_action, history in zip(episodes, joint_actions, histories, strict=True):
-                    turns = [*(turn.joint_action for turn in history), joint_action]
-                    number = sum(not self._counted.isdisjoint(turn) for turn in turns)
-                    if number >= limit and not episode.task.done() and not self._counted.isdisjoint(episode.asked):
-                        last.append(episode)
+                last = [
+                    episode
+                    for episode, history, action in zip(episodes, histories, joint_actions, strict=True)
+                    if not episode.task.done()
+                    and self._is_out_of_turns(episode, [*(turn.joint_action for turn in history), action])
+                ]
                 for episode in last:
                     episode.end()
                 await self._settle(last)
                 return [Outcome(0.0) if x in over else self._outcome(x, context.reward_none) for x in episodes]
 
         return self._wait(turn())
+
+    def _is_out_of_turns(self, episode: Episode, joint_actions: list[JointAction]) -> bool:
+        """
+        Returns whether a branch has used its turns. Those in which only seats acted do not count, and follow the last;
+        `max_turns` of them in a row are the most.
+        """
+        trained = [not action.keys() <= self._seats for action in joint_actions]
+        if episode.asked.keys() <= self._seats:
+            return len(trained) >= self.max_turns and not any(trained[-self.max_turns :])
+        return sum(trained) >= (self._num_turns or self.max_turns)
 
     def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
         if self.group_reward is None:
@@ -286,7 +296,8 @@ class WorkflowEnvironment(Environment):
             new = [
                 item for item, history in zip(items, histories, strict=True) if not history and id(item) not in opened
             ]
-            if self.max_open is not None and len(opened) + len(new) > self.max_open:
+            is_played = self._num_turns is not None  # else, the first prompts are looked at
+            if is_played and self.max_open is not None and len(opened) + len(new) > self.max_open:
                 raise TaskError(
                     f"{self.name} would hold {len(opened) + len(new)} open episodes, but `max_open` is "
                     f"{self.max_open}: "

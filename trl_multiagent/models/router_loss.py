@@ -11,8 +11,7 @@ Gradients flow through P alone. With the load of the whole batch, the loss is a 
 on how the batch is split into micro-batches and processes.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,19 +48,7 @@ def forward_with_expert_sums(
     Runs a forward of a mixture of experts. The `aux_loss` of its output holds the result of [`expert_sums`] in place
     of a loss. The `token_weights` have the shape of the `input_ids`.
     """
-    with _collected_router_logits(model) as router_logits:
-        outputs = model(**inputs)
-    experts_per_token = model.config.get_text_config().num_experts_per_tok
-    outputs.aux_loss = expert_sums(router_logits, experts_per_token, token_weights)
-    return outputs
-
-
-@contextlib.contextmanager
-def _collected_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """
-    Collects the logits of all routers in a model's next forward, one tensor `(num_tokens, num_experts)` per layer.
-    """
-    collected: list[torch.Tensor] = []
+    collected: list[torch.Tensor] = []  # the logits of the routers, `(num_tokens, num_experts)` per layer
 
     def request(backbone: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "output_router_logits": True}
@@ -75,10 +62,12 @@ def _collected_router_logits(model: PreTrainedModel) -> Iterator[list[torch.Tens
         model.base_model.register_forward_hook(collect),
     ]
     try:
-        yield collected
+        outputs = model(**inputs)
     finally:
         for hook in hooks:
             hook.remove()
+    outputs.aux_loss = expert_sums(collected, model.config.get_text_config().num_experts_per_tok, token_weights)
+    return outputs
 
 
 def expert_sums(

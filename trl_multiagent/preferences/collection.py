@@ -26,7 +26,7 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from trl_multiagent.console import markdown_table
-from trl_multiagent.environments.base import Environment, item_ids
+from trl_multiagent.environments.base import Environment, check_all_act, item_ids
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -58,10 +58,8 @@ from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS,
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
 from trl_multiagent.preferences.rows import (
     CHOSEN_BY,
-    CHOSEN_REWARD,
     ITEM_ID,
     REJECTED_BY,
-    REJECTED_REWARD,
     ROUND,
     check_preferences,
     check_prompt,
@@ -82,6 +80,8 @@ PICTURE_FILE = "rewards.png"
 HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
 FEW_ITEMS = 0.1  # a smaller share of items with pairs causes a warning
 BINS = 16
+
+Record = dict[str, Any]  # an item with its candidates, as plain values
 
 
 def collect_preferences(
@@ -166,14 +166,18 @@ class _Collection:
     def _describe(self) -> dict[str, Any]:
         """Returns the settings that must be the same when the collection is resumed."""
         team = self.team
-        settings: dict[str, Any] = {"round": self.round, "roles": list(team.roles)}
-        settings |= {f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()}
-        settings |= {"weights of the team": checksum_of_weights(team.parameters())}
-        settings |= {} if self.comparator is None else self.comparator.facts
-        settings |= {"rows of the dataset": digest_of_rows(self.dataset), **describe_environment(self.environment)}
-        if self.environment.state_dict():  # each process has an environment of its own
-            settings["number of processes"] = self.state.num_processes
-        return settings | self.config.values(SAMPLING_FIELDS)
+        return {
+            "round": self.round,
+            "roles": list(team.roles),
+            **{f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()},
+            "weights of the team": checksum_of_weights(team.parameters()),
+            **(self.comparator.facts if self.comparator else {}),
+            "rows of the dataset": digest_of_rows(self.dataset),
+            **describe_environment(self.environment),
+            # An environment with a state is another one in each process
+            **({"number of processes": self.state.num_processes} if self.environment.state_dict() else {}),
+            **self.config.values(SAMPLING_FIELDS),
+        }
 
     def is_complete(self) -> bool:
         """Returns whether the folder holds the result of these settings."""
@@ -190,8 +194,8 @@ class _Collection:
         (self.folder / CANDIDATES_FOLDER).mkdir(exist_ok=True)
         own = range(index, len(self.chunks), count)
         missing = [number for number in own if not self.stage.has(CHUNK_FILE.format(number))]
-        if missing and self.stage.has(STATE_FILE.format(missing[0] - count)):
-            path = self.folder / STATE_FILE.format(missing[0] - count)
+        path = self.folder / STATE_FILE.format(missing[0] - count if missing else -1)
+        if path.is_file():
             self.environment.load_state_dict(torch.load(path, weights_only=True))
         sampler = team_sampler(self.team, self.config, f"{self.config.seed}/{self.round}/team")
         sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
@@ -207,39 +211,27 @@ class _Collection:
                 self.stage.save(CHUNK_FILE.format(number), lines)
                 bar.update(len(lines))
 
-    def sample_chunk(self, number: int, sampler: Sampler) -> list[dict[str, Any]]:
-        """Samples and scores one chunk. Returns one record per item, as plain values."""
+    def sample_chunk(self, number: int, sampler: Sampler) -> list[Record]:
+        """Samples and scores one chunk. Returns one record per item."""
         chunk, config, comparator = self.chunks[number], self.config, self.comparator
 
         def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
             for item, node in zip(chunk, nodes, strict=True):
-                idle = [role for role in self.team.roles if role not in node.prompts]
-                if idle:
-                    raise ValueError(
-                        f"Preferences compare the answers of all roles at the first turn, but {', '.join(idle)} does "
-                        "not act there. Use an algorithm that learns from rollouts, such as MAGRPO."
-                    )
+                check_all_act("A preference", node.prompts, self.team.roles)
                 for role, prompt in self._prompts(node).items():
                     check_prompt(prompt, f"The prompt of {role!r} for item {item}")
             return sampler(nodes, num_candidates)
 
         nodes = self._play(number, "team", sample_team, config.preference_num_candidates)
-        records: list[dict[str, Any]] = [
-            {
-                "index": k,
-                "item_id": self.item_ids[k],
-                "prompts": self._prompts(node),
-                "candidates": joint_answers(node, "current"),
-                "tokens": count_tokens(node),
-                "truncated": self._count_truncated(node),
-            }
+        records = [
+            {"index": k, "item_id": self.item_ids[k], "prompts": self._prompts(node), "tokens": 0, "comparator": []}
             for k, node in zip(chunk, nodes, strict=True)
         ]
+        add_answers(records, nodes, "candidates", "current")
         if comparator is not None:
             # The comparator has its own random numbers, or a copy of the team would repeat the team's answers
             nodes = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
-            for record, node in zip(records, nodes, strict=True):
-                record |= {"comparator": joint_answers(node, comparator.name), "comparator_tokens": count_tokens(node)}
+            add_answers(records, nodes, "comparator", comparator.name)
         return records
 
     def _play(self, chunk: int, stream: str, sample: Sampler, num_candidates: int) -> list[Node]:
@@ -257,9 +249,7 @@ class _Collection:
                 numbers=self.chunks[chunk],
             )
         if any(node.role_rewards for node in nodes):
-            raise ValueError(
-                "Preferences compare joint answers by one reward, but the environment gives each role its own."
-            )
+            raise ValueError("A preference needs one joint reward, but the environment gives each role its own.")
         return nodes
 
     def _prompts(self, node: Node) -> dict[str, Any]:
@@ -273,47 +263,44 @@ class _Collection:
             prompts[role] = prompt
         return prompts
 
-    def _count_truncated(self, node: Node) -> int:
-        """Counts the agents' completions that have no end-of-sequence token."""
-        return sum(
-            not ids or ids[-1] not in self.team.end_tokens(role)
-            for role, samples in node.samples.items()
-            for ids in samples.completion_ids
-        )
-
     # The dataset
 
     def write_dataset(self) -> None:
         """Pairs the candidates, and writes the dataset, its card and the picture."""
         config, roles = self.config, self.team.roles
         records = [record for k in range(len(self.chunks)) for record in self.stage.read(CHUNK_FILE.format(k))]
-        pairs = [pairs_of(record) for record in records]
-        limit, selected = config.preference_pairs_per_sample, []
-        rows = []
+        pairs = [self.pairs_of(record) for record in records]
+        limit, kept, rows = config.preference_pairs_per_sample, [], []
         for record, item_pairs in zip(records, pairs, strict=True):
             seed = derive_seed(config.seed, self.round, record["index"], "pairs")
-            selected.append(select_pairs(item_pairs, config.pair_selection, limit, seed))
-            rows += [self._row(record, pair) for pair in selected[-1]]
+            selected = select_pairs(item_pairs, config.pair_selection, limit, seed)
+            kept += selected
+            rows += [self._row(record, pair) for pair in selected]
         preferences = dataset_of_rows(rows, roles, records[0]["prompts"])
-        if rows:
-            check_preferences(preferences, roles, "the collected preferences")
-
         for name in (PREFERENCES_FILE, DATASET_STATE):  # from here on, a crash leaves no dataset that looks complete
             (self.folder / name).unlink(missing_ok=True)
-        save_dataset(preferences, self.folder)
+        for path in self.folder.glob("data-*.arrow"):
+            path.unlink()
+        # An empty dataset needs a shard to load
+        preferences.save_to_disk(self.folder, num_shards=None if rows else 1)
         facts = {
             "environment": repr(self.environment),
             "sampling": self.stage.settings,
             "pairing": config.values(PAIRING_FIELDS),
-            "numbers": summarize(records, pairs, selected, config),
+            "numbers": summarize(records, pairs, kept, config),
         }
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:
-            draw_rewards(records, selected, self.folder / PICTURE_FILE)
-        write_text(self.folder / CARD_FILE, preference_card(facts, roles, preferences.column_names, config))
+            draw_rewards(records, kept, self.folder / PICTURE_FILE)
+        write_text(self.folder / CARD_FILE, preference_card(facts, roles, config))
         write_json(self.folder / PREFERENCES_FILE, facts)
 
-    def _row(self, record: dict[str, Any], pair: Pair) -> dict[str, Any]:
+    def pairs_of(self, record: Record) -> list[Pair]:
+        """Makes all pairs of an item."""
+        candidates, others = ([Candidate(**x) for x in record[side]] for side in ("candidates", "comparator"))
+        return all_pairs(candidates) if self.comparator is None else matched_pairs(candidates, others)
+
+    def _row(self, record: Record, pair: Pair) -> dict[str, Any]:
         chosen, rejected = pair.chosen, pair.rejected
         origin = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
         row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **origin)
@@ -324,23 +311,15 @@ class _Collection:
         return row
 
 
-def joint_answers(node: Node, by: str) -> list[dict[str, Any]]:
-    """Returns the joint answers of a node as fields of [`Candidate`]. `by`: the policy that sampled them."""
-    actions = zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
-    return [asdict(Candidate(action, reward, outcome.metrics, by)) for action, reward, outcome in actions]
-
-
-def count_tokens(node: Node) -> int:
-    """Counts the tokens that were sampled at a node."""
-    return sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
-
-
-def pairs_of(record: dict[str, Any]) -> list[Pair]:
-    """Makes all pairs of an item."""
-    candidates = [Candidate(**candidate) for candidate in record["candidates"]]
-    if "comparator" not in record:
-        return all_pairs(candidates)
-    return matched_pairs(candidates, [Candidate(**candidate) for candidate in record["comparator"]])
+def add_answers(records: list[Record], nodes: list[Node], side: str, by: str) -> None:
+    """
+    Adds the joint answers of nodes to the records, as fields of [`Candidate`], and counts their tokens. `by`: the
+    policy that sampled them.
+    """
+    for record, node in zip(records, nodes, strict=True):
+        actions = zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
+        record[side] = [asdict(Candidate(action, reward, outcome.metrics, by)) for action, reward, outcome in actions]
+        record["tokens"] += sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
 def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
@@ -352,24 +331,10 @@ def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: d
     features: dict[str, Any] = {}
     for role in roles:
         features |= dict.fromkeys(text_columns(role), Value("string") if isinstance(prompts[role], str) else messages)
-    features |= dict.fromkeys((CHOSEN_REWARD, REJECTED_REWARD), Value("float64"))
-    features |= {ITEM_ID: Value("string"), ROUND: Value("int64")}
-    features |= {CHOSEN_BY: Value("string"), REJECTED_BY: Value("string")}
+    features |= dict.fromkeys((ITEM_ID, CHOSEN_BY, REJECTED_BY), Value("string")) | {ROUND: Value("int64")}
     features |= {name: Value("float64") for row in rows for name in row if name not in features}
     columns = {name: [row.get(name) for row in rows] for name in features}
     return Dataset.from_dict(columns, features=Features(features))
-
-
-def save_dataset(dataset: Dataset, folder: Path) -> None:
-    """Writes a dataset into a folder with other files. The file that marks the dataset as complete is written last."""
-    unfinished = folder / "_unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for path in folder.glob("data-*.arrow"):
-        path.unlink()
-    dataset.save_to_disk(unfinished, num_shards=None if len(dataset) else 1)  # an empty dataset needs a shard to load
-    for path in sorted(unfinished.iterdir(), key=lambda path: path.name == DATASET_STATE):
-        path.replace(folder / path.name)
-    unfinished.rmdir()
 
 
 # Random numbers
@@ -393,46 +358,40 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def summarize(
-    records: list[dict[str, Any]], pairs: list[list[Pair]], selected: list[list[Pair]], config: PreferenceConfig
+    records: list[Record], pairs: list[list[Pair]], kept: list[Pair], config: PreferenceConfig
 ) -> dict[str, Any]:
     """
-    Counts the candidates in `records`, all pairs of each item, and the selected pairs. `env_steps` is the count of
-    CoMLRL, which charges pairs and not samples; `candidates_sampled` and `candidates_scored` are the actual numbers of
-    answers.
+    Counts the candidates in `records`, all pairs of each item, and the pairs that were kept. `env_steps` is the count
+    of CoMLRL, which charges pairs and not samples; `candidates_scored` is the actual number of answers.
     """
-    candidates, compared = candidates_of(records, "candidates"), candidates_of(records, "comparator")
-    kept = [pair for item_pairs in selected for pair in item_pairs]
     texts = {
         (k, *sorted(candidate["texts"].items()))
         for k, record in enumerate(records)
-        for candidate in (*record["candidates"], *record.get("comparator", ()))
+        for candidate in record["candidates"] + record["comparator"]
     }
-    completions = sum(len(record["candidates"]) * len(record["prompts"]) for record in records)
-    numbers: dict[str, Any] = {
+    rewards = rewards_of(records, kept)
+    return {
         "items": len(records),
-        "items_with_pairs": sum(bool(item_pairs) for item_pairs in pairs),
-        "candidates_sampled": len(candidates) + len(compared),
-        "candidates_scored": len(candidates) + len(compared),
+        "items_with_pairs": sum(map(bool, pairs)),
+        "candidates_scored": len(rewards["candidates"] + rewards["comparator"]),
         "candidates_distinct": len(texts),
-        "tokens_sampled": sum(record["tokens"] + record.get("comparator_tokens", 0) for record in records),
-        "completions_truncated": sum(record["truncated"] for record in records) / completions,
+        "tokens_sampled": sum(record["tokens"] for record in records),
         "pairs_possible": sum(map(len, pairs)),
         "pairs": len(kept),
         "env_steps": config.environment_steps(len(kept)),
-        "mean_reward": fmean(candidate["reward"] for candidate in candidates),
+        "mean_reward": fmean(rewards.pop("candidates")),
+        **{f"mean_{name}_reward": fmean(values) for name, values in rewards.items() if values},
     }
-    if compared:
-        numbers["mean_comparator_reward"] = fmean(candidate["reward"] for candidate in compared)
-    if kept:
-        numbers["mean_chosen_reward"] = fmean(pair.chosen.reward for pair in kept)
-        numbers["mean_rejected_reward"] = fmean(pair.rejected.reward for pair in kept)
-        numbers["mean_gap"] = fmean(pair.gap for pair in kept)
-    return numbers
 
 
-def candidates_of(records: list[dict[str, Any]], side: str) -> list[dict[str, Any]]:
-    """Returns all candidates of the team (`"candidates"`) or of the comparator (`"comparator"`)."""
-    return [candidate for record in records for candidate in record.get(side, ())]
+def rewards_of(records: list[Record], kept: list[Pair]) -> dict[str, list[float]]:
+    """Returns the rewards of all candidates of the team and of the comparator, and those of the pairs."""
+    return {
+        "candidates": [candidate["reward"] for record in records for candidate in record["candidates"]],
+        "rejected": [pair.rejected.reward for pair in kept],
+        "chosen": [pair.chosen.reward for pair in kept],
+        "comparator": [candidate["reward"] for record in records for candidate in record["comparator"]],
+    }
 
 
 def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
@@ -440,52 +399,33 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
     if numbers["items_with_pairs"] >= FEW_ITEMS * numbers["items"] and numbers["pairs"] > 0:
         return
     logger.warning(
-        "Only %d of %d items have answers with different rewards, so there are only %d pairs. The mean reward is "
-        "%.3g, and %d of %d answers are different texts. Sample more candidates or at a higher temperature, or use "
-        "items that are neither too easy nor too hard.",
-        *(numbers[name] for name in ("items_with_pairs", "items", "pairs", "mean_reward", "candidates_distinct")),
-        numbers["candidates_sampled"],
+        f"Only {numbers['items_with_pairs']} of {numbers['items']} items have answers with different rewards. Sample "
+        "more candidates or at a higher temperature, or use items that are neither too easy nor too hard."
     )
 
 
-def draw_rewards(records: list[dict[str, Any]], selected: list[list[Pair]], path: Path) -> None:
-    """
-    Draws the distributions of the rewards of all candidates, of the rewards of the selected pairs, and of their gaps.
-    """
-    pairs = [pair for item_pairs in selected for pair in item_pairs]
-    rewards = {
-        "candidates": [candidate["reward"] for candidate in candidates_of(records, "candidates")],
-        "rejected": [pair.rejected.reward for pair in pairs],
-        "chosen": [pair.chosen.reward for pair in pairs],
-        "comparator": [candidate["reward"] for candidate in candidates_of(records, "comparator")],
-    }
-    gaps = [pair.gap for pair in pairs]
+def draw_rewards(records: list[Record], kept: list[Pair], path: Path) -> None:
+    """Draws the distributions of the rewards of all candidates and of the pairs, and of the gaps of the pairs."""
     with picture(path, panels=2) as (left, right):
-        draw_histograms(left, rewards, BINS)
+        draw_histograms(left, rewards_of(records, kept), BINS)
         left.set(title="Joint rewards", xlabel="reward")
-        right.hist(gaps, BINS, color=COLORS[0])
-        mean = f", mean {fmean(gaps):.2f}" if gaps else ""
-        xlabel = "chosen minus rejected reward"
-        right.set(title=f"Gaps of {len(gaps)} pairs{mean}", xlabel=xlabel, ylabel="pairs")
-        right.set_xlim(left=0)
+        right.hist([pair.gap for pair in kept], BINS, color=COLORS[0])
+        right.set(title=f"Gaps of {len(kept)} pairs", xlabel="chosen minus rejected reward", ylabel="pairs")
 
 
-def preference_card(facts: dict[str, Any], roles: Sequence[str], columns: list[str], config: PreferenceConfig) -> str:
+def preference_card(facts: dict[str, Any], roles: Sequence[str], config: PreferenceConfig) -> str:
     """Writes the card of the dataset. `facts`: the contents of [`~folders.PREFERENCES_FILE`]."""
     data = DatasetCardData(
         tags=["trl-multiagent", "preference"],
         pretty_name="Joint preferences",
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": HUB_FILE}]}],
     )
-    metrics = [name for name in columns if name.startswith("chosen_") and name not in (CHOSEN_REWARD, CHOSEN_BY)]
-    components = ", ".join(f"`{name.removeprefix('chosen_')}`" for name in metrics)
     by_role = "\n".join(
         f"| {', '.join(f'`{name}`' for name in text_columns(role))} | prompt, chosen and rejected answer of `{role}` |"
         for role in roles
     )
     settings = [("setting", "value"), *facts["pairing"].items(), *facts["sampling"].items()]
-    numbers = [("number", "value")]
-    numbers += [(name, f"{x:.4g}" if isinstance(x, float) else x) for name, x in facts["numbers"].items()]
+    numbers = [("number", "value"), *((name, round(x, 4)) for name, x in facts["numbers"].items())]
     shown = f"\n![Rewards and gaps](./{PICTURE_FILE})\n" if config.log_reward_distribution else ""
     environment = "".join(f"    {line}\n" for line in facts["environment"].splitlines())
     return f"""---
@@ -504,7 +444,7 @@ answers to one item; the chosen one has the greater joint reward. Made with trl_
 | `item_id`, `round` | the item, and the round of the collection |
 | `chosen_reward`, `rejected_reward` | the joint rewards |
 | `chosen_by`, `rejected_by` | the policies that sampled the answers |
-| `chosen_<name>`, `rejected_<name>` | components of the rewards: {components or "none"} |
+| `chosen_<name>`, `rejected_<name>` | components of the rewards |
 
 ```python
 from trl_multiagent.preferences import load_preferences
@@ -551,15 +491,11 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         preferences = select_rows(make_dataset(read_file(path), name), split, name)
     elif path.is_dir():
         if not (path / DATASET_STATE).is_file():
-            is_unfinished = (path / CANDIDATES_FOLDER).is_dir()
-            what = "an unfinished collection; start it again to finish it" if is_unfinished else "no dataset"
-            raise ValueError(f"{path} holds {what}.")
+            raise ValueError(f"{path} holds no dataset, or an unfinished collection: start that again to finish it.")
         preferences = select_rows(load_from_disk(path), split, name)
-    elif path.is_file():
-        raise ValueError(f"{path} is not a {LOCAL_FILE}, from which preferences are read.")
-    elif path.is_absolute() or name.count("/") != 1:
+    elif path.is_file() or path.is_absolute() or name.count("/") != 1:
         advice = f"a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, or an id on the Hub"
-        raise FileNotFoundError(f"There is no folder {name}. Give {advice}.")
+        raise FileNotFoundError(f"There are no preferences in {name}. Give {advice}.")
     else:
         preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)

@@ -18,6 +18,7 @@ from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
 from trl_multiagent.rollout.seats import ask_endpoint
+from trl_multiagent.rollout.trace import item_id
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import load_player, one_line
@@ -48,6 +49,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     other roles, or there is no saved team.
     """
     policy, roles = config.comparator_policy, team.roles
+    facts: dict[str, Any]
     if policy is None:
         return None
     is_central = config.comparator_generation_mode == "centralized"  # one model answers for all roles, in one text
@@ -55,8 +57,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
         client = EndpointClient(
             config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
         )
-        name, other = f"api:{client.endpoint.model}", None
-        facts: dict[str, Any] = {"comparator endpoint": client.endpoint.parameters}
+        name, other, facts = f"api:{client.endpoint.model}", None, {"comparator endpoint": client.endpoint.parameters}
         sample: Sampler = partial(ask_model, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
     else:
         name, other = _other_team(team, config, round, [SOLO] if is_central else roles)
@@ -109,8 +110,9 @@ def ask_model(
     Samples completions of a model at an endpoint, with one request per completion, all sent at the same time. For
     `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
     """
-    prompts = [prompt for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
-    texts = iter(ask_endpoint(client, prompts, seed, "The comparator"))
+    asked = [(node, prompt) for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
+    seeds = [f"{seed}/{item_id(node.item)}" for node, _ in asked]
+    texts = iter(ask_endpoint(client, [prompt for _, prompt in asked], seeds, "The comparator"))
     samples: dict[str, list[Samples]] = {}
     for node in nodes:
         for role in node.prompts:

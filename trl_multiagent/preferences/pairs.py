@@ -118,16 +118,10 @@ class ReplayConfig:
 
 def replay_weights(num_rounds: int, config: ReplayConfig) -> list[float]:
     """Computes the probability with which a preference is drawn from each round, the oldest first."""
-    ages = range(num_rounds - 1, -1, -1)
-    mode, decay = config.preference_replay_mode, config.preference_replay_lambda
-    if mode in ("none", "current"):
-        weights = [float(age == 0) for age in ages]
-    elif mode in ("last_k", "nearest_k"):
-        weights = [float(age < config.preference_replay_k) for age in ages]
-    elif mode == "lambda_decay":
-        weights = [decay**age for age in ages]  # the factor 1 - lambda of CoMLRL cancels
-    else:
-        weights = [1.0] * num_rounds
+    mode = config.preference_replay_mode
+    newest = {"none": 1, "current": 1, "last_k": config.preference_replay_k, "nearest_k": config.preference_replay_k}
+    decay = config.preference_replay_lambda if mode == "lambda_decay" else 1.0  # CoMLRL's factor 1 - lambda cancels
+    weights = [decay**age * (age < newest.get(mode, num_rounds)) for age in range(num_rounds - 1, -1, -1)]
     return [weight / sum(weights) for weight in weights]
 
 

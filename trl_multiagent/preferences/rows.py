@@ -61,9 +61,9 @@ def make_row(
     """
     row: dict[str, Any] = {}
     for role, prompt in prompts.items():
-        answers: tuple[str | Messages, ...] = (chosen[role], rejected[role])
+        answers: list[Any] = [chosen[role], rejected[role]]
         if not isinstance(prompt, str):
-            answers = tuple([{"role": "assistant", "content": answer}] for answer in answers)
+            answers = [[{"role": "assistant", "content": answer}] for answer in answers]
         row |= dict(zip(text_columns(role), (prompt, *answers), strict=True))
     return {**row, CHOSEN_REWARD: chosen_reward, REJECTED_REWARD: rejected_reward, **others}
 
@@ -119,51 +119,36 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
     missing = [column for role in roles for column in text_columns(role) if column not in columns]
     present_roles = roles_of_columns(columns)
     if missing:
-        raise ValueError(
-            f"`{name}` has no column {', '.join(map(repr, missing))}. Preferences of the team {list(roles)} have a "
-            "prompt, a chosen and a rejected answer of every role, as in 'aux_prompt', 'aux_chosen', 'aux_rejected'; "
-            f"this dataset has them for {present_roles or 'no role'}."
-        )
+        raise ValueError(f"`{name}` has no column {', '.join(map(repr, missing))}; it has answers of {present_roles}.")
     if not set(present_roles) <= set(roles):
-        raise ValueError(
-            f"`{name}` has answers of the roles {present_roles}, but the team has the roles {list(roles)}. Train "
-            "a team with these roles, or remove the columns of the others."
-        )
+        raise ValueError(f"`{name}` has answers of the roles {present_roles}, but the team has {list(roles)}.")
     for group in ([CHOSEN_REWARD, REJECTED_REWARD], [x for role in roles for x in reference_columns(role)]):
-        present = [column for column in group if column in columns]
         absent = [column for column in group if column not in columns]
-        if present and absent:
-            has, lacks = (", ".join(map(repr, names)) for names in (present, absent))
-            raise ValueError(f"`{name}` has {has} but no {lacks}: give all of them or none.")
+        if 0 < len(absent) < len(group):
+            raise ValueError(f"`{name}` has some of the columns {group}, but no {absent}: give all or none.")
 
 
 def _check_row(row: dict[str, Any], roles: Sequence[str], numbers: list[str]) -> None:
-    chosen, rejected = [], []
+    texts = []
     for role in roles:
-        columns = text_columns(role)
-        texts = [_text(row[column], column) for column in columns]
-        for column in columns[1:]:
-            if isinstance(row[column], str) != isinstance(row[columns[0]], str):
-                both = f"{column!r} and {columns[0]!r}"
-                raise ValueError(f"{both} must both be texts, or both be lists of chat messages.")
+        prompt, *answers = text_columns(role)
+        texts.append([_text(row[column], column) for column in (prompt, *answers)])
+        for column in answers:
+            if isinstance(row[column], str) != isinstance(row[prompt], str):
+                raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")
             if not isinstance(row[column], str) and row[column][0]["role"] != "assistant":
                 raise ValueError(f"{column!r} begins with a message of {row[column][0]['role']!r}, not 'assistant'.")
-        check_prompt(row[columns[0]], repr(columns[0]))
-        chosen.append(texts[1])
-        rejected.append(texts[2])
-    answers = ", ".join(repr(text_columns(role)[1]) for role in roles)
+        check_prompt(row[prompt], repr(prompt))
+    _, chosen, rejected = zip(*texts, strict=True)
     if not "".join(chosen).strip():
-        raise ValueError(f"{answers}: the chosen answer is empty.")
+        raise ValueError("the chosen answer is empty.")
     if chosen == rejected:
-        raise ValueError(f"{answers}: the chosen and the rejected answers are the same.")
+        raise ValueError("the chosen and the rejected answers are the same.")
     for column in numbers:
         if not isinstance(row[column], (int, float)) or not math.isfinite(row[column]):
             raise ValueError(f"{column!r} is {row[column]!r}; it must be a finite number.")
     if CHOSEN_REWARD in row and row[CHOSEN_REWARD] <= row[REJECTED_REWARD]:
-        raise ValueError(
-            f"{CHOSEN_REWARD!r} is {row[CHOSEN_REWARD]!r}, which is not more than {REJECTED_REWARD!r}, "
-            f"{row[REJECTED_REWARD]!r}."
-        )
+        raise ValueError(f"{CHOSEN_REWARD!r} is {row[CHOSEN_REWARD]}, not more than {row[REJECTED_REWARD]}.")
 
 
 def check_prompt(prompt: str | Messages, name: str) -> None:
@@ -171,7 +156,7 @@ def check_prompt(prompt: str | Messages, name: str) -> None:
     Raises `ValueError` if a prompt is empty, or is chat messages that end with the assistant's. The message begins
     with `name`.
     """
-    if not any([prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]):
+    if not _text(prompt, name):
         raise ValueError(f"{name} is empty.")
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise ValueError(f"{name} ends with a message of the assistant: end it with a message of the user.")

@@ -62,7 +62,7 @@ def add_counterfactuals(
             wanted.append((node, role, indices, other))
     outcomes = judge_nodes(environment, [other for *_, other in wanted], **context)
     for (node, role, indices, other), node_outcomes in zip(wanted, outcomes, strict=True):
-        rewards = dict(zip(other.indices, [process_reward(outcome.reward) for outcome in node_outcomes], strict=True))
+        rewards = {x: process_reward(y.reward) for x, y in zip(other.indices, node_outcomes, strict=True)}
         node.counterfactuals[role] = [rewards[index] for index in indices]
 
 

@@ -30,7 +30,7 @@ from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.positions import check_prompts, learned_positions
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, root_nodes
+from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
 
 
 logger = logging.get_logger(__name__)
@@ -320,7 +320,7 @@ class TeamSampler:
         state = copy.deepcopy(environment.state_dict())
         count = len(items) if limited else min(1, len(items))
         for start in range(0, count, CHECKED_AT_ONCE):
-            nodes = root_nodes([items[k] for k in range(start, min(start + CHECKED_AT_ONCE, count))], environment)
+            nodes = first_nodes([items[k] for k in range(start, min(start + CHECKED_AT_ONCE, count))], environment)
             for role in self.team.roles:
                 prompts = self.prompts(role, acting(role, nodes))
                 if role in limited:

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,8 +105,8 @@ class EndpointSeat(Seat):
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         prompts = [whole_prompt(role, branch.history, branch.prompts[role], as_chat=True) for branch in branches]
-        seed = f"{self.seed}/{role}/{training_step()}"
-        return ask_endpoint(self.client, prompts, seed, f"The model that plays {role!r}")
+        seeds = [f"{self.seed}/{role}/{training_step()}/{item_id(branch.item)}" for branch in branches]
+        return ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}")
 
     def describe(self) -> dict[str, Any]:
         return {"endpoint": self.client.endpoint.parameters, "seed": self.seed}
@@ -202,9 +202,9 @@ class SeatedEnvironment(EnvironmentWrapper):
             Environment.check_turns(self, num_turns)
 
     def playing(
-        self, num_turns: int | None, are_episodes: bool, roles: Sequence[str] | None = None
+        self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
     ) -> AbstractContextManager[None]:
-        return self.task.playing(num_turns, are_episodes, roles or self.roles)
+        return super().playing(num_turns, are_episodes, {*seats, *self.seats})
 
     def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
         return self.task.group_rewards(item, [history[-1].outcome.info.history for history in histories])
@@ -324,16 +324,16 @@ def content_of(item: dict) -> str:
     return json.dumps(item, sort_keys=True, default=repr)
 
 
-def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seed: str, name: str) -> list[str]:
+def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seeds: Sequence[str], name: str) -> list[str]:
     """
-    Returns an answer to each prompt. Equal prompts get different answers. With the same seed, cached answers are used
+    Returns an answer to each prompt. Equal prompts get different answers. With the same seeds, cached answers are used
     again. Raises an [`UnavailableError`] that begins with `name` if an answer is missing.
     """
     questions, asked = [], Counter[str]()
-    for prompt in prompts:
+    for prompt, seed in zip(prompts, seeds, strict=True):
         given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
-        text = json.dumps(messages)
+        text = json.dumps([seed, messages])
         asked[text] += 1
         questions.append(Question(messages, f"{seed}/{asked[text]}"))
     answers = client.ask(questions, stop_at_failure=True)

@@ -31,9 +31,11 @@ CALL = re.compile(
     re.DOTALL,
 )
 # A call whose arguments, in JSON, follow its name
-NAMED = re.compile(r"(?:function<｜tool▁sep｜>)?(?:<function=)?([\w.-]+)[^{]*(?=\{)")
+NAMED = re.compile(r"(?:function<｜tool▁sep｜>)?(?:<function=)?([\w.-]+)(?![\w.-])[^{]*(?=\{)")
 TEXTS = re.compile(
-    r"<parameter=(.+?)>\n?(.*?)\n?</parameter>|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.S
+    r"<parameter=([^<>]+)>\n?((?:(?!<parameter=).)*?)\n?</parameter>"
+    r"|<arg_key>([^<]*)</arg_key>\s*<arg_value>((?:(?!<arg_key>).)*?)</arg_value>",
+    re.DOTALL,
 )
 JSON = json.JSONDecoder(strict=False)
 # The tags and the JSON are those in the chat templates of these models

@@ -57,15 +57,23 @@ def trace_rows(
                 places[id(child)] = (f"{path.rstrip('/')}/{action}", path)
             node_advantages = {} if advantages is None else advantages[turn][k]
             values = {role: x.tolist() for role, x in node_advantages.items()}
-            prompts = {f"prompt/{role}": None for role in roles}
-            prompts |= {f"prompt/{role}": _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
-            common = {"step": step, "split": split, "process": process, "tree": node.tree}
-            common |= {"item": _plain(item_id(node.item)), "node": path, "parent": parent, "turn": turn + 1}
-            if node.episode is not None:
-                common["episode"] = node.episode
+            prompts = {role: _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
+            common = {
+                **{
+                    "step": step,
+                    "split": split,
+                    "process": process,
+                    "tree": node.tree,
+                    "node": path,
+                    "parent": parent,
+                },
+                **{"item": _plain(item_id(node.item)), "turn": turn + 1},
+                **({} if node.episode is None else {"episode": node.episode}),
+                **{f"prompt/{role}": prompts.get(role) for role in roles},
+            }
             for action, (index, texts) in enumerate(zip(node.indices, node.joint_actions, strict=True)):
                 outcome = node.outcomes[action]
-                row = {**common, "action": action, **prompts}
+                row = {**common, "action": action}
                 row |= {f"completion/{role}": _plain(texts.get(role)) for role in roles}
                 row |= {"reward": node.rewards[action], "return": node.returns[action]}
                 row |= {f"reward/{role}": rewards[action] for role, rewards in node.role_rewards.items()}

@@ -303,6 +303,12 @@ def root_nodes(
     return nodes
 
 
+def first_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:
+    """Makes the nodes of the first turn of episodes that end there, to look at their prompts."""
+    with environment.playing(None, are_episodes=True):
+        return root_nodes(items, environment)
+
+
 def judge_nodes(
     environment: Environment,
     nodes: list[Node],

@@ -101,23 +101,24 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
     from trl_multiagent.runs.plan import count
 
     roles, policy, limit = environment.roles, config.comparator_policy, config.preference_pairs_per_sample
-    lines: dict[str, Any] = {}
-    if policy is not None:
-        lines["comparator"] = f"{policy}, {count(config.num_comparator_candidates, 'candidate')} per item"
-    lines["candidates"] = f"{config.candidates_per_item} per item, each of {count(len(roles), 'completion')}"
-    lines["pairs"] = f"{'all pairs' if limit is None else f'{limit} at most'} per item, {config.pair_selection}"
+    lines = {
+        "comparator": f"{policy or 'none'}, {count(config.num_comparator_candidates, 'candidate')} per item",
+        "candidates": f"{config.candidates_per_item} per item, each of {count(len(roles), 'completion')}",
+        "pairs": f"{'all pairs' if limit is None else f'{limit} at most'} per item, {config.pair_selection}",
+    }
     try:
         items = len(load_items())
     except ConnectionError as error:
         lines["items"] = f"unknown, because the dataset could not be reached. {error}"
     else:
         candidates = items * config.candidates_per_item
-        lines["items"] = f"{items}, in chunks of {config.items_per_chunk}"
-        lines["to score"] = f"{candidates} joint answers"
-        lines["tokens"] = f"{candidates * len(roles) * config.max_completion_length} sampled at most"
+        lines |= {
+            "items": f"{items}, in chunks of {config.items_per_chunk}",
+            "to score": f"{candidates} joint answers",
+            "tokens": f"{candidates * len(roles) * config.max_completion_length} sampled at most",
+        }
         if policy == "api":
             texts = 1 if config.comparator_generation_mode == "centralized" else len(roles)
             requests = items * config.num_comparator_candidates * texts
             lines["endpoint"] = f"{count(requests, 'request')} to {config.comparator_api_model}"
-    lines["folder"] = config.output_dir
-    return lines
+    return lines | {"folder": config.output_dir}

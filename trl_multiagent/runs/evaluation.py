@@ -25,7 +25,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.jobs.signals import end_on_signal
-from trl_multiagent.limits import short
+from trl_multiagent.limits import read_number, short
 from trl_multiagent.runs.run import choose_task, end_on_wrong_input, end_with_one_line, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_names
@@ -385,7 +385,7 @@ def safe_settings(
     """
     layer, trusted = (renamed(algorithm, [read_yaml(path)]) for path in (config, arguments.config))
     task = layer.pop("task", None)
-    is_known = isinstance(tasks, Task) or task in tasks or str(task).startswith("trl_multiagent.")
+    is_known = isinstance(tasks, Task) or str(task) in tasks or str(task).startswith("trl_multiagent.")
     kept: dict[str, Any] = {} if task is None else {"task": task}
     if arguments.task is not None:
         kept["task"] = arguments.task
@@ -425,7 +425,8 @@ def check_safe(path: str, value: Any, takes_texts: bool, choices: Sequence[Any])
     if takes_texts or (path.startswith(f"{PromptFiles.section}.") and is_template(str(value))):
         return not any(REFERENCE.search(text) for text in texts_in(value))
     choices = ATTENTION if path == "agent_model.attn_implementation" else choices
-    return all(text in choices or isinstance(parse_value(text), int | float) for text in texts_in(value))
+    # YAML reads 1e-5 as text. Other numbers in quotes may be the name of a file, or the address of a host
+    return all(text in choices or not isinstance(read_number(text), str) for text in texts_in(value))
 
 
 def texts_in(value: Any) -> Iterator[str]:

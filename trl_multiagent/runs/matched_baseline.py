@@ -18,7 +18,6 @@ import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
-from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
@@ -31,14 +30,12 @@ from trl_multiagent.runs.run import settings_of
 from trl_multiagent.runs.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_names
-from trl_multiagent.settings.read import ConfigError, read_yaml
+from trl_multiagent.settings.read import ConfigError, config_errors, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.metrics import COST_FILE
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
-
-logger = logging.get_logger(__name__)
 
 CONTROL_FILE = "control.json"  # in the folder of a control that is complete
 MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an answer
@@ -59,35 +56,18 @@ class StopWhenSpent(TrainerCallback):
         self.trainer, self.cost = trainer, cost
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.has_spent and state.global_step % args.num_iterations == 0:  # all steps of a batch of trees are taken
+        cost, trainer = self.cost, self.trainer
+        has_spent = trainer.env_step >= cost.env_steps and trainer.generated_tokens >= cost.generated_tokens
+        if has_spent and state.global_step % args.num_iterations == 0:  # all steps of a batch of trees are taken
             state.max_steps = state.global_step
             control.should_training_stop = True
-
-    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        trainer, cost = self.trainer, self.cost
-        if not self.has_spent and state.is_world_process_zero:
-            logger.warning(
-                f"The control ended before it cost as much as the team: {trainer.env_step} of {cost.env_steps} scored "
-                f"answers, {trainer.generated_tokens} of {cost.generated_tokens} generated tokens."
-            )
-
-    @property
-    def has_spent(self) -> bool:
-        trainer, cost = self.trainer, self.cost
-        return trainer.env_step >= cost.env_steps and trainer.generated_tokens >= cost.generated_tokens
 
 
 def read_cost(run_folder: Path) -> TrainingCost:
     """Reads the cost of a run. Raises `ConfigError` if the folder has no record of it."""
-    path = run_folder / COST_FILE
-    try:
-        numbers = read_json(path)
-        return TrainingCost(int(numbers["env_steps"]), int(numbers["generated_tokens"]))
-    except OSError as error:
-        source = f"{path}, which a run of an online algorithm writes when its training ends"
-        raise ConfigError(f"The control of {run_folder} needs {source}: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error!r}.") from error
+    with config_errors("The control needs the cost of a complete run of an online algorithm: ", (OSError, ValueError)):
+        numbers = read_json(run_folder / COST_FILE)
+        return TrainingCost(numbers["env_steps"], numbers["generated_tokens"])
 
 
 @dataclass(frozen=True)
@@ -133,11 +113,8 @@ class Control:
                 args.max_steps *= MOST_STEPS
             run.merged[run.algorithm]["max_steps"] = args.max_steps
             if args.process_index == 0:
-                print(
-                    f"Training the control of {self.run_config} until it has {self.cost.env_steps} scored answers and "
-                    f"{self.cost.generated_tokens} generated tokens, for {args.max_steps} steps at most.",
-                    flush=True,
-                )
+                limit = f"until it has cost {self.cost}, for {args.max_steps} steps at most"
+                print(f"Training the control of {self.run_config} {limit}.", flush=True)
             stop = functools.partial(StopWhenSpent, cost=self.cost)
             train(run, environment, team, train_dataset, None, stop)
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
@@ -151,8 +128,8 @@ def make_controls(evaluation: Evaluation, kind: str, task: Task | Mapping[str, s
     settings, base = evaluation.settings, evaluation.base
     if settings.is_centralized or settings.num_agents == 1:
         raise ConfigError("`evaluation.control` is for teams, but this run has one agent: leave it out.")
-    model = evaluation.config.control_model or (base if isinstance(base, str) else base[-1] if base else None)
-    if model is None:
+    model = evaluation.config.control_model or (base[-1] if isinstance(base, list) and base else base)
+    if not isinstance(model, str):
         raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
     check_names(model, "control_model")
     return {team.name: make_control(evaluation, team, kind, model, task) for team in evaluation.teams}
@@ -172,10 +149,8 @@ def make_control(
         stage.check()
     algorithm = algorithm_of(read_yaml(team.run_config))
     if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
-        raise ConfigError(
-            "The control is trained with the algorithm of its run, which must learn from rollouts, such as magrpo; "
-            f"the run of {team.run_config} has {algorithm or 'none'}."
-        )
+        problem = f"{team.run_config} has {algorithm or 'none'}"
+        raise ConfigError(f"The control needs a run of an algorithm that learns from rollouts; {problem}.")
     num_agents = len(team.roles or ()) or evaluation.settings.num_agents
     written = safe_settings(algorithm, task, team.run_config, evaluation.arguments)
     section = written.get(algorithm, {})
@@ -189,10 +164,13 @@ def make_control(
         "push_to_hub": False,
     }
     changes |= {name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section}
-    own: dict[str, Any] = {algorithm: changes, "agents": None, "agent_model": {"name": model}}
-    own["output"] = {"save_path": None, "save_final_model": True}
-    if evaluation.arguments.task is not None:
-        own["task"] = evaluation.arguments.task
+    own: dict[str, Any] = {
+        algorithm: changes,
+        "agents": None,
+        "agent_model": {"name": model},
+        "output": {"save_path": None, "save_final_model": True},
+        **({} if evaluation.arguments.task is None else {"task": evaluation.arguments.task}),
+    }
     settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, evaluation.arguments.config)
     return Control(team.run_config, cost, folder, num_agents, settings, stage)
 
@@ -203,8 +181,7 @@ def cost_note(controls: Mapping[str, Control]) -> str:
     own_answers, own_tokens = map(sum, zip(*(read_cost(x.folder) for x in controls.values()), strict=True))
     return (
         f"Trainings of team and control: {answers:,} and {own_answers:,} scored answers, {tokens:,} and "
-        f"{own_tokens:,} generated tokens. The "
-        "reward of a single agent may have another maximum than that of a team, so compare what passes."
+        f"{own_tokens:,} generated tokens. The reward of one agent may have another maximum: compare what passes."
     )
 
 

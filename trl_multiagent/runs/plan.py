@@ -24,7 +24,7 @@ from trl_multiagent.models.packing import can_pack
 from trl_multiagent.models.pretrained import find_file
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
-from trl_multiagent.rollout.tree import acting, root_nodes
+from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
@@ -257,7 +257,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     frozen = sum(x.own for role, x in counted.items() if role in frozen_roles)
     largest = max(agents.values(), key=lambda x: x.own + x.base)
     prompt = longest_prompt(run, {role: x.name for role, x in agents.items()}, environment, items)
-    base_bytes = 4.0 if loader.base_dtype == "float32" else 2.0
+    base_bytes = 4.0 if loader.torch_dtype == "float32" else 2.0  # on a GPU, bfloat16 is the default
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
     dimensions = largest.model.config.get_text_config()
@@ -328,7 +328,7 @@ def longest_prompt(
     model of each role.
     """
     args, longest = run.training_args, 0
-    nodes = root_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
+    nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
         tokenizer = AutoTokenizer.from_pretrained(source.name, **source.arguments)
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)

@@ -33,7 +33,7 @@ from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.sampler import TeamSampler
-from trl_multiagent.rollout.tree import acting, root_nodes
+from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.models import check_models, check_repo_id, make_loader, make_peft_config
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.runs.seats import make_environment
@@ -374,7 +374,7 @@ def check_templates(run: PreparedRun, team: AgentTeam, environment: Environment,
     sampler = TeamSampler(
         team, cast(Any, None), args.use_chat_template, args.history_options, args.chat_template_kwargs
     )
-    nodes = root_nodes([items[0]], environment)
+    nodes = first_nodes([items[0]], environment)
     for role in team.roles:
         sampler.prompts(role, acting(role, nodes))
 

@@ -7,16 +7,12 @@ from typing import Any
 from accelerate import PartialState
 from datasets import Dataset
 from peft import PeftConfig
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers import AutoConfig, AutoTokenizer
+from transformers.trainer_utils import get_last_checkpoint
 
-from trl_multiagent.environments.task_errors import describe as describe_error
-from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.runs.models import check_models, loading_arguments, make_peft_config
 from trl_multiagent.runs.plan import print_plan
@@ -27,7 +23,6 @@ from trl_multiagent.runs.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.checkpoints import remove, remove_unfinished
 from trl_multiagent.trainers.base.team_trainer import forget_engine
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
@@ -37,8 +32,7 @@ SECTION = "reward_model"
 COMPLETE_FILE = "complete.json"  # written last
 PROCESSES = "number of processes"  # name of the setting
 # Metrics of an evaluation: the loss, TRL's metrics, and those of held-out pairs
-EVAL_METRICS: tuple[str, ...] = ("loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward")
-EVAL_METRICS += ("calibration_error", "accuracy_small_gaps", "accuracy_large_gaps")
+EVAL_METRICS = "loss accuracy margin mean_reward min_reward max_reward calibration_error".split()
 FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
 
 
@@ -78,9 +72,8 @@ def make_args(settings: Settings) -> JointRewardConfig:
     names = {field.name for field in dataclasses.fields(JointRewardConfig)}
     values: dict[str, Any] = {"output_dir": str(Path(settings.output.base_dir) / SECTION)}
     values |= {name: value for name, value in settings.arguments.items() if name in names}
-    values["model_init_kwargs"] = loading_arguments(model)
-    if model.torch_dtype is not None and (model.use_peft or settings.has_peft_section):  # for an adapter's base
-        values["model_init_kwargs"] = {"dtype": model.torch_dtype, **values["model_init_kwargs"]}
+    has_base = model.torch_dtype is not None and (model.use_peft or settings.has_peft_section)  # of an adapter
+    values["model_init_kwargs"] = ({"dtype": model.torch_dtype} if has_base else {}) | loading_arguments(model)
     return checked_args(SECTION, values)
 
 
@@ -90,26 +83,19 @@ def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
         args = JointRewardConfig(**{"save_strategy": "epoch", "save_total_limit": 1, "report_to": "none", **values})
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
     if metric not in EVAL_METRICS:
-        names = ", ".join(EVAL_METRICS)
-        raise ConfigError(f"`{section}.metric_for_best_model` is {metric!r}; choose one of {names}.")
+        raise ConfigError(f"`{section}.metric_for_best_model` is {metric!r}; choose one of {', '.join(EVAL_METRICS)}.")
     if args.eval_strategy != "no" and args.eval_fraction == 0:
         raise ConfigError(f"`{section}.eval_strategy` needs pairs that are held out: set `eval_fraction`.")
     return args
 
 
 def check_base(base: str, args: JointRewardConfig) -> None:
-    """Raises `ConfigError` if a reward model cannot start from a local folder. This loads no weights."""
+    """Raises `ConfigError` if a local folder has no tokenizer, or no model of a known kind, for a reward model."""
     if not Path(base).is_dir():
         return
-    trust: dict[str, Any] = {"trust_remote_code": args.trust_remote_code}
-    loading = {**trust, **(args.model_init_kwargs or {}), "num_labels": 1, "device_map": "meta"}
-    try:
-        vocabulary = AutoTokenizer.from_pretrained(base, **trust).get_vocab()
-        if not is_deepspeed_zero3_enabled():
-            with quiet_loading():
-                AutoModelForSequenceClassification.from_pretrained(base, **loading)
-    except Exception as error:  # transformers raises errors of many kinds
-        raise ConfigError(f"the reward model cannot be loaded from {base!r}: {describe_error(error)}") from error
+    with config_errors(f"the reward model cannot be loaded from {base!r}: ", (Exception,)):  # of many kinds
+        AutoConfig.from_pretrained(base, trust_remote_code=args.trust_remote_code)
+        vocabulary = AutoTokenizer.from_pretrained(base, trust_remote_code=args.trust_remote_code).get_vocab()
     for token in (args.eos_token, args.pad_token):
         if token is not None and token not in vocabulary:
             raise ConfigError(f"the reward model: {token!r} is not a token of the tokenizer in {base}.")
@@ -124,14 +110,14 @@ def train_reward_model(
     [`JointRewardTrainer.report`]; empty if no pairs are held out. Raises `ValueError` if the folder holds other work
     or is locked, or the checkpoint does not fit.
     """
-    folder, state = Path(args.output_dir), PartialState()
+    folder = Path(args.output_dir)
     is_complete = (folder / COMPLETE_FILE).is_file()
     checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() and not is_complete else None
     free = [PROCESSES] if checkpoint is None else []  # only a checkpoint depends on the number of processes
-    stage = Stage(folder, "reward model", describe(model, args, preferences, roles, peft_config), state, free)
+    settings = describe(model, args, preferences, roles, peft_config)
+    stage = Stage(folder, "reward model", settings, PartialState(), free)
     if is_complete:
         stage.check()
-        remove_checkpoints(folder, state)
         return stage.result(COMPLETE_FILE)["report"]
     with stage.open():
         forget_engine()
@@ -143,27 +129,21 @@ def train_reward_model(
         trainer.create_model_card()
         trainer.accelerator.wait_for_everyone()  # until all files are written
         stage.save_result(COMPLETE_FILE, {"report": facts})
-        remove_checkpoints(folder, state)
     return facts
-
-
-def remove_checkpoints(folder: Path, state: PartialState) -> None:
-    """Removes the checkpoints of a complete model, and what an interrupted removal has left."""
-    with fail_together(state):
-        if state.is_main_process:
-            for checkpoint in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-                remove(checkpoint)
-            remove_unfinished(folder)
 
 
 def describe(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None
 ) -> dict[str, Any]:
     """Returns the settings that must be the same when a training is resumed."""
-    settings: dict[str, Any] = {"model": model, "roles": roles, "rows of the preferences": digest_of_rows(preferences)}
-    settings[PROCESSES] = args.world_size
-    settings["adapter"] = None if peft_config is None else str(sorted(peft_config.to_dict().items(), key=str))
-    return settings | {name: value for name, value in args.to_dict().items() if name not in FREE}
+    return {
+        "model": model,
+        "roles": roles,
+        "rows of the preferences": digest_of_rows(preferences),
+        PROCESSES: args.world_size,
+        "adapter": peft_config and str(sorted(peft_config.to_dict().items(), key=str)),
+        **{name: value for name, value in args.to_dict().items() if name not in FREE},
+    }
 
 
 def summary(facts: dict[str, Any]) -> str:

@@ -14,20 +14,20 @@ import copy
 import dataclasses
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
-from statistics import fmean, variance
 from typing import Any
 
 from datasets import Dataset, concatenate_datasets
 from peft import LoraConfig
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from trl_multiagent.console import text_table
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.reward_models import MODEL, TASK, JointRewardModel, ModelRewardEnvironment
+from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
 from trl_multiagent.folders import PREFERENCES_FILE, read_json
 from trl_multiagent.hub import push_folder
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
@@ -56,7 +56,7 @@ from trl_multiagent.runs.reward_model import check_base, checked_args, summary, 
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE, RL_ALGORITHMS
-from trl_multiagent.settings.derive import Settings, make_training_args
+from trl_multiagent.settings.derive import Settings, by_path, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
@@ -71,13 +71,10 @@ logger = logging.get_logger(__name__)
 PREFERENCES_FOLDER, REWARD_FOLDER, ROUNDS_FOLDER = "_preferences", "_reward_model", "_rounds"
 TEAMS_FOLDER = "teams"  # in `ROUNDS_FOLDER`: the team before each round
 RESULTS_FILE = "results.json"  # of a round, written last
-# Settings that may differ when a run is resumed, by section
-FREE_SECTIONS = ("output", "wandb")
+# Settings of the algorithm that may differ when a run is resumed
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
 # Arguments of the team's trainer that the reward model's trainer shares: accelerate has one precision per process
 SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloader_pin_memory output_dir".split()
-MIN_LOGS = 20  # log entries before a warning that the team exploits the reward model
-WINDOW = 0.25  # the first and the last log entries that are compared, as a share of all
 
 
 def run_preferences(settings: Settings) -> None:
@@ -107,7 +104,7 @@ class PreferenceRun:
                 raise ConfigError(NO_FOLDER)
             extras.resume_from_checkpoint = None
         if self.in_rounds and extras.resume_from_checkpoint is not None:
-            advice = "start the run again with the same RUN_ID or `output_dir`, and it goes on"
+            advice = "the same RUN_ID or `output_dir` goes on by itself"
             raise ConfigError(f"`{algorithm}.resume_from_checkpoint` cannot be a folder: {advice}.")
         if self.in_rounds and self.preference_dataset is not None:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
@@ -122,7 +119,7 @@ class PreferenceRun:
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
         self.state = start_processes()
         advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
-        decisive = decisive_settings(run.merged, algorithm)
+        decisive = by_path(run.merged, "output", "wandb", *(f"{algorithm}.{name}" for name in FREE_KEYS))
         self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
 
     # What MARLHF replaces
@@ -141,19 +138,19 @@ class PreferenceRun:
     def print_plan(self) -> None:
         """Prints the plan, made without loading a model."""
         run, args = self.prepared, self.prepared.training_args
-        lines = {"algorithm": f"{run.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}"}
-        lines |= collaboration(run)
-        lines["agents"] = f"{agents(run.model_names, self.roles)} ({run.form_in_words})"
-        if self.in_rounds:
-            lines["rounds"] = f"{self.num_rounds}, preference_replay_mode {self.replay.preference_replay_mode}"
-        lines |= self.collection_lines()
+        rounds = f"{self.num_rounds}, preference_replay_mode {self.replay.preference_replay_mode}"
         pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
-        lines["training"] = f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}"
-        lines["evaluation"] = (
-            f"the task's reward on split {run.dataset.eval_split}, eval_strategy {args.eval_strategy}"
-        )
-        lines["output folder"] = str(run.run_folder)
+        lines = {
+            "algorithm": f"{run.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}",
+            **collaboration(run),
+            "agents": f"{agents(run.model_names, self.roles)} ({run.form_in_words})",
+            **({"rounds": rounds} if self.in_rounds else {}),
+            **self.collection_lines(),
+            "training": f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}",
+            "evaluation": f"the task's reward on split {run.dataset.eval_split}, eval_strategy {args.eval_strategy}",
+            "output folder": str(run.run_folder),
+        }
         print_plan(lines)
 
     def collection_lines(self) -> dict[str, Any]:
@@ -237,11 +234,8 @@ class PreferenceRun:
             chosen = self.replayed(number, preferences) if self.in_rounds else preferences
             if len(chosen) == 0:
                 where = f" The team before this round is in {source}." if source else ""
-                raise ConfigError(
-                    f"The collection in {self.preferences_folder(number)} has no pairs: all answers to an item have "
-                    "the same reward. Sample more candidates or at a higher temperature, or start from another "
-                    f"team.{where}"
-                )
+                problem = "has no pairs: all answers to an item have the same reward"
+                raise ConfigError(f"The collection in {self.preferences_folder(number)} {problem}.{where}")
             data = self.training_data(number, chosen)
             trainer, checkpoint = self.make_trainer(number, data, source)
         if not self.in_rounds:
@@ -265,9 +259,16 @@ class PreferenceRun:
         trainer.train(resume_from_checkpoint=checkpoint)
         after = self.evaluate(trainer)
         self.save_team(number + 1, lambda path: trainer.save_model(path, _internal_call=True))
-        numbers = {"round": number, "collection": collection, "iter": facts, "env_step": trainer.env_step}
-        numbers |= {"eval_before": before, "eval": after, "steps": trainer.state.global_step}
-        return trainer, {**numbers, "log_history": trainer.state.log_history}
+        return trainer, {
+            "round": number,
+            "collection": collection,
+            "iter": facts,
+            "env_step": trainer.env_step,
+            "eval_before": before,
+            "eval": after,
+            "steps": trainer.state.global_step,
+            "log_history": trainer.state.log_history,
+        }
 
     def collect(self, number: int, source: str | None) -> tuple[Dataset, dict[str, Any]]:
         """
@@ -296,7 +297,7 @@ class PreferenceRun:
             return preferences.select([])
         columns = [column for role in self.roles for column in text_columns(role)]
         columns += [CHOSEN_REWARD, REJECTED_REWARD, ITEM_ID, ROUND]
-        starts = [sum(map(len, rounds[:k])) for k in range(len(rounds))]
+        starts = [0, *accumulate(map(len, rounds))]
         everything = concatenate_datasets([dataset.select_columns(columns) for dataset in rounds if len(dataset) > 0])
         return everything.select([starts[k] + position for k, position in drawn])
 
@@ -308,8 +309,7 @@ class PreferenceRun:
         if self.in_rounds:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
-        last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-        checkpoint = run.resume_from_checkpoint or last
+        checkpoint = run.resume_from_checkpoint or (get_last_checkpoint(folder) if folder.is_dir() else None)
         forget_engine()
         team = run.load_team(self.roles, source)
         trainer_class: Any = ALGORITHMS[self.trained_with].trainer_class()
@@ -373,10 +373,8 @@ class PreferenceRun:
         """Saves the last team with a card that shows the logs of all rounds, and pushes it if `push_to_hub` is set."""
         run, args = self.prepared, self.prepared.training_args
         history: list[dict[str, Any]] = []
-        offset = 0
-        for result in results:
+        for result, offset in zip(results, accumulate((x["steps"] for x in results), initial=0), strict=False):
             history += [{**entry, "step": entry["step"] + offset} for entry in result["log_history"]]
-            offset += result["steps"]
         with (
             temporarily_set(trainer.args, output_dir=str(run.run_folder), push_to_hub=False),
             temporarily_set(trainer.state, log_history=history),
@@ -418,8 +416,7 @@ class RewardRun(PreferenceRun):
         without_effect = set().union(*fields.values()) - used - {"num_iterations"}
         given = [f"{settings.algorithm}.{name}" for name in settings.arguments if name in without_effect]
         if given:
-            reason = "because of `rl_algorithm`"
-            settings.notes.append(f"these settings have no effect here, {reason}: {', '.join(given)}.")
+            settings.notes.append(f"these settings have no effect, because of `rl_algorithm`: {', '.join(given)}.")
         processed = {} if self.reward.process_model_reward else {"reward_scale": 1.0, "reward_shift": 0.0}
         return make_training_args(settings, classes[self.reward.rl_algorithm], **processed)
 
@@ -439,17 +436,14 @@ class RewardRun(PreferenceRun):
         self.stop_if_asked()
         self.say(f"\nTraining the team: {self.reward.rl_algorithm} with the reward of the model")
         environment = self.with_reward_of(folder, self.reward.score_task_reward)
-        return {"environment": environment, "train_dataset": self.items, "callbacks": [RewardWatch()]}
+        return {"environment": environment, "train_dataset": self.items}
 
     def with_reward_of(self, folder: Path, score_task: bool) -> Environment:
         """Returns the task with the reward of a saved model."""
         with without_sharding(self.prepared.training_args), config_errors():
             reward = JointRewardModel(str(folder))
         return ModelRewardEnvironment(
-            self.environment,
-            reward,
-            score_task=score_task,
-            version=checksum_of_weights(reward.model.parameters()),
+            self.environment, reward, score_task, checksum_of_weights(reward.model.parameters())
         )
 
     def print_plan(self) -> None:
@@ -481,51 +475,22 @@ class RoundLog(TrainerCallback):
             self.trainer.log(dict(self.facts))
 
 
-class RewardWatch(TrainerCallback):
-    """
-    Warns once if the model's reward in a [`~environments.reward_models.ModelRewardEnvironment`] rises, but the task's
-    does not.
-    """
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        names = f"turn_1/{MODEL}", f"turn_1/{TASK}"
-        logs = [log for log in state.log_history if set(names) <= log.keys()]
-        model, task = ([log[name] for log in logs] for name in names)
-        if state.is_world_process_zero and is_over_optimized(model, task):
-            logger.warning_once(
-                "The reward of the model has risen, but not that of the task: the team exploits errors of the model. "
-                "Stop here, collect more preferences with the trained team, lower `learning_rate`, or set `beta`."
-            )
-
-
-def is_over_optimized(model: list[float], task: list[float]) -> bool:
-    """
-    Returns whether the model's reward has risen by more than three standard errors, but the task's not at all. The
-    oldest come first.
-    """
-    if len(model) < MIN_LOGS:
-        return False
-    size = max(2, round(WINDOW * len(model)))
-    (first, last), (task_first, task_last) = ((rewards[:size], rewards[-size:]) for rewards in (model, task))
-    error = math.sqrt(variance(first) / len(first) + variance(last) / len(last))
-    return fmean(last) - fmean(first) > 3 * error and fmean(task_last) <= fmean(task_first)
-
-
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:
     """Makes the arguments of the reward model's trainer. `args`: the arguments of the team's trainer."""
     section, more = settings.algorithm, reward.reward_training or {}
     same = "learning_rate num_train_epochs max_length freeze_backbone eval_fraction".split()
+    if "output_dir" in more:
+        raise ConfigError(f"`{section}.reward_training`: 'output_dir' cannot be set, it is in the folder of the run.")
     values: dict[str, Any] = {
         **{name: getattr(reward, f"reward_{name}") for name in same},
         "per_device_train_batch_size": reward.reward_train_batch_size,
         "per_device_eval_batch_size": max(8, reward.reward_train_batch_size),
         "trust_remote_code": settings.agent_model.trust_remote_code,
         "logging_steps": 10,
+        **{name: getattr(args, name) for name in SHARED},
+        **more,
     }
-    if "output_dir" in more:
-        raise ConfigError(f"`{section}.reward_training`: 'output_dir' cannot be set, it is in the folder of the run.")
-    shared = {name: getattr(args, name) for name in SHARED}
-    return checked_args(f"{section}.reward_training", values | shared | more)
+    return checked_args(f"{section}.reward_training", values)
 
 
 def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | None:
@@ -539,25 +504,12 @@ def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | Non
         return LoraConfig(**{**PEFT_DEFAULTS, **fields, "task_type": "SEQ_CLS"})
 
 
-def decisive_settings(merged: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Returns the settings that must be the same when a run is resumed, by their paths."""
-    values = {}
-    for section, body in merged.items():
-        if not isinstance(body, Mapping):
-            values[section] = body
-        elif section not in FREE_SECTIONS:
-            free = FREE_KEYS if section == algorithm else ()
-            values |= {f"{section}.{name}": value for name, value in body.items() if name not in free}
-    return values
-
-
 def table(results: list[dict[str, Any]]) -> str:
     """Returns the rounds of a run as a table."""
     rows = [["round", "scored", "pairs", "trained on", "sampled reward", "held-out reward"]]
     for result in results:
-        collection = result["collection"]
-        counts = result["round"] + 1, collection["candidates_scored"], collection["pairs"]
+        collection, trained = result["collection"], result["iter"]["train_preference_pairs"]
+        counts = result["round"] + 1, collection["candidates_scored"], collection["pairs"], trained
         rewards = collection["mean_reward"], (result["eval"] or {}).get("reward", math.nan)
-        trained = result["iter"]["train_preference_pairs"]
-        rows.append([*map(str, (*counts, trained)), *(f"{reward:.3f}" for reward in rewards)])
+        rows.append([*map(str, counts), *(f"{reward:.3f}" for reward in rewards)])
     return "\n".join(text_table(rows))

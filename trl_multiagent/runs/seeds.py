@@ -21,15 +21,15 @@ import yaml
 from accelerate import PartialState
 
 from trl_multiagent.console import text_table
-from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, RUN_FILE, read_json
-from trl_multiagent.jobs.signals import COMMAND_VARIABLE, NAMES, REQUEST, end_with_parent, leaving_signals_to_children
+from trl_multiagent.folders import RECIPE_FILE
+from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import seed_table, series_of
 from trl_multiagent.report.run_page import read_run
 from trl_multiagent.runs.report import make_report
 from trl_multiagent.runs.run import end_on_wrong_input, read_settings
 from trl_multiagent.settings.command_line import make_parser
-from trl_multiagent.settings.derive import Settings
+from trl_multiagent.settings.derive import by_path
 from trl_multiagent.settings.read import ConfigError
 
 
@@ -72,38 +72,38 @@ def train_with_seeds(
         config = make_parser(algorithm).parse_known_args(argv)[0].config
         name = algorithm if config is None else Path(config).stem.removesuffix("_config")
         folder = Path(settings.arguments.get("output_dir") or Path(settings.output.base_dir) / f"{name}_seeds")
-        runs = {f"seed_{seed}": folder / f"seed_{seed}" for seed in seeds}
+        runs = [folder / f"seed_{seed}" for seed in seeds]
         command = [sys.executable, *PROGRAM, "train", algorithm, *launch_flags, *without_folder(argv)]
         if settings.output.save_path:  # each team is saved in the folder of its run
             command += ["--override", "output.save_path=null"]
+        resume = ["--resume_from_checkpoint", "true"]
         commands = {
-            name: [*command, *own_flags(seed, run)] for seed, (name, run) in zip(seeds, runs.items(), strict=True)
+            run.name: [
+                *command,
+                "--seed",
+                str(seed),
+                "--output_dir",
+                str(run),
+                *resume * any(run.glob("checkpoint-*")),
+            ]
+            for seed, run in zip(seeds, runs, strict=True)
         }
         if settings.dry_run:
-            print(f"{len(runs)} runs, in {', '.join(map(str, runs.values()))}. The plan of the first one:", flush=True)
-            return subprocess.run(next(iter(commands.values()))).returncode, [*runs.values()]
-        stage = Stage(folder, NAME, settings_of_runs(settings), PartialState(), advice="choose another --output_dir")
+            print(f"{len(runs)} runs, in {', '.join(map(str, runs))}. The plan of the first one:", flush=True)
+            return subprocess.run(commands[runs[0].name]).returncode, runs
+        shared = by_path(settings.merged, f"{algorithm}.output_dir", "output.base_dir")
+        stage = Stage(folder, NAME, shared, PartialState(), advice="choose another --output_dir")
         with stage.open():
-            done = {name for name, run in runs.items() if stage.has(f"{name}.json") or is_complete(run)}
-            missing = {name: commands[name] for name in runs if name not in done}
+            missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
     if status:
         print(f"{prog}: a run ended {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
-    return (128 - status if status < 0 else status), [*runs.values()]
+    return (128 - status if status < 0 else status), runs
 
 
 def ending(status: int) -> str:
     """Describes how a process ended."""
     return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-
-
-def settings_of_runs(settings: Settings) -> dict[str, Any]:
-    """Returns the settings that all runs must share, by their paths: all but the folders of the results."""
-    values: dict[str, Any] = {}
-    for section, body in settings.merged.items():
-        values |= {f"{section}.{name}": x for name, x in body.items()} if isinstance(body, dict) else {section: body}
-    folders = (f"{settings.algorithm}.output_dir", "output.base_dir")
-    return {name: x for name, x in values.items() if name not in folders}
 
 
 def without_folder(argv: Sequence[str]) -> list[str]:
@@ -113,28 +113,13 @@ def without_folder(argv: Sequence[str]) -> list[str]:
     return parser.parse_known_args(argv)[1]
 
 
-def own_flags(seed: int, run: Path) -> list[str]:
-    """Returns the flags of a run: its seed, its folder and, if it has a checkpoint, the flag to resume."""
-    flags = ["--seed", str(seed), "--output_dir", str(run)]
-    return [*flags, "--resume_from_checkpoint", "true"] if any(run.glob("checkpoint-*")) else flags
-
-
 def print_results(runs: Sequence[Path]) -> None:
     """Prints the last values of runs that differ in their seeds, and makes their report."""
     results = {run.name: series_of(read_run(run).logs) for run in runs}
-    print("\n".join(["", *text_table(seed_table(results)), ""]))
-    print(f"Report           {make_report([str(runs[0].parent)])}")
-    command = ["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)]
-    print(f"Evaluate them together: trl-multiagent {shlex.join(command)}", flush=True)
-
-
-def is_complete(run: Path) -> bool:
-    """
-    Returns whether a run is complete by its files: it is finished, and its card, which is saved last, is not older.
-    """
-    card, facts = run / CARD_FILE, run / RUN_FILE
-    is_finished = card.is_file() and facts.is_file() and read_json(facts)["finished"]
-    return is_finished and facts.stat().st_mtime <= card.stat().st_mtime
+    report = f"Report           {make_report([str(runs[0].parent)])}"
+    command = shlex.join(["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)])
+    together = f"Evaluate them together: trl-multiagent {command}"
+    print("", *text_table(seed_table(results)), "", report, together, sep="\n", flush=True)
 
 
 def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
@@ -169,10 +154,7 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
                     del running[name]
                     slots.append(slot)
                     status = status or process.returncode
-                    print(
-                        f"{name}: " + (f"ended {ending(process.returncode)}" if process.returncode else "complete"),
-                        flush=True,
-                    )
+                    print(f"{name}: ended {ending(process.returncode)}", flush=True)
                     if process.returncode == 0:
                         done(name)
     return status
@@ -227,11 +209,9 @@ def run_experiment(
         if status == 0 and "--dry_run" in more:
             print(f"Then: trl-multiagent {shlex.join(command)}")
         elif status == 0:
-            status = run_command(command, prog)
+            status = run_command(command, prog) or run_command(["report", str(folder)], prog)
         if status == 0 and "published" in experiment:
-            print("\n".join(["", "Published:", *text_table(experiment["published"]), ""]), flush=True)
-        if status == 0 and "--dry_run" not in more:
-            status = run_command(["report", str(folder)], prog)
+            print("\n".join(["", "Published:", *text_table(experiment["published"])]), flush=True)
     return status
 
 
@@ -241,6 +221,5 @@ def run_command(arguments: Sequence[str], prog: str) -> int:
     """
     if REQUEST.signal is None:
         return subprocess.run([sys.executable, *PROGRAM, *arguments]).returncode
-    command = os.environ.get(COMMAND_VARIABLE, "the same command")
-    print(f"{prog}: ended by {NAMES[REQUEST.signal]}. Go on with: {command}", file=sys.stderr)
+    print(f"{prog}: ended by {NAMES[REQUEST.signal]}. The same command goes on.", file=sys.stderr)
     return 128 + REQUEST.signal

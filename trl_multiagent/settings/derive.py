@@ -4,7 +4,7 @@ import dataclasses
 import importlib.util
 import os
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,14 @@ DEFAULT_KL_COEF = 0.1
 ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter", "critic_trains_trunk": "head"}
 # Arguments of `from_pretrained` that other settings decide
 SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_config", "revision", "torch_dtype"]
+
+
+def by_path(merged: Mapping[str, Any], *free: str) -> dict[str, Any]:
+    """Returns settings by their paths, without the sections and paths in `free`."""
+    values: dict[str, Any] = {}
+    for section, body in merged.items():
+        values |= {f"{section}.{name}": x for name, x in body.items()} if isinstance(body, dict) else {section: body}
+    return {path: x for path, x in values.items() if not {path, path.partition(".")[0]} & {*free}}
 
 
 @dataclass(kw_only=True)

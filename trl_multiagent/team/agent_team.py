@@ -197,13 +197,14 @@ class AgentTeam(nn.Module):
         configs = {role: config for role, config in configs.items() if config is not None}
         shares, adapted = form_of_sources(sources, saved_form, configs, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
+        own_kwargs = dict(model_init_kwargs)
         if "gguf_file" in model_init_kwargs and saved_form is None:
             kwargs["gguf_file"] = model_init_kwargs["gguf_file"]
-        elif saved_form not in (None, "lora"):
-            model_init_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
+        else:
+            own_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         full = {role: source for role, source in sources.items() if role not in adapted}
-        models: dict[str, Any] = dict(load_models(full, shares, seed, model_init_kwargs))
+        models: dict[str, Any] = dict(load_models(full, shares, seed, own_kwargs))
         if base_dtype is not None:
             model_init_kwargs["dtype"] = base_dtype
         if adapted:

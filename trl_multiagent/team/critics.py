@@ -150,11 +150,11 @@ class Critics(nn.Module):
 
     def parameters_of(self, name: str, team: AgentTeam) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without those of an agent whose model it uses."""
-        backbone, parameters = self.backbones[name], list(self.heads[name].parameters())
+        backbone, parameters = self.backbones[name], [*self.heads[name].parameters()]
         if backbone.adapter is not None:
             parameters += adapter_parameters(self.model(name, team), backbone.adapter)
         elif backbone.own is not None:
-            parameters += self.models[backbone.own].parameters()
+            parameters += self.models[name].parameters()
         return parameters
 
     def values(
@@ -174,8 +174,7 @@ class Critics(nn.Module):
         reads_only = self.settings.form == "head" and not self.settings.trains_trunk
         with torch.set_grad_enabled(torch.is_grad_enabled() and not reads_only):
             outputs = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
-        hidden = outputs.last_hidden_state[:, -1]
-        head = self.heads[name]
+        hidden, head = outputs.last_hidden_state[:, -1], self.heads[name]
         with torch.autocast(hidden.device.type, enabled=False):
             return head(hidden.to(head[-1].weight.dtype)).squeeze(-1).float()
 
@@ -187,18 +186,19 @@ class Critics(nn.Module):
         for name, backbone in self.backbones.items():
             target = folder / name
             target.mkdir(parents=True, exist_ok=True)
+            where = (
+                f"models.{team.model_name(backbone.role)}."
+                if backbone.own is None
+                else f"critics.models.{backbone.own}."
+            )
+            weights = part_of(state_dict, where)
             if backbone.adapter is not None:
-                where = f"models.{team.model_name(backbone.role)}"
-                weights = part_of(
-                    state_dict, f"{where if backbone.own is None else f'critics.models.{backbone.own}'}."
-                )
                 # PEFT names the folder like the adapter, which may be the name of another critic
                 save_adapter(self.model(name, team), backbone.adapter, target / backbone.adapter, weights)
                 for file in (target / backbone.adapter).iterdir():
                     file.replace(target / file.name)
                 (target / backbone.adapter).rmdir()
             elif backbone.own is not None:
-                weights = part_of(state_dict, f"critics.models.{backbone.own}.")
                 self.model(name, team).save_pretrained(target, state_dict=weights)
                 backbone.tokenizer.save_pretrained(target)
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
@@ -216,29 +216,17 @@ class Critics(nn.Module):
         """
         path = Path(folder) / CRITICS_FOLDER / CRITICS_FILE
         if not path.is_file():
-            raise ValueError(
-                f"{folder} has no critics: there is no {path}. Only a checkpoint of an actor-critic trainer can "
-                "be continued by one."
-            )
+            raise ValueError(f"{folder} has no critics: there is no {path}.")
         saved = read_json(path)
-        if (saved["form"], saved["critics"]) != (self.settings.form, list(self.names)):
-            raise ValueError(
-                f"{folder} has the critics {saved['critics']} of the form {saved['form']!r}, this run has "
-                f"{list(self.names)} of the form {self.settings.form!r}."
-            )
+        if saved["critics"] != list(self.names):
+            raise ValueError(f"{folder} has the critics {saved['critics']}, this run has {list(self.names)}.")
         for name, backbone in self.backbones.items():
             source = path.parent / name
             if backbone.adapter is not None:
                 load_adapter_weights(self.model(name, team), backbone.adapter, source)
             elif backbone.own is not None:
                 model = self.model(name, team)
-                weights = load_backbone(str(source), model.dtype).state_dict()
-                if shapes(weights) != shapes(model.state_dict()):
-                    raise ValueError(
-                        f"{source} is a critic of another architecture or size than {name!r} of this run. Set "
-                        "`critic_models` to models of the same one."
-                    )
-                model.load_state_dict(weights)
+                model.load_state_dict(load_backbone(str(source), model.dtype).state_dict())
             load_head(self.heads[name], source)
             self.scales[name] = Scale(**saved["scales"][name])
 
@@ -265,9 +253,8 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
             if not is_adapter or sources[name] is not None:
                 backbone.own = SHARED_BASE
                 if SHARED_BASE not in models:
-                    models[SHARED_BASE] = load_or_copy(team, backbone, sources[name], agent_dtype).requires_grad_(
-                        False
-                    )
+                    models[SHARED_BASE] = load_or_copy(team, backbone, sources[name], agent_dtype)
+                    models[SHARED_BASE].requires_grad_(False)
                     shared_tokenizer = backbone.tokenizer
                 backbone.tokenizer, base = shared_tokenizer, models[SHARED_BASE]
             with seeded(settings.seed, f"critic {name}"):
@@ -277,8 +264,7 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
         model, tokenizer, agents_own = critics.model(name, team), backbone.tokenizer, team.tokenizers[backbone.role]
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
         if backbone.adapter is not None:
             backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
@@ -287,13 +273,9 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
         with seeded(settings.seed, f"critic head {name}"):
             critics.heads[name] = make_head(base_of(model), settings.head_hidden_dim)
         source = sources[name]
-        if source is not None and (Path(source) / HEAD_FILE).is_file():  # a critic that was trained before
+        if source and (Path(source) / HEAD_FILE).is_file():  # a critic that was trained before
             load_head(critics.heads[name], source)
     return critics
-
-
-def shapes(weights: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
-    return {key: x.shape for key, x in weights.items()}
 
 
 def load_head(head: nn.Module, folder: str | Path) -> None:
@@ -301,14 +283,11 @@ def load_head(head: nn.Module, folder: str | Path) -> None:
     Replaces the weights of a head by those in the folder of a saved critic. Raises `ValueError` if the saved head has
     other layers.
     """
-    saved, own = load_file(Path(folder) / HEAD_FILE), head.state_dict()
-    if shapes(saved) != shapes(own):
-        hidden = saved["0.bias"].numel() if len(saved) > 2 else None
-        raise ValueError(
-            f"The value head in {folder} has other layers than the one that `critic_value_head_hidden_dim` asks for: "
-            f"set it to {hidden}, or remove {HEAD_FILE} there."
-        )
-    head.load_state_dict(saved)
+    try:
+        head.load_state_dict(load_file(Path(folder) / HEAD_FILE))
+    except RuntimeError as error:
+        problem = "has other layers than `critic_value_head_hidden_dim` asks for"
+        raise ValueError(f"The value head in {folder} {problem}: {error}") from error
 
 
 def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:
@@ -316,14 +295,11 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
     Returns the model that each critic starts from, or `None`. Raises `ValueError` if neither one for all nor one for
     each is given.
     """
-    if models is None or isinstance(models, str) or len(models) == 1:
-        return dict.fromkeys(names, models if models is None or isinstance(models, str) else models[0])
-    if len(models) != len(names):
-        raise ValueError(
-            f"`critic_models` has {len(models)} models for the critics {list(names)}; give one per critic or one "
-            "for all."
-        )
-    return dict(zip(names, models, strict=True))
+    given = [models] if models is None or isinstance(models, str) else list(models)
+    given = given * len(names) if len(given) == 1 else given
+    if len(given) != len(names):
+        raise ValueError(f"`critic_models` has {len(given)} models for the critics {list(names)}.")
+    return dict(zip(names, given, strict=True))
 
 
 def load_or_copy(team: AgentTeam, backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
@@ -333,9 +309,7 @@ def load_or_copy(team: AgentTeam, backbone: Backbone, source: str | None, dtype:
         return copied(agent.base_model).requires_grad_(True)
     source = source or get_config_model_id(agent.config)
     if not source:
-        raise ValueError(
-            f"The base of agent {backbone.role!r} has no name to load a critic from: set `critic_models`."
-        )
+        raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
     backbone.tokenizer = load_tokenizer(AgentSource(source), {})
     return load_backbone(source, dtype)
 
@@ -364,11 +338,10 @@ def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
     that a new critic predicts the mean of the targets.
     """
     size = model.config.get_text_config().hidden_size
-    layers: list[nn.Module] = [nn.Linear(size, hidden_dim), nn.Tanh()] if hidden_dim is not None else []
+    layers: list[Any] = [] if hidden_dim is None else [nn.Linear(size, hidden_dim), nn.Tanh()]
     layers.append(nn.Linear(hidden_dim or size, 1))
-    for layer in layers[::2]:
-        nn.init.normal_(cast(nn.Linear, layer).weight, std=0.02)
-        nn.init.zeros_(cast(nn.Linear, layer).bias)
-    nn.init.zeros_(cast(nn.Linear, layers[-1]).weight)
+    nn.init.normal_(layers[0].weight, std=0.02)
+    for zeros in (layers[0].bias, layers[-1].bias, layers[-1].weight):
+        nn.init.zeros_(zeros)
     # ZeRO-3 gathers parameters together, so all must have the same data type
     return nn.Sequential(*layers).to(model.dtype if is_deepspeed_zero3_enabled() else torch.float32)

@@ -38,8 +38,9 @@ class TeamLoader:
 
     @property
     def base_dtype(self) -> str:
-        """Data type of the base of a LoRA team that is trained."""
-        return self.torch_dtype or "float32"
+        """Data type of the base of a LoRA team, and of a team that only samples: bfloat16 on a GPU that has it."""
+        has_bf16 = PartialState().device.type != "cpu" and is_torch_bf16_gpu_available()
+        return self.torch_dtype or ("bfloat16" if has_bf16 else "float32")
 
     def load(self, roles: Sequence[str], dtype: str, compute_dtype: str, seed: int) -> AgentTeam:
         """
@@ -57,7 +58,7 @@ class TeamLoader:
 
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
         """Loads the same team on the device of this process, to sample with; see [`~TeamLoader.load`]."""
-        dtype = self._sampling_dtype
+        dtype = self.base_dtype
         return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
 
     def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
@@ -65,7 +66,7 @@ class TeamLoader:
         Loads another team on the device of this process, see [`load_player`]. That team decides on adapters and shared
         weights.
         """
-        dtype = self._sampling_dtype
+        dtype = self.base_dtype
         with one_line(f"the team cannot be loaded from {names!r}"):
             models = build(names, self.builders)
             return self._place(load_player(models, roles, dtype=dtype, **self._quantization(dtype), **self.arguments))
@@ -78,11 +79,6 @@ class TeamLoader:
         models = build(self.models, self.builders)
         adapters = dict.fromkeys(self.adapter_roles or roles, self.peft_config) if self.peft_config else None
         return AgentTeam.from_pretrained(models, roles, adapters, self.share_weights, **arguments)
-
-    @property
-    def _sampling_dtype(self) -> str:
-        has_bf16 = PartialState().device.type != "cpu" and is_torch_bf16_gpu_available()
-        return self.torch_dtype or ("bfloat16" if has_bf16 else "float32")
 
     def _quantization(self, compute_dtype: str) -> dict[str, Any]:
         if not self.quantization:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers.utils import logging
@@ -24,8 +25,8 @@ class TeamSeat(Seat):
     Plays a role with an agent of a team that is not trained. The team is loaded when it is first needed.
 
     Args:
-        team (`str` or `Callable[[], TeamSampler]`): Folder or id of a saved team or of a model, or a function that
-            makes the sampler of a team.
+        team (`str`, `Path` or `Callable[[], TeamSampler]`): Folder or id of a saved team or of a model, or a
+            function that makes the sampler of a team.
         name (`str`, *optional*): What a resumed run compares. By default `team`, or the name of the function.
         agent (`str`, *optional*): The role of the agent in the team. By default the role of the seat.
         loader ([`TeamLoader`], *optional*): Loads the team.
@@ -35,7 +36,7 @@ class TeamSeat(Seat):
 
     def __init__(
         self,
-        team: str | Callable[[], TeamSampler],
+        team: str | Path | Callable[[], TeamSampler],
         name: str | None = None,
         agent: str | None = None,
         loader: TeamLoader = ANY_TEAM,
@@ -43,6 +44,7 @@ class TeamSeat(Seat):
         seed: int = 0,
         **sampling: Any,
     ):
+        team = str(team) if isinstance(team, Path) else team
         self.agent = agent
         self.name = name or (team if isinstance(team, str) else function_name(team))
         self.sampler: TeamSampler | None = None

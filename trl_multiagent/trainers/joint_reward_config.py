@@ -4,7 +4,6 @@ from typing import ClassVar
 from trl import RewardConfig
 
 from trl_multiagent.limits import setting
-from trl_multiagent.models.joint_text import check_template
 from trl_multiagent.trainers.base.common_config import CommonConfig
 
 
@@ -44,11 +43,9 @@ class JointRewardConfig(CommonConfig, RewardConfig):
 
     def _check_combinations(self) -> None:
         super()._check_combinations()
-        kwargs = self.model_init_kwargs or {}
-        if not isinstance(kwargs, dict):
-            raise ValueError(f"`model_init_kwargs` is {kwargs!r}; it must be a mapping.")
-        if "num_labels" in kwargs:
+        if "num_labels" in (self.model_init_kwargs or {}):
             raise ValueError("`model_init_kwargs` must not have 'num_labels': a reward model has one output.")
         for name in ("prompt_template", "answer_template"):
-            if getattr(self, name) is not None:
-                check_template(name, getattr(self, name))
+            template = getattr(self, name)
+            if template is not None and template.count("{text}") != 1:
+                raise ValueError(f"`{name}` is {template!r}; it must contain {{text}} once.")

@@ -1,12 +1,10 @@
 """A reward model of the joint answers of a team."""
 
 import copy
-import functools
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +16,6 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.console import markdown_table
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.hub import hub_id
 from trl_multiagent.jobs.fingerprint import describe_dataset
@@ -26,9 +23,7 @@ from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT
 from trl_multiagent.models.positions import check_texts, padded
 from trl_multiagent.models.pretrained import keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
-    CHOSEN_REWARD,
     ITEM_ID,
-    REJECTED_REWARD,
     check_preferences,
     roles_of_columns,
     temporary_cache_files,
@@ -46,8 +41,7 @@ from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 logger = logging.get_logger(__name__)
 
 REPORT_FILE = "held_out.json"
-BINS = 5  # of confidences, and of reward gaps
-REWARDS = "rewards"  # of the chosen and of the rejected answers, in a batch
+BINS = 5  # of confidences
 
 
 class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
@@ -104,7 +98,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     args: JointRewardConfig
     data_collator: Any
-    _signature_columns: list[str]
+    eval_dataset: Any
 
     def __init__(
         self,
@@ -115,13 +109,10 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         roles: list[str] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        optimizers: tuple[Any, Any] = (None, None),
         peft_config: PeftConfig | None = None,
     ):
-        if args is None:
-            args = JointRewardConfig("joint-reward-model")
-        if not isinstance(args, JointRewardConfig):
-            raise TypeError(f"`args` is a `{type(args).__name__}`: give a `JointRewardConfig`.")
+        args = args or JointRewardConfig("joint-reward-model")
         if not isinstance(train_dataset, Dataset):
             raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
         if args.freeze_backbone and peft_config is not None:
@@ -134,9 +125,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         templates = (args.prompt_template or PROMPT_TEMPLATE, args.answer_template or ANSWER_TEMPLATE)
         self.joint_text = JointText(tuple(roles), *templates, args.max_length)
         self.num_cut: dict[str, int] = {}  # for each dataset, the number of texts with truncated prompts
-        # Of the last evaluation: scores of the chosen and the rejected answers, and their rewards if they are known
-        self.held_out: np.ndarray | None = None
-        self._scores: list[torch.Tensor] = []  # the same, of the current evaluation
+        self.held_out: dict[str, float] = {}  # numbers about the last evaluation, see [`held_out_metrics`]
+        self._scores: list[torch.Tensor] = []  # of the chosen and the rejected answers, in the current evaluation
         self._sums = {"train": {}, "eval": {}}
         if peft_config is not None and peft_config.task_type is None:
             peft_config = copy.copy(peft_config)
@@ -151,9 +141,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             optimizers=optimizers,
             peft_config=peft_config,
         )
-        self.data_collator = functools.partial(with_rewards, self.data_collator)
-        evaluated = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
-        for dataset in filter(None, [self.train_dataset, *evaluated]):
+        collate = self.data_collator
+        self.data_collator = lambda rows: {**collate(rows), "weights": torch.ones(len(rows))}
+        for dataset in filter(None, [self.train_dataset, self.eval_dataset]):
             lengths = map(len, [*dataset["chosen_ids"], *dataset["rejected_ids"]])
             check_texts("the reward model", self.model, [int(padded(x, args.pad_to_multiple_of)) for x in lengths])
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
@@ -176,15 +166,14 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
                 dataset = dataset.map(
                     lambda row: self._encode_row(row, processing_class),
                     num_proc=args.dataset_num_proc,
-                    remove_columns=[x for x in dataset.column_names if x not in (CHOSEN_REWARD, REJECTED_REWARD)],
+                    remove_columns=dataset.column_names,
                     desc=f"Tokenizing {dataset_name} dataset",
                 )
             self.num_cut[dataset_name] = sum(dataset["num_cut"])
             if self.num_cut[dataset_name]:
                 logger.warning(
                     f"{self.num_cut[dataset_name]} of {2 * len(dataset)} joint texts of `{dataset_name}` are longer "
-                    f"than the `max_length` of {args.max_length} tokens: they lose the ends of their prompts. Answers "
-                    "are never cut."
+                    "than `max_length`: they lose the ends of their prompts."
                 )
         return dataset
 
@@ -194,10 +183,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         (chosen, cut), (rejected, also_cut) = (self.joint_text.encode(tokenizer, prompts, x) for x in answers)
         return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut + also_cut}
 
-    def _set_signature_columns_if_needed(self) -> None:
-        super()._set_signature_columns_if_needed()
-        self._signature_columns = [*self._signature_columns, CHOSEN_REWARD, REJECTED_REWARD]
-
     # Loss and evaluation
 
     def _pair_losses(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
@@ -206,11 +191,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         return losses + (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected) ** 2
 
     def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, torch.Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
+        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """
         Computes the loss of a micro-batch, so that the mean over micro-batches and processes is the mean over all
@@ -220,7 +201,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
         with the scores s_c of the chosen and s_r of the rejected answers.
         """
-        rewards, weights = inputs.pop(REWARDS, None), inputs.pop("weights")
+        weights = inputs.pop("weights")
         outputs = model(**inputs, use_cache=False)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         loss = self._pair_losses(chosen, rejected).mean()
@@ -230,19 +211,18 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             self._add_training_metrics(chosen.detach().float(), rejected.detach().float(), weights.sum().item())
         else:
             scores = torch.stack([chosen, rejected], dim=1).detach().float()
-            scores = scores if rewards is None else torch.cat([scores, rewards.to(scores)], dim=1)
             self._scores.append(self.accelerator.gather_for_metrics(scores).cpu())
         return (loss, outputs) if return_outputs else loss
 
     def _add_training_metrics(self, chosen: torch.Tensor, rejected: torch.Tensor, pairs: float) -> None:
-        means = {"mean_reward": (chosen + rejected) / 2, "accuracy": (chosen > rejected).float()}
-        means["margin"] = chosen - rejected
+        accuracy, mean, margin = (chosen > rejected).float(), (chosen + rejected) / 2, chosen - rejected
+        means = {"mean_reward": mean, "accuracy": accuracy, "margin": margin}
         self._add_means({name: (x.mean().item(), pairs) for name, x in means.items()})
         metrics, scores = self._metrics["train"], torch.cat([chosen, rejected])
         # The processes may have different numbers of pairs
         extremes = self.accelerator.gather(torch.stack([scores.min(), scores.max()])).tolist()
-        metrics["min_reward"] = [min([*metrics["min_reward"], *extremes])]
-        metrics["max_reward"] = [max([*metrics["max_reward"], *extremes])]
+        for name, extreme in (("min_reward", min), ("max_reward", max)):
+            metrics[name] = [extreme(metrics[name] + extremes)]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         training = self.model.training  # decides which metrics the next log has
@@ -255,9 +235,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         output = super().evaluation_loop(*args, **kwargs)
         if self._scores:  # the metrics are means over pairs, unlike those of `Trainer`, which are over batches
             scores = torch.cat(self._scores).double()
-            answers, self.held_out = scores[:, :2], scores.numpy()
-            metrics = {"loss": self._pair_losses(*answers.unbind(dim=1)).mean(), "mean_reward": answers.mean()}
-            metrics |= {"min_reward": answers.min(), "max_reward": answers.max(), **held_out_metrics(self.held_out)}
+            self.held_out = held_out_metrics(scores.numpy())
+            metrics = {"loss": self._pair_losses(*scores.unbind(dim=1)).mean(), "mean_reward": scores.mean()}
+            metrics |= {"min_reward": scores.min(), "max_reward": scores.max(), **self.held_out}
             output.metrics.update({f"{kwargs['metric_key_prefix']}_{name}": float(x) for name, x in metrics.items()})
         return output
 
@@ -277,8 +257,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         if self.eval_dataset is None:
             raise ValueError("There are no held-out pairs: set `eval_fraction`, or pass an `eval_dataset`.")
         self.evaluate()
-        scores = cast(np.ndarray, self.held_out)
-        facts = {"pairs": len(scores), **held_out_metrics(scores), "texts_cut": self.num_cut}
+        facts = {**self.held_out, "texts_cut": self.num_cut}
         if self.is_world_process_zero():
             path = Path(self.args.output_dir if folder is None else folder) / REPORT_FILE
             path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -304,12 +283,12 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
 
     def _card_section(self) -> str:
-        """Describes the text that the model reads, and its results on held-out pairs, as Markdown."""
+        """Describes the text that the model reads, as Markdown."""
         roles = self.joint_text.roles
         prompts, answers = ({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
         text = self.joint_text.text(prompts, answers)
         limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
-        section = f"""
+        return f"""
 ## Joint text
 
 The model scores the answers of {", ".join(roles)} together. It reads a text{limit}:
@@ -320,23 +299,6 @@ The model scores the answers of {", ".join(roles)} together. It reads a text{lim
 
 This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it.
 """
-        if self.held_out is None:
-            return section
-        rows: list[tuple[str, Any]] = [("number", "value"), ("pairs", len(self.held_out))]
-        rows += [(name, f"{value:.3f}") for name, value in held_out_metrics(self.held_out).items()]
-        rows += [("texts that lost a part of the problem", sum(self.num_cut.values()))]
-        return f"{section}\n## Held-out pairs\n\n{markdown_table(rows)}\n"
-
-
-def with_rewards(collate: Callable[..., Any], rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """
-    Adds the weights of the pairs, of shape `(B,)`, and the rewards of the answers, of shape `(B, 2)`, to a batch of
-    TRL's collator.
-    """
-    batch = {**collate(rows), "weights": torch.ones(len(rows))}
-    if CHOSEN_REWARD in rows[0]:
-        batch[REWARDS] = torch.tensor([[row[CHOSEN_REWARD], row[REJECTED_REWARD]] for row in rows])
-    return batch
 
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
@@ -346,12 +308,9 @@ def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int
     least one item is on each side; a single item is not held out.
     """
 
-    def key(row: dict[str, Any]) -> str:
-        item_id = row.pop(ITEM_ID, None)
-        return json.dumps(row if item_id is None else item_id, default=str)
-
-    columns = [name for name in dataset.column_names if name in (ITEM_ID, *(text_columns(role)[0] for role in roles))]
-    keys = [key(row) for row in dataset.select_columns(columns)]
+    ids = dataset[ITEM_ID] if ITEM_ID in dataset.column_names else [None] * len(dataset)
+    prompts = dataset.select_columns([text_columns(role)[0] for role in roles])
+    keys = [json.dumps(row if x is None else x, default=str) for x, row in zip(ids, prompts, strict=True)]
     items = list(dict.fromkeys(keys))
     if len(items) < 2:
         return dataset, None
@@ -362,28 +321,14 @@ def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int
 
 def held_out_metrics(scores: np.ndarray) -> dict[str, float]:
     """
-    Returns the accuracy, the mean margin and the expected calibration error of a model, and its accuracy on the pairs
-    with the smallest and the largest reward gaps, if their rewards are known. Confidence is the probability, 0.5 to 1,
-    of the model's own order of a pair. The calibration error is the mean distance between confidence and accuracy over
-    bins of confidence, weighted by their sizes.
-
-    Args:
-        scores (`np.ndarray`): Scores of the chosen and of the rejected answers and, if they are known, their rewards;
-            of shape `(num_pairs, 2)` or `(num_pairs, 4)`.
+    Returns the number of pairs, and the accuracy, the mean margin and the expected calibration error of a model.
+    Confidence is the probability, 0.5 to 1, of the model's own order of a pair. The calibration error is the mean
+    distance between confidence and accuracy over bins of confidence, weighted by their sizes. `scores`: those of the
+    chosen and of the rejected answers, of shape `(num_pairs, 2)`.
     """
     margins = scores[:, 0] - scores[:, 1]
     correct, confidences = margins > 0, 1 / (1 + np.exp(-np.abs(margins)))
-    numbers = bin_numbers(confidences, np.linspace(0.5, 1.0, BINS + 1))
-    errors = [abs((confidences - correct)[numbers == k].sum()) for k in range(BINS)]
-    metrics = {"accuracy": correct.mean(), "margin": margins.mean(), "calibration_error": sum(errors) / len(margins)}
-    if scores.shape[1] == 4:
-        gaps = scores[:, 2] - scores[:, 3]
-        numbers = bin_numbers(gaps, np.unique(np.quantile(gaps, np.linspace(0, 1, BINS + 1))))
-        metrics["accuracy_small_gaps"] = correct[numbers == numbers.min()].mean()
-        metrics["accuracy_large_gaps"] = correct[numbers == numbers.max()].mean()
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def bin_numbers(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Returns the number of the bin of each value. The last bin includes its upper edge."""
-    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, max(0, len(edges) - 2))
+    numbers = np.minimum((2 * confidences - 1) * BINS, BINS - 1).astype(int)
+    error = sum(abs((confidences - correct)[numbers == k].sum()) for k in range(BINS)) / len(margins)
+    metrics = {"accuracy": correct.mean(), "margin": margins.mean(), "calibration_error": error}
+    return {"pairs": len(margins), **{name: float(value) for name, value in metrics.items()}}

@@ -13,9 +13,6 @@ from trl_multiagent.trainers.base.team_config import TeamConfig
 F_DIVERGENCE_LOSS_TYPES = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft")
 LOSS_TYPES = (*F_DIVERGENCE_LOSS_TYPES, "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
 F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
-# Losses of TRL's DPO that do not apply to joint log-ratios
-SORTING = "it sorts the log-ratios of a micro-batch, so the loss is not a function of one pair"
-REFUSED_LOSS_TYPES = {"aot": SORTING, "aot_unpaired": SORTING}
 
 
 @dataclass
@@ -74,33 +71,23 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         return list(zip(self.loss_type, self.loss_weights or [1.0] * len(self.loss_type), strict=True))
 
     def _check_values(self) -> None:
-        if not self.loss_type:
-            raise ValueError("`loss_type` is empty; it must name at least one loss.")
-        for loss_type in self.loss_type:
-            if loss_type in REFUSED_LOSS_TYPES:
-                raise ValueError(
-                    f"`loss_type` {loss_type!r} is not supported for a team: {REFUSED_LOSS_TYPES[loss_type]}."
-                )
-            if loss_type not in LOSS_TYPES:
-                raise ValueError(f"`loss_type` is {loss_type!r}; it must be one of {', '.join(LOSS_TYPES)}.")
-        if self.f_divergence_type != "reverse_kl" and not {*self.loss_type} <= {*F_DIVERGENCE_LOSS_TYPES}:
+        allowed = LOSS_TYPES if self.f_divergence_type == "reverse_kl" else F_DIVERGENCE_LOSS_TYPES
+        if not self.loss_type or not {*self.loss_type} <= {*allowed}:
             raise ValueError(
-                f"`f_divergence_type={self.f_divergence_type!r}` goes with the losses "
-                f"{', '.join(F_DIVERGENCE_LOSS_TYPES)}, but `loss_type` is {', '.join(self.loss_type)}."
+                f"`loss_type` is {self.loss_type}; a team with `f_divergence_type: {self.f_divergence_type}` has the "
+                f"losses {', '.join(allowed)}."
             )
         if "exo_pair" in self.loss_type and self.label_smoothing == 0:
             raise ValueError("`loss_type` 'exo_pair' needs a `label_smoothing` greater than 0, such as 0.001.")
         if self.use_weighting and "sft" in self.loss_type:
             raise ValueError("`use_weighting` applies to pairs, but the 'sft' loss has none: leave one of them out.")
-        if self.reference_free:
-            needing = {"precompute_ref_log_probs": False, "sync_ref_model": False, "f_divergence_type": "reverse_kl"}
-            for name, off in needing.items():
-                if getattr(self, name) != off:
-                    raise ValueError(
-                        f"`{name}={getattr(self, name)!r}` needs a reference policy, but `reference_free` is true."
-                    )
+        uses_reference = self.precompute_ref_log_probs or self.sync_ref_model or self.f_divergence_type != "reverse_kl"
+        if self.reference_free and uses_reference:
+            raise ValueError(
+                "`precompute_ref_log_probs`, `sync_ref_model` and `f_divergence_type` need a reference policy: leave "
+                "them or `reference_free` out."
+            )
         if self.precompute_ref_log_probs and self.sync_ref_model:
             raise ValueError(
-                "`sync_ref_model` changes the reference policy, whose log-probabilities `precompute_ref_log_probs` "
-                "computes only once: set one of them to False."
+                "`precompute_ref_log_probs` computes only once what `sync_ref_model` changes: choose one."
             )

@@ -119,7 +119,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     train_dataset: Dataset
     eval_dataset: Any
     _num_parts: int  # number of micro-batches of the step, over all processes
-    _first_chosen_logp: float | None = None  # per token, in the first log of a run without a reference
 
     def __init__(
         self,
@@ -129,10 +128,9 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         environment: Environment | None = None,
         callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
+        optimizers: tuple[Any, Any] = (None, None),
     ):
-        if args is None:
-            args = self._config_class(f"{team.roles[-1]}-{self._name}")
+        args = args or self._config_class(f"{team.roles[-1]}-{self._name}")
         if environment is not None:
             check_team(team, environment, None)
         self.args, self.environment = args, environment
@@ -178,8 +176,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         return describe_run(self._name, self.team.roles, self.team, texts, self.args)
 
     def _card_facts(self) -> dict[str, Any]:
-        facts = {**super()._card_facts(), "preference pairs": len(self.train_dataset)}
-        return {**facts, "env steps": self.env_step} if self._counts_env_steps else facts
+        env_steps = {"env steps": self.env_step} if self._counts_env_steps else {}
+        return {**super()._card_facts(), "preference pairs": len(self.train_dataset), **env_steps}
 
     # Data
 
@@ -189,19 +187,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         `"<role>/rejected_ids"`. Items of the environment, which an evaluation may have, are not changed. DPOTrainer
         calls this method for each of its datasets.
         """
-        names = {"train": "train_dataset", "eval": "eval_dataset"}
-        name = names.get(dataset_name, f"eval_dataset[{dataset_name!r}]")
-        if isinstance(dataset, Dataset):
-            if self._is_tokenized(dataset):
-                return dataset
-            if dataset_name != "train" and not roles_of_columns(dataset.column_names):
-                if self.environment is None:
-                    raise ValueError(
-                        f"`{name}` has the columns {dataset.column_names}, which are not joint preferences. If these "
-                        "are items of a task, pass its `environment` to play them."
-                    )
-                self.sampler.check_items(dataset, self.environment)
-                return dataset
+        name = f"{dataset_name}_dataset" if dataset_name in ("train", "eval") else f"eval_dataset[{dataset_name!r}]"
+        if self._is_tokenized(dataset):
+            return dataset
+        if dataset_name != "train" and self.environment is not None and not roles_of_columns(dataset.column_names):
+            self.sampler.check_items(dataset, self.environment)
+            return dataset
         check_preferences(dataset, self.team.roles, name)
         # DPOTrainer takes a column of this name for images
         parts = [dataset.remove_columns([column for column in ("image", "images") if column in dataset.column_names])]
@@ -219,30 +210,29 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         check_lengths(dataset, name, self.team, args)
         return dataset
 
-    def _is_tokenized(self, dataset: Dataset) -> bool:
-        return f"{self.team.roles[0]}/{TOKENS[0]}" in dataset.column_names
+    def _is_tokenized(self, dataset: Any) -> bool:
+        return isinstance(dataset, Dataset) and f"{self.team.roles[0]}/{TOKENS[0]}" in dataset.column_names
 
     # Reference policy
 
     def _store_references(self) -> None:
         """Adds the columns of the reference log-probabilities to the datasets of preferences that do not have them."""
-        args, model, evaluated = self.args, self.model, self.eval_dataset
+        model, evaluated = self.model, self.eval_dataset
         if self.is_deepspeed_enabled:  # as in DPOTrainer: the team itself is prepared when the training begins
             model = prepare_deepspeed(self.model, self.accelerator)
-        self.train_dataset = self._with_references(self.train_dataset, model, args.per_device_train_batch_size)
-        size = args.per_device_eval_batch_size
+        self.train_dataset = self._with_references(self.train_dataset, model)
         if isinstance(evaluated, dict):
-            self.eval_dataset = {name: self._with_references(x, model, size) for name, x in evaluated.items()}
-        elif evaluated is not None:
-            self.eval_dataset = self._with_references(evaluated, model, size)
+            self.eval_dataset = {name: self._with_references(x, model) for name, x in evaluated.items()}
+        else:
+            self.eval_dataset = self._with_references(evaluated, model)
         if self.is_deepspeed_enabled:
             model.destroy()  # otherwise its hooks would gather weights in every forward, also in generation
 
-    def _with_references(self, dataset: Dataset, model: torch.nn.Module, batch_size: int) -> Dataset:
+    def _with_references(self, dataset: Any, model: torch.nn.Module) -> Any:
         names = [name for role in self.team.roles for name in reference_columns(role)]
         if not self._is_tokenized(dataset) or names[0] in dataset.column_names:  # all of them are there, or none
             return dataset
-        batch_size = self.args.precompute_ref_batch_size or batch_size
+        batch_size = self.args.precompute_ref_batch_size or self.args.per_device_train_batch_size
         batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
         logps = []
         for batch in tqdm(batches, desc="Computing reference log-probabilities", disable=self.args.disable_tqdm):
@@ -251,9 +241,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             answers = (outputs[role].log_probs.sum(dim=1).chunk(2) for role in batch)  # chosen and rejected
             columns = torch.stack([side for sides in answers for side in sides], dim=1)
             logps.append(self.accelerator.gather_for_metrics(columns).float().cpu())
-        for name, values in zip(names, torch.cat(logps).T.tolist(), strict=True):
-            dataset = dataset.add_column(name, values)
-        return dataset
+        columns = Dataset.from_dict(dict(zip(names, torch.cat(logps).T.tolist(), strict=True)))
+        return concatenate_datasets([dataset, columns], axis=1)
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         # DPOTrainer calls this when it is created. Its method caches the result next to the dataset. For a dataset in
@@ -272,9 +261,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if not self._keeps_reference:
             if "ref_chosen_logps" not in batch:
                 raise ValueError(
-                    "`eval_dataset` has no reference log-probabilities, and with `precompute_ref_log_probs=True` "
-                    "the reference "
-                    "policy is not kept. Pass this dataset when the trainer is created, or set that argument to False."
+                    "`eval_dataset` has no reference log-probabilities: pass it when the trainer is created, or set "
+                    "`precompute_ref_log_probs` to False."
                 )
             return torch.cat([batch["ref_chosen_logps"], batch["ref_rejected_logps"]])
         with self._computing_as_reference() as model:
@@ -318,13 +306,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             inputs["router_weights"] = batch["attention_mask"] * batch["weights"].repeat(2)[:, None]
         return {**inputs, "fused_lm_head": True}
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, AgentBatch],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, AgentBatch], *args: Any, **kwargs: Any) -> Any:
         """
         Computes the loss of a micro-batch, so that the mean over micro-batches and processes is
 
@@ -351,7 +333,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         sft = sum(weight for name, weight in self.args.weighted_losses if name == "sft")
         for role, agent_answers in answers.items():
             logps = (agent_answers.logps.chunk(2)[0] * weights).sum()
-            sums.append(-sft * logps if role in self.team.trained_roles else torch.zeros_like(logps))
+            sums.append(-sft * logps * (role in self.team.trained_roles))
         sums = torch.stack(sums)  # over pairs, and over each agent's chosen tokens
         self._add_metrics(inputs, answers, joint)
         if self.model.training:
@@ -368,19 +350,16 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def _add_metrics(self, inputs: dict[str, AgentBatch], answers: dict[str, Answers], joint: Answers) -> None:
         """Adds the metrics of this process's micro-batch to the next log entry."""
-        weights, mode = self._weights(inputs), "train" if self.model.training else "eval"
+        weights = self._weights(inputs)
         means = joint.metrics(weights, self.args.beta)
         for role in self.team.trained_roles:
             agent_means = answers[role].metrics(weights, self.args.beta)
             del agent_means["logps/chosen_change"]
             means |= {f"agents/{role}/{name}": mean for name, mean in agent_means.items()}
+        if self.args.reference_free:
+            del means["logps/chosen_change"]
         self._add_means(means)
         self._count_tokens(sum(batch["attention_mask"].sum() for batch in inputs.values()) * weights.any())
-        if self.args.reference_free:
-            change = self._metrics[mode]["logps/chosen_change"]
-            if self._first_chosen_logp is None:
-                self._first_chosen_logp = change[0]
-            change[0] -= self._first_chosen_logp
 
     def _scaled_router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
         """Computes the part of a micro-batch in an agent's router loss, and adds it to the metrics."""
@@ -392,19 +371,15 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def _texts(self, inputs: dict[str, AgentBatch]) -> list[dict[str, str]]:
         """Returns the texts of a micro-batch for a failure report."""
-        records: list[dict[str, str]] = [{} for _ in self._weights(inputs)]
+        number = len(self._weights(inputs))
+        columns: dict[str, list[str]] = {}
         for role, tokenizer in self.team.tokenizers.items():
             texts = tokenizer.batch_decode(inputs[role]["input_ids"], skip_special_tokens=True)
-            for record, chosen, rejected in zip(records, texts, texts[len(records) :], strict=False):
-                record |= {f"{role} chosen": chosen, f"{role} rejected": rejected}
-        return records
+            columns |= {f"{role} chosen": texts[:number], f"{role} rejected": texts[number:]}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def prediction_step(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, AgentBatch] | list[dict],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        self, model: torch.nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor | None, None, None]:
         if isinstance(inputs, list):
             add_task_metrics(self, "eval", self._play_evaluation(inputs))
@@ -432,25 +407,22 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         metrics = self._metrics["train"]
-        if self.model.training and "logps/chosen_change" in metrics:
+        if self.model.training and metrics:
             if self._counts_env_steps:
                 metrics["env_step"] = [self.env_step]
-            if metrics["logps/chosen_change"][0] < -LARGEST_FALL:
+            if metrics.get("logps/chosen_change", [0.0])[0] < -LARGEST_FALL:
                 logger.warning_once(
-                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token "
-                    "since "
-                    "the start of the training: they become less likely. Lower `learning_rate`, raise `beta`, or add "
-                    "the loss type 'sft'."
+                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token. "
+                    "Lower `learning_rate`, raise `beta`, or add the loss type 'sft'."
                 )
         super().log(logs, start_time)
 
     def _process_state(self) -> dict[str, Any]:
-        state = {"env_step": self.env_step, "first_chosen_logp": self._first_chosen_logp}
-        return {**super()._process_state(), **state}
+        return {**super()._process_state(), "env_step": self.env_step}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.env_step, self._first_chosen_logp = state["env_step"], state["first_chosen_logp"]
+        self.env_step = state["env_step"]
 
 
 # The tokens of all agents
@@ -462,16 +434,13 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
     chat messages.
     """
     prompt = text_columns(role)[0]
-    is_text = isinstance(dataset[0][prompt], str)
+    is_text, where = isinstance(dataset[0][prompt], str), f"`{name}`: {prompt!r} has"
     if not is_text and tokenizer.chat_template is None:
-        raise ValueError(
-            f"`{name}`: {prompt!r} has chat messages, but the tokenizer of {role!r} has no chat template. Write texts "
-            "instead, or give the tokenizer a template."
-        )
+        raise ValueError(f"{where} chat messages, but the tokenizer of {role!r} has no chat template.")
     if is_text and chat_prompts:
         logger.warning(
-            f"`{name}`: {prompt!r} has texts, but the prompts of {role!r} in the environment are chat messages, so "
-            "the training sees other prompts than the evaluation. Write messages, or set `use_chat_template=False`."
+            f"{where} texts, but the environment has chat messages, so the training sees other prompts than the "
+            "evaluation. Write messages, or set `use_chat_template=False`."
         )
 
 
@@ -492,19 +461,18 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
             if padded(min(whole, limit), args.pad_to_multiple_of) > positions:
                 raise TooLongError(
                     f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only {positions} "
-                    f"positions, which are learned. Lower `max_length` to {positions}, so that the ends of long "
-                    "answers are not trained, or remove the row."
+                    "positions. Lower `max_length`, or remove the row."
                 )
             if prompt >= limit:
-                raise ValueError(
-                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the answers "
-                    f"within the `max_length` of {limit}. Raise it, or remove the row."
+                problem = (
+                    f"has {prompt} tokens, which leaves no token of the answers within the `max_length` of {limit}"
                 )
+                raise ValueError(f"{place}: {text_columns(role)[0]!r} {problem}.")
             num_cut += whole > limit
     if num_cut > 0:
         logger.warning(
-            f"{num_cut} pairs of answers in `{name}` are longer than the `max_length` of {limit} "
-            "tokens, including their prompts: what exceeds it, and the end of the answer, is not trained. Raise it."
+            f"{num_cut} pairs of answers in `{name}` are longer than the `max_length` of {limit} tokens: their ends "
+            "are not trained."
         )
 
 
@@ -515,7 +483,6 @@ class TeamCollator:
     """
 
     def __init__(self, team: AgentTeam, args: MADPOConfig):
-        self.stored_references = args.precompute_ref_log_probs
         lengths = {"max_length": args.max_length, "pad_to_multiple_of": args.pad_to_multiple_of}
         self.collators = {
             role: DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id, **lengths)
@@ -523,7 +490,7 @@ class TeamCollator:
         }
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, AgentBatch] | list[dict[str, Any]]:
-        if not all(f"{role}/{name}" in rows[0] for role in self.collators for name in TOKENS):
+        if not any(name.endswith(f"/{TOKENS[0]}") for name in rows[0]):
             return rows
         return {
             role: {**collate([self._columns_of_agent(row, role) for row in rows]), "weights": torch.ones(len(rows))}
@@ -532,7 +499,4 @@ class TeamCollator:
 
     def _columns_of_agent(self, row: dict[str, Any], role: str) -> dict[str, Any]:
         columns = {name: row[f"{role}/{name}"] for name in TOKENS}
-        if self.stored_references and reference_columns(role)[0] in row:
-            names = ("ref_chosen_logps", "ref_rejected_logps")
-            columns |= {name: row[column] for name, column in zip(names, reference_columns(role), strict=True)}
-        return columns
+        return columns | {x.removeprefix(f"{role}_"): row[x] for x in reference_columns(role) if x in row}

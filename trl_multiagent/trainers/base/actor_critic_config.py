@@ -4,9 +4,6 @@ from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
-VALUE_LOSS_COEF = 0.6
-
-
 @dataclass
 class ActorCriticConfig(RolloutConfig):
     r"""
@@ -53,7 +50,7 @@ class ActorCriticConfig(RolloutConfig):
     critic_value_head_hidden_dim: int | None = setting(ge=1, le=1000000)
     critic_trains_trunk: bool = setting(default=True)
     critic_lora_r: int = setting(default=8, ge=1, le=1000000)
-    value_loss_coef: float = setting(default=VALUE_LOSS_COEF, ge=0, le=1000000)
+    value_loss_coef: float = setting(default=0.6, ge=0, le=1000000)
     value_clip_range: float | None = setting(gt=0)
     gae_lambda: float = setting(default=0.0, ge=0, le=1)
     advantage_normalization: bool = setting(default=True)
@@ -62,14 +59,8 @@ class ActorCriticConfig(RolloutConfig):
     def _check_values(self) -> None:
         super()._check_values()
         if self.critic_form == "head" and self.critic_models is not None:
-            raise ValueError(
-                "`critic_models` are for critics with a model of their own, but `critic_form` is 'head': a head is on "
-                "the agent's model. Remove one of them."
-            )
+            raise ValueError("`critic_form='head'`: a head is on the agent's model, so `critic_models` cannot be set.")
         if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
             raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
         if self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
-            raise ValueError(
-                "`handoff` continues one joint action, but the targets of a critic need what follows all of them. Set "
-                "`handoff` to None, `branching` to 'episodes', or `num_generations` to 1."
-            )
+            raise ValueError("`handoff` follows one joint action, but a critic needs all: set `num_generations` to 1.")

@@ -3,7 +3,6 @@ The base class of all trainers with critics, which are trained together with the
 """
 
 import dataclasses
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pvariance
@@ -18,7 +17,7 @@ from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.tree import Node, acting
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
-from trl_multiagent.trainers.base.actor_critic_config import VALUE_LOSS_COEF, ActorCriticConfig
+from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.batch import Batch, CriticTensors
 from trl_multiagent.trainers.base.metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -27,7 +26,6 @@ from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 logger = logging.get_logger(__name__)
 
 ROUNDING = 1e-6  # relative error of numbers that were computed in float32
-PATIENCE = 20  # a warning follows this many optimizer steps with an explained variance of at most zero
 
 
 @dataclass
@@ -89,7 +87,6 @@ class ActorCriticTrainer(RolloutTrainer):
         self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
         self._value_scales: dict[str, tuple[float, float]] = {}
         self._num_joint_actions: dict[str, int] = {}  # that each critic judges in the current batch, in all processes
-        self._steps_unexplained: dict[str, int] = defaultdict(int)
         team.freeze(args.frozen_agents or ())
         self.team = team
         settings = CriticSettings(
@@ -107,8 +104,7 @@ class ActorCriticTrainer(RolloutTrainer):
             team.add_critics(make_critics(team, roles, settings))
         elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
-                f"The team has the critics {list(team.critics.names)} of an earlier trainer with other settings. Save "
-                "the team, and load its agents with `AgentTeam.from_pretrained`."
+                "The team has critics of an earlier trainer with other settings: save it, and load its agents."
             )
         team.train(team.training)
         if args.process_index == 0:
@@ -118,12 +114,12 @@ class ActorCriticTrainer(RolloutTrainer):
     def _learning_rates(self) -> dict[str, float]:
         rate = self.args.critic_learning_rate
         rate = self.args.learning_rate if rate is None else rate
-        return {**super()._learning_rates(), **{critic_key(name): rate for name in self.critics.names}}
+        return super()._learning_rates() | {critic_key(name): rate for name in self.critics.names}
 
     def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
         critics = self.critics
         own = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
-        return {**super()._trained_parameters(), **own}
+        return super()._trained_parameters() | own
 
     # The batch
 
@@ -171,8 +167,7 @@ class ActorCriticTrainer(RolloutTrainer):
         longest = self.critics.longest_text(critic, self.team)
         if longest is not None and any(len(row.input_ids) > longest for row in rows):
             logger.warning_once(
-                f"Texts of the critic {critic!r} are longer than the {longest} positions of its model. It reads their "
-                f"last {longest} tokens. Set `critic_models` to a model that reads longer texts."
+                f"Texts are longer than the {longest} positions of the critic {critic!r}: it reads their last tokens."
             )
             for row in rows:
                 row.input_ids = row.input_ids[-longest:]
@@ -183,13 +178,12 @@ class ActorCriticTrainer(RolloutTrainer):
         """Builds the tensors of a critic. Padding rows follow the given rows."""
         pad_token_id = self.critics.backbones[critic].tokenizer.pad_token_id
         missing = num_rows - len(rows)
-        sequences = [torch.tensor(row.input_ids) for row in rows]
-        sequences += [torch.tensor([pad_token_id])] * missing
-        pairs = [(row.joint_actions, row.node.targets[critic], row.node.values[critic]) for row in rows]
-        numbers = [[(targets[j], 1.0, values[j]) for j in own] for own, targets, values in pairs]
-        numbers += [[(0.0, 0.0, 0.0)]] * missing
-        width = max(map(len, numbers), default=1)
-        padded = torch.tensor([triples + [(0.0, 0.0, 0.0)] * (width - len(triples)) for triples in numbers])
+        sequences = [torch.tensor(row.input_ids) for row in rows] + [torch.tensor([pad_token_id])] * missing
+        numbers = [
+            torch.tensor([(row.node.targets[critic][j], 1.0, row.node.values[critic][j]) for j in row.joint_actions])
+            for row in rows
+        ]
+        padded = pad([x.reshape(-1, 3) for x in numbers] + [torch.zeros(1, 3)] * missing)
         attention_mask = pad([torch.ones_like(ids) for ids in sequences], 0, "left")
         return CriticTensors(pad(sequences, pad_token_id, "left"), attention_mask, *padded.unbind(-1))
 
@@ -200,8 +194,7 @@ class ActorCriticTrainer(RolloutTrainer):
         it.
         """
         for row in rows:
-            row.node.values[critic] = [0.0] * len(row.node.indices)
-            row.node.targets[critic] = list(row.node.values[critic])
+            row.node.values[critic], row.node.targets[critic] = ([0.0] * len(row.node.indices) for _ in range(2))
         most = max(1, self._most(len(rows)))
         forwards = -(-most // self.args.per_device_train_batch_size)
         size = -(-most // forwards)  # not a whole batch, which would be padding
@@ -222,19 +215,20 @@ class ActorCriticTrainer(RolloutTrainer):
         Computes the advantages of all completions, and logs their mean and deviation before they are standardized.
         """
         self._advantages = {}
-        raw: dict[tuple[str, int], list[list[float]]] = {}
+        raw: dict[tuple[str, int], list[float]] = {}
+        own = []
         for role in self.team.trained_roles:
-            critic = self.critic_of(role)
             for turn, nodes in enumerate(levels):
-                raw[role, turn] = [critic_advantages(node, critic, role) for node in acting(role, nodes)]
-        totals = totals_of_all({group: [x for values in by_node for x in values] for group, by_node in raw.items()})
-        for (role, turn), by_node in raw.items():
-            total = totals[role, turn]
-            for node, advantages in zip(acting(role, levels[turn]), by_node, strict=True):
-                values = torch.tensor(advantages, dtype=torch.float64)
-                if self.args.advantage_normalization and total.count > 1:
-                    values = total.standardize(values)
-                self._advantages.setdefault(id(node), {})[role] = values.float()
+                raw[role, turn] = []
+                for node in acting(role, nodes):
+                    advantages = critic_advantages(node, self.critic_of(role), role)
+                    raw[role, turn] += advantages
+                    own.append((role, turn, node, torch.tensor(advantages, dtype=torch.float64)))
+        totals = totals_of_all(raw)
+        for role, turn, node, values in own:
+            if self.args.advantage_normalization and totals[role, turn].count > 1:
+                values = totals[role, turn].standardize(values)
+            self._advantages.setdefault(id(node), {})[role] = values.float()
         for role in self.team.trained_roles:
             whole = sum((total for (other, _), total in totals.items() if other == role), Total())
             if not whole.count:  # the agent has not acted
@@ -254,26 +248,15 @@ class ActorCriticTrainer(RolloutTrainer):
         targets, values = zip(*gathered, strict=True)
         explained, mean = explained_variance(targets, values), fmean(targets)
         numbers = {"explained_variance": explained, "value_mean": fmean(values), "target_mean": mean}
-        numbers["td_error"] = fmean(map(abs, errors))
-        for metric, number in numbers.items():
+        for metric, number in {**numbers, "td_error": fmean(map(abs, errors))}.items():
             self._metrics["train"][f"{critic_key(name)}/{metric}"].append(number)
         self.critics.scales[name].update(mean, fmean(target * target for target in targets))
-        if all_equal(targets):  # there is nothing to explain
-            return
-        self._steps_unexplained[name] = 0 if explained > ROUNDING else self._steps_unexplained[name] + 1
-        if self._steps_unexplained[name] == PATIENCE and self.is_world_process_zero():
-            logger.warning(
-                f"The critic {name!r} has explained nothing of its targets in {PATIENCE} optimizer steps (explained "
-                "variance <= 0): it is no better a baseline than the mean return. Raise `critic_learning_rate`, "
-                "or use "
-                "MAGRPO with several generations."
-            )
 
     # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
 
     def _process_state(self) -> dict[str, Any]:
         scales = {name: dataclasses.asdict(scale) for name, scale in self.critics.scales.items()}
-        return {**super()._process_state(), "critic_scales": scales}
+        return super()._process_state() | {"critic_scales": scales}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
@@ -327,28 +310,17 @@ def value_errors(
 
 def notes_on_critics(args: ActorCriticConfig) -> None:
     """Warns about critic settings that have little or unexpected effect."""
-    if args.value_loss_coef != VALUE_LOSS_COEF and not (args.critic_form == "head" and args.critic_trains_trunk):
-        logger.warning(
-            "`value_loss_coef` has nearly no effect: only the value loss trains the critic's parameters, and Adam "
-            "divides gradients by their size. Set `critic_learning_rate` instead."
-        )
     if args.critic_type == "q" and args.completions_per_node == 1:
         logger.warning(
-            "`critic_type='q'` with one completion per prompt: the advantage is the error of the critic about the "
-            "completion itself, and vanishes as the critic learns. Set `num_generations` to 2 or more in a tree, or "
-            "`critic_type` to 'v'."
+            "`critic_type='q'` with one completion per prompt: the advantage vanishes as the critic learns. Set "
+            "`num_generations` to 2 or more in a tree, or `critic_type` to 'v'."
         )
 
 
 # Targets and advantages. A critic has stored its values on the nodes that it reads, in `node.values[critic]`, one
 # value for each joint action. The values of a critic of states, V(h), are equal at a node; the values of a critic of
-# actions, Q(h, a), differ. A critic of one agent is named after the agent's role, and reads the nodes at which the
-# agent acts. Its rewards are the role's.
-
-
-def state_value(node: Node, critic: str) -> float:
-    """Returns V(h), or for a critic of actions the mean of Q(h, a) over the joint actions."""
-    return fmean(node.values[critic])
+# actions, Q(h, a), differ, and their mean counts as V(h). A critic of one agent is named after the agent's role, and
+# reads the nodes at which the agent acts. Its rewards are the role's.
 
 
 def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: float, gae_lambda: float) -> None:
@@ -368,11 +340,9 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
         for node in nodes:
             node.targets[critic] = list(node.rewards_of(critic))
             for joint_action, child in node.children.items():
-                if critic not in child.values:
-                    future = fmean(child.targets[critic])
-                else:
-                    later = fmean(child.targets[critic])
-                    future = (1 - gae_lambda) * state_value(child, critic) + gae_lambda * later
+                future = fmean(child.targets[critic])
+                if critic in child.values:
+                    future = (1 - gae_lambda) * fmean(child.values[critic]) + gae_lambda * future
                 node.targets[critic][joint_action] += discount * future
 
 
@@ -388,25 +358,19 @@ def critic_advantages(node: Node, critic: str, role: str) -> list[float]:
     `role` acts at the node.
     """
     advantages = []
-    completions = node.completion_of(role)
-    for completion in range(1 + max(completions)):
-        own = [j for j, other in enumerate(completions) if other == completion]
-        others = [j for j in range(len(completions)) if j not in own] or own
-        baseline = fmean(node.values[critic][j] for j in others)
-        advantages.append(fmean(node.targets[critic][j] for j in own) - baseline)
+    rows = list(zip(node.completion_of(role), node.targets[critic], node.values[critic], strict=True))
+    for completion in range(1 + max(node.completion_of(role))):
+        targets, own = zip(*((y, v) for other, y, v in rows if other == completion), strict=True)
+        others = [v for other, _, v in rows if other != completion]
+        advantages.append(fmean(targets) - fmean(others or own))
     return advantages
 
 
 def explained_variance(targets: Sequence[float], values: Sequence[float]) -> float:
     """
     Computes 1 - Var(y - V) / Var(y): 1 for a perfect critic, 0 for a critic that predicts the mean, negative for a
-    worse critic. It is 0 if all targets are equal, see [`all_equal`].
+    worse critic. It is 0 if all targets are equal, up to rounding errors.
     """
-    if all_equal(targets):
+    if max(targets) - min(targets) <= ROUNDING * max(map(abs, targets)):
         return 0.0
     return 1.0 - pvariance(y - v for y, v in zip(targets, values, strict=True)) / pvariance(targets)
-
-
-def all_equal(targets: Sequence[float]) -> bool:
-    """Returns whether targets differ by no more than rounding errors."""
-    return max(targets) - min(targets) <= ROUNDING * max(map(abs, targets))

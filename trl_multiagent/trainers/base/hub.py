@@ -1,7 +1,6 @@
 """Pushes a team trainer's output to the Hugging Face Hub, with a model card."""
 
 import contextlib
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -14,7 +13,7 @@ from transformers.integrations import is_wandb_available
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 from transformers.utils.hub import hf_api
-from trl.trainer.utils import get_comet_experiment_url, get_trackio_space_url
+from trl.trainer.utils import get_trackio_space_url
 
 from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.hub import (
@@ -67,19 +66,13 @@ class TeamHubMixin(Trainer):
         """
         if not self.is_world_process_zero() or not self._may_change_files():
             return
-        args, history, trackio_url = self.args, self.state.log_history, get_trackio_space_url()
+        args, folder = self.args, Path(self.args.output_dir)
         tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
-        tags += ["hf_jobs"] if "JOB_ID" in os.environ else []
-        tags += [f"trackio:{trackio_url}"] if trackio_url is not None else []
-        folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        series = series_of(history)
+        series = series_of(self.state.log_history)
         rewards = reward_series(series)
-        facts = {**self._card_facts(), "processes": args.world_size}
         changes = [
-            (change["step"], name, values["before"], values["after"])
-            for change in self._changes
-            for name, values in change["changes"].items()
+            (x["step"], name, y["before"], y["after"]) for x in self._changes for name, y in x["changes"].items()
         ]
         training = {
             "algorithm": self._name,
@@ -87,7 +80,8 @@ class TeamHubMixin(Trainer):
             "environment": None if self.environment is None else environment_name(self.environment),
             "settings": [
                 ("setting", "value"),
-                *facts.items(),
+                *self._card_facts().items(),
+                ("processes", args.world_size),
                 *((f"`{name}`", getattr(args, name)) for name in self._card_settings),
             ],
             "changes": [("step", "setting", "before", "after"), *changes],
@@ -97,8 +91,7 @@ class TeamHubMixin(Trainer):
             "has_curve": bool(rewards),
             "links": {
                 "Weights & Biases": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
-                "Trackio": trackio_url,
-                "Comet": get_comet_experiment_url(),
+                "Trackio": get_trackio_space_url(),
             },
         }
         place = self.hub_model_id or str(folder.absolute())  # a folder until the repository exists

@@ -56,20 +56,15 @@ def print_completions(rows: list[TraceRow], number: int | None) -> None:
     # Not the global generator, which the rollouts use
     chosen = random.Random(rows[0]["step"]).sample(rows, min(len(rows), NUM_PRINTED if number is None else number))
     lines = [(row, role) for row in chosen for role in roles_of(rows) if row[f"completion/{role}"] is not None]
-    if not lines:
-        return
-    prompts, completions = (
-        [printable(row[f"{name}/{role}"]) for row, role in lines] for name in ("prompt", "completion")
-    )
     advantages = [row[f"advantage/{role}"] for row, role in lines]
-    print_prompt_completions_sample(
-        prompts,
-        completions,
-        {name.title(): [row[name] for row, _ in lines] for name in ("reward", "return")},
-        None if set(advantages) == {None} else [math.nan if x is None else x for x in advantages],
-        rows[0]["step"],
-        extra={"Agent": [role for _, role in lines], "Turn": [row["turn"] for row, _ in lines]},
-    )
+    if lines:
+        print_prompt_completions_sample(
+            *([printable(row[f"{name}/{role}"]) for row, role in lines] for name in ("prompt", "completion")),
+            {name.title(): [row[name] for row, _ in lines] for name in ("reward", "return")},
+            None if {*advantages} == {None} else [math.nan if x is None else x for x in advantages],
+            rows[0]["step"],
+            extra={"Agent": [role for _, role in lines], "Turn": [row["turn"] for row, _ in lines]},
+        )
 
 
 def log_completion_tables(rows: list[TraceRow], args: GRPOConfig, unique_prompts: bool = False) -> None:
@@ -113,14 +108,18 @@ class RewardProgressCallback(ProgressCallback):
         self.names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
         self.latest: dict[str, str] = {}
 
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin(*args, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description("Training")
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any
     ) -> None:
         if not state.is_world_process_zero or self.training_bar is None:
             return
         self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
-        texts = (f"{name} {value}" for name, value in self.latest.items())
-        self.training_bar.set_postfix_str(", ".join(texts), refresh=False)
+        self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
 
 
 def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:

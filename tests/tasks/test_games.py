@@ -1,0 +1,240 @@
+"""The tasks `textarena` and `reasoning_gym`, which play games and puzzles of other packages."""
+
+import importlib.util
+import random
+
+import numpy as np
+import pytest
+import yaml
+
+from trl_multiagent import cli
+from trl_multiagent.environments.task import TaskSettings
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.runs.prepared import parse_recipe
+from trl_multiagent.tasks import reasoning_gym, textarena
+from trl_multiagent.tasks.seeded import OwnDraws, Seeds
+
+from random_games import HANABI, PLAYERS, environment_of, play
+from tiny import tiny_team, tiny_trainer
+
+
+@pytest.fixture
+def games():
+    pytest.importorskip("textarena")
+
+
+@pytest.fixture
+def puzzles():
+    pytest.importorskip("reasoning_gym")
+
+
+def test_each_user_of_the_global_generators_has_its_own_draws():
+    def draw():
+        return random.random(), np.random.random()
+
+    first, second = OwnDraws(3), OwnDraws(3)
+    random.seed(0), np.random.seed(0)
+    outside = [draw()]
+    with first:
+        one = [draw()]
+    with second:
+        other = [draw(), draw()]
+    outside.append(draw())
+    with first:
+        one.append(draw())
+    assert one == other
+    random.seed(0), np.random.seed(0)
+    assert outside == [draw(), draw()]
+
+
+def test_seeds_of_the_splits_differ():
+    rows = Seeds(name="x")
+    train, test = rows.load(None), rows.load("test[:9]")
+    assert len(train) == 2048 and len(test) == 9 and not set(train["seed"]) & set(test["seed"])
+    assert Seeds(name="x").load("test[:9]").to_list() == test.to_list()
+    assert Seeds(name="x", seed=2).load("test[:9]").to_list() != test.to_list()
+
+
+@pytest.mark.parametrize(
+    "name", ["KuhnPoker-v0", "Crusade-v0", "ThreePlayerGOPS-v0", "SecretMafia-v0", "Taboo-v0", HANABI]
+)
+def test_random_players_reach_the_end(games, name):
+    for turns in play(name, range(5)):
+        rewards, metrics = turns[-1].outcome.role_rewards, turns[-1].outcome.metrics
+        assert metrics["out_of_turns"] == 0 and metrics["invalid_moves"] < 0.2
+        assert len(rewards) == PLAYERS[name][0] and all(not any(x.outcome.role_rewards.values()) for x in turns[:-1])
+        if name == "KuhnPoker-v0":
+            assert sum(rewards.values()) == 0  # zero-sum
+        if name == HANABI:
+            assert len(set(rewards.values())) == 1  # cooperative
+
+
+def test_a_cooperative_score_is_paid(games):
+    def first_card(rng, text):
+        return "[Play] 0"
+
+    assert max(turns[-1].outcome.role_rewards["player_0"] for turns in play(HANABI, range(20), move=first_card)) > 0
+
+
+@pytest.mark.parametrize("name", ["KuhnPoker-v0", "PigDice-v0-short", "Sokoban-v0"])
+def test_games_side_by_side_are_those_played_alone(games, name):
+    def facts(episodes):
+        return [[(turn.prompts, turn.outcome.reward) for turn in turns] for turns in episodes]
+
+    before = random.getstate()
+    together = facts(play(name, range(4), num_episodes=2))
+    assert together == [x for seed in range(4) for x in facts(play(name, [seed], num_episodes=2))]
+    assert random.getstate() == before
+
+
+def test_a_prompt_has_only_what_is_new(games):
+    (turns,) = play("TicTacToe-v0", [1])
+    own = [turn.prompts["player_0"] for turn in turns if "player_0" in turn.prompts]
+    assert "You are Player 0" in own[0] and not any("You are Player 0" in prompt for prompt in own[1:])
+    assert all("[Player 0]" not in prompt and "[Player 1]" in prompt for prompt in own[1:])
+
+
+def test_invalid_moves_end_the_game_as_it_says_and_are_counted(games):
+    (turns,) = play("KuhnPoker-v0", [1], move=lambda rng, text: "what?")
+    assert [turn.outcome.metrics["invalid_moves"] for turn in turns] == [1, 1]  # it allows one more try
+    (loser,) = turns[-1].prompts
+    assert turns[-1].outcome.role_rewards[loser] == -1 and "attempted an invalid move" in turns[1].prompts[loser]
+
+
+def test_games_live_in_episodes_and_may_run_out_of_turns(games):
+    with pytest.raises(TaskError, match="set `branching: episodes`"):
+        with environment_of("KuhnPoker-v0").playing(2, are_episodes=False):
+            pass
+    (turns,) = play("KuhnPoker-v0", [1], num_turns=2)
+    assert turns[-1].outcome.metrics["out_of_turns"] == 1 and turns[-1].outcome.reward == 0
+
+
+def test_a_game_trains(games, tmp_path):
+    from datasets import Dataset
+
+    trainer = tiny_trainer(
+        tmp_path, tiny_team(roles=("player_0", "player_1")), environment_of("KuhnPoker-v0", max_rounds=1),
+        branching="episodes", num_turns=3, num_generations=4, items_per_device=2, max_completion_length=4,
+        train_dataset=Dataset.from_dict({"seed": [1, 2]}), max_steps=1, logging_steps=1,
+    )  # fmt: skip
+    trainer.train()
+    logged = trainer.state.log_history[0]  # player 1 begins, and loses with two invalid moves
+    assert logged["turn_2/invalid_moves"] == 1
+    assert logged["agents/player_0/reward"] == -logged["agents/player_1/reward"] == 1
+
+
+def test_a_seat_plays_against_the_trained_player(games):
+    from trl_multiagent import FunctionSeat, SeatedEnvironment
+    from trl_multiagent.rollout.tree import play_episodes, turns_of_episodes
+
+    def opponent(item, prompt, history):
+        return PLAYERS["TicTacToe-v0"][1](random.Random(prompt), prompt)
+
+    def sample(nodes, number):
+        texts = [opponent(node.item, node.prompts["player_0"], ()) for node in nodes]
+        return {"player_0": [Samples([1], [[1]], [text], truncated=[False]) for text in texts]} if nodes else {}
+
+    environment = SeatedEnvironment(environment_of("TicTacToe-v0"), {"player_1": FunctionSeat(opponent)})
+    items = [{"seed": seed} for seed in range(20)]
+    for turns in turns_of_episodes(play_episodes(items, environment, sample, num_turns=5)):  # its squares
+        assert turns[-1].outcome.metrics["out_of_turns"] == 0
+
+
+def recipe(tmp_path, **settings):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"agent_model": {"name": "m"}, **settings}))
+    return parse_recipe("magrpo", cli.TASKS, ["--config", str(path)])
+
+
+def settings_of(recipe):
+    return TaskSettings(recipe.sections, recipe.num_agents, None)
+
+
+def test_settings_of_a_game(games, tmp_path):
+    three = recipe(tmp_path, task="textarena", textarena={"game": "ThreePlayerGOPS-v0", "players": 3})
+    assert three.num_agents == 3
+    environment = textarena.make_environment(settings_of(three))
+    assert environment.roles == ("player_0", "player_1", "player_2")
+    for section, message in [
+        ({"game": "Nope-v0"}, "Environment Nope-v0 not found"),
+        ({"players": 3}, "number of players has to be 2"),
+        ({"options": {"depth": 2}}, "unexpected keyword argument 'depth'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            textarena.Game(**section)
+
+
+@pytest.mark.parametrize("task, extra", [("textarena", "games"), ("reasoning_gym", "puzzles")])
+def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, capsys, task, extra):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        cli.main(["train", "magrpo", "--task", task, "--model_name", "m", "--dry_run"])
+    err = capsys.readouterr().err
+    assert f"pip install 'trl-multiagent[{extra}]'" in err and err.count("\n") == 1
+
+
+def puzzle_task(tmp_path, name="chain_sum", **dataset):
+    dataset = {"name": f"reasoning_gym:{name}", "train_split": "train[:60]", "eval_split": "test[:20]", **dataset}
+    settings = settings_of(recipe(tmp_path, task="reasoning_gym", dataset=dataset))
+    return reasoning_gym.make_environment(settings), *reasoning_gym.load_datasets(settings), settings
+
+
+def test_puzzles_to_evaluate_on_are_not_trained_on(puzzles, tmp_path):
+    _, train, held_out, _ = puzzle_task(tmp_path)
+    assert len(held_out) == 20 and len(train) == 60 and train[0]["question"] != train[1]["question"]
+    options = {"min_trials": 3, "max_trials": 4}
+    _, train, held_out, _ = puzzle_task(tmp_path, "coin_flip", options=options)
+    assert len(train) < 60 and not set(train["question"]) & set(held_out["question"])
+
+
+def solve(environment, item, answers, num_turns):
+    """Plays one branch in a tree, in which the workflow is replayed."""
+    said = iter(answers)
+
+    def sample(nodes, number):
+        (role,) = nodes[0].prompts if nodes else [None]
+        return {role: [Samples([1], [[1]], [next(said)], truncated=[False])]} if nodes else {}
+
+    def score(nodes):
+        return judge_nodes(environment, nodes)
+
+    levels = grow_trees([item], environment, sample, score, num_turns=num_turns, num_generations=1)
+    return [nodes[0] for nodes in levels if nodes]
+
+
+def test_a_checker_sends_the_solver_back(puzzles, tmp_path):
+    environment, train, _, settings = puzzle_task(tmp_path)
+    item = train[0]
+    right = settings.dataset.puzzle(item["seed"])[1]["answer"]
+    for answers, num_turns, expected in [
+        ([f"<answer>{right}</answer>", "Right."], 3, {"solver": 1, "checker": 1}),
+        (["no idea", "right"], 3, {"solver": 0, "checker": 0}),
+        (["no idea", "It is not a number.", right], 3, {"solver": 1, "checker": 1}),
+        ([right, "Wrong.", "no idea"], 3, {"solver": 0, "checker": 0}),
+        ([right, "Wrong."], 2, {"solver": 1, "checker": 0}),  # without a turn for another answer, the first counts
+    ]:
+        nodes = solve(environment, item, answers, num_turns)
+        assert len(nodes) == len(answers)
+        assert nodes[-1].outcomes[0].role_rewards == pytest.approx(expected, abs=0.1)
+    assert "It is not a number." in solve(environment, item, ["1", "It is not a number.", "2"], 3)[2].prompts["solver"]
+
+
+@pytest.mark.parametrize("name", ["list_functions", "pool_matrix", "prime_factorization"])
+def test_generators_that_draw_globally_or_fail_on_an_answer(puzzles, tmp_path, name):
+    """The first two draw from the global generators, and the verifier of the last raises on other texts."""
+    environment, train, _, settings = puzzle_task(tmp_path, name, train_split="train[:3]", eval_split=None)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    for row in train:
+        assert settings.dataset.puzzle(row["seed"])[1]["question"] == row["question"]
+        assert solve(environment, row, ["no idea", "right"], 2)[-1].outcomes[0].role_rewards["solver"] < 0.1
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_wrong_names_of_generators(puzzles):
+    for settings, message in [
+        ({"name": "reasoning_gym:nope"}, "'nope' not registered"),
+        ({"options": {"terms": 3}}, "unexpected keyword argument 'terms'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            reasoning_gym.Puzzles(**settings)
