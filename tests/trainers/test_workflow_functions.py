@@ -289,6 +289,11 @@ def test_mistakes_get_a_sentence():
         await agents.aux("a")
         agents.reward(1.0, "mian")
 
+    async def logs(agents):
+        await agents.aux("a")
+        agents.log("reward_mean", 5)
+        return 1.0
+
     def asks(**settings):
         return lambda agents: agents.aux("a", **settings)
 
@@ -298,6 +303,7 @@ def test_mistakes_get_a_sentence():
         (forgets, "without `await`"),
         (leaves, "its question to 'main' was answered: `await` it"),
         (pays, "no role 'mian'"),
+        (logs, "'reward_mean', which is logged anyway"),
         (asks(stop=[""]), "`stop` is"),
         (asks(max_tokens=0), "`max_tokens` is 0"),
     ):

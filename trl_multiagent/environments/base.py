@@ -77,6 +77,9 @@ PASSED = "passed"
 # The same for those of its tests that no feedback between turns shows
 PASSED_HIDDEN = "passed_hidden"
 
+# Metrics of a turn that a trainer logs
+LOGGED = {"reward_mean", "expected_return", "early_terminated"}
+
 ID_COLUMNS = ("item_id", "task_id", "id")  # columns that name an item
 
 # Names with another meaning in saved teams: the folder of shared weights, and PEFT's name for an adapter without a
@@ -481,6 +484,8 @@ def judge(
             )
         outcome.reward = finite(name, outcome.reward, where, position)
         outcome.metrics = numbers_by_name(name, outcome.metrics)
+        for key in sorted(outcome.metrics.keys() & LOGGED):
+            raise TaskError(f"{name} returned the metric {key!r}, which is logged anyway: choose another name.")
         if scoring_context().reward_none == "drop":
             outcome.metrics["reward_none"] = float(math.isnan(outcome.reward))
     return values
