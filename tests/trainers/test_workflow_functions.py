@@ -3,13 +3,16 @@
 import asyncio
 import os
 import sqlite3
+import sys
 import threading
+import time
 
 import pytest
 
 from trl_multiagent import FunctionSeat, MAGRPOTrainer, Outcome, OutOfTurns, SeatedEnvironment, cli, workflow
 from trl_multiagent.environments.function_environment import event_loop
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.evaluation.players import MessageAblation
 from trl_multiagent.rollout.tree import Samples, first_nodes, grow_trees, judge_nodes
 
 from by_hand import distance, one_update
@@ -266,6 +269,53 @@ def test_mistakes_get_a_sentence():
     with pytest.raises(TaskError, match="There is no role 'author'; the roles are aux, main"):
         play(stranger, [{}], scripted(ANSWERS))
 
+    async def ends(agents):
+        await agents.aux("a")
+        sys.exit(3)
+
+    async def is_cancelled(agents):
+        await agents.aux("a")
+        raise asyncio.CancelledError
+
+    async def forgets(agents):
+        await agents.main(f"Hint: {agents.aux('a')}")
+
+    async def leaves(agents):
+        await agents.aux("a")
+        agents.main("b")
+        return 1.0
+
+    async def pays(agents):
+        await agents.aux("a")
+        agents.reward(1.0, "mian")
+
+    def asks(**settings):
+        return lambda agents: agents.aux("a", **settings)
+
+    for function, message in (
+        (ends, "SystemExit: 3"),
+        (is_cancelled, "CancelledError"),
+        (forgets, "without `await`"),
+        (leaves, "its question to 'main' was answered: `await` it"),
+        (pays, "no role 'mian'"),
+        (asks(stop=[""]), "`stop` is"),
+        (asks(max_tokens=0), "`max_tokens` is 0"),
+    ):
+
+        @workflow(roles=ROLES)
+        async def mistaken(item, agents, function=function):
+            if item["x"]:
+                return await function(agents)
+            await asyncio.sleep(600)  # an error ends the run at once
+
+        with pytest.raises(TaskError, match=message):
+            play(mistaken, [{"x": 1}], scripted(ANSWERS), num_episodes=1)
+    with pytest.raises(TaskError, match="`max_tokens` is 0"):
+        play(mistaken, [{"x": 0}, {"x": 1}], scripted(ANSWERS), num_episodes=1)
+    for wrong in (lambda item, episodes: [1.0], lambda item, episodes: ["a"] * 3, lambda item, episodes: None):
+        with pytest.raises(TaskError, match="it must return a list of 3 numbers"):
+            play(debate(group_reward=wrong), [{"x": "1"}], scripted(ANSWERS), num_episodes=3)
+
     @workflow(roles=ROLES, timeout=0.05)
     async def slow(item, agents):
         await asyncio.sleep(60)
@@ -316,7 +366,7 @@ def test_group_rewards_compare_the_branches_of_an_item():
 
 
 def test_seats_play_roles_of_a_workflow():
-    environment = SeatedEnvironment(debate(), {"main": FunctionSeat(lambda item, prompt, history: "no")})
+    environment = SeatedEnvironment(debate(), {"main": FunctionSeat(lambda item, prompt, history: "yes")})
     levels = play(environment, [{"x": "1"}], scripted(ANSWERS), num_episodes=2)
     assert all(node.roles == ("aux",) for level in levels for node in level)
 
@@ -404,3 +454,100 @@ def test_trainer(tmp_path):
     trainer.evaluate(tiny_items(2))
     log = trainer.state.log_history[0]
     assert {"turn_1/longer", "turn_1/reward_mean"} <= log.keys()
+
+
+def test_a_part_of_a_gather_may_ask_while_the_agents_answer():
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        async def late():
+            await asyncio.sleep(0.05)
+            return await agents.main("late")
+
+        a, b = await asyncio.gather(agents.aux("a"), late())
+        return float(len(a) + len(b))
+
+    inner = scripted(["abc"])
+
+    def slow(nodes, number):
+        time.sleep(0.3)
+        return inner(nodes, number)
+
+    levels = play(run, [{}], slow, num_episodes=2)
+    assert [[(x.roles, x.rewards) for x in level] for level in levels[:2]] == [
+        [(("aux",), [0.0])] * 2,
+        [(("main",), [6.0])] * 2,
+    ]
+
+
+@pytest.mark.parametrize("num_episodes", [None, 2])
+def test_an_episode_has_its_own_item_and_messages(num_episodes):
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        said = [{"role": "user", "content": f"Card {item['deck'].pop()}:"}]
+        for _ in range(2):
+            answer = await agents.aux(said)
+            said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Again:"}]
+        return 1.0
+
+    number = 1 if num_episodes else 2
+    levels = play(run, [{"deck": [1, 2, 3]}], scripted(ANSWERS), num_generations=number, num_episodes=num_episodes)
+    first = [{"role": "user", "content": "Card 3:"}]
+    assert all(node.prompts["aux"] == first for node in levels[0])
+    assert len(levels[1]) == 2 and all(node.history[0].prompts["aux"] == first for node in levels[1])
+
+
+def test_a_workflow_that_goes_on_asking_is_stopped():
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        while True:
+            try:
+                await agents.aux("More:")
+            except Exception:
+                pass
+
+    assert [level[0].rewards for level in play(run, [{}], scripted(ANSWERS), num_turns=2, num_episodes=1)] == [[0]] * 2
+
+
+@pytest.mark.parametrize("seat", ROLES)
+@pytest.mark.parametrize("num_episodes", [None, 1])
+def test_turns_in_which_only_seats_act_do_not_count(seat, num_episodes):
+    seen = []
+
+    def compare(item, episodes):
+        seen.append([{*turn.joint_action} for turn in episodes[0]])
+        return [0.5] * len(episodes)
+
+    @workflow(roles=ROLES, group_reward=compare)
+    async def run(item, agents):
+        for k in range(4):
+            await agents.aux(f"{k}:")
+            reply = await agents.main(f"{k}?")
+            agents.reward(1.0 + reply.truncated)
+        return 1.0
+
+    environment = SeatedEnvironment(run, {seat: FunctionSeat(lambda item, prompt, history: "no")})
+    levels = play(environment, [{}], scripted(ANSWERS), num_turns=4, num_episodes=num_episodes)
+    assert sum(level[0].rewards[0] for level in levels) == levels[-1][0].outcomes[0].reward + 3 == 5.5
+    assert seen == [[{"aux"}, {"main"}] * 4]
+
+
+@pytest.mark.parametrize("how", ["cut", "shuffled"])
+def test_messages_of_a_workflow_can_be_replaced(how):
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        price = await agents.aux(f"{item['x']}:")
+        for _ in range(3):
+            answer = await agents.main(f"They offer {price}:")
+            if len(answer) == 3:  # another role acts, or none
+                break
+            price = await agents.aux(f"They say {answer}:")
+        return 1.0
+
+    items = [{"x": str(k)} for k in range(12)]
+    levels = play(MessageAblation(run, how), items, scripted(ANSWERS), num_turns=8, num_episodes=1)
+    for root in levels[0]:
+        node, total = root, root.rewards[0]
+        while node.children:
+            node = node.children[0]
+            total += node.rewards[0]
+        assert total in (0.0, 1.0)

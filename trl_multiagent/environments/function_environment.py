@@ -4,6 +4,7 @@ plain or `async`, and may score only one role.
 """
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import math
@@ -533,7 +534,13 @@ def event_loop(process: int) -> asyncio.AbstractEventLoop:
     forked.
     """
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
+
+    def run() -> None:
+        while True:  # `sys.exit` in a task ends `run_forever`
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
+
+    threading.Thread(target=run, name="async-rewards", daemon=True).start()
     return loop
 
 

@@ -12,12 +12,13 @@ on the item and the answers alone.
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import math
 import os
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError
+from concurrent import futures
 from typing import Any
 
 from trl_multiagent.environments.base import (
@@ -27,17 +28,19 @@ from trl_multiagent.environments.base import (
     JointAction,
     Outcome,
     Prompt,
+    Reply,
     check_prompt,
     check_roles,
     scoring_context,
     with_call,
 )
 from trl_multiagent.environments.function_environment import event_loop
-from trl_multiagent.environments.task_errors import TaskError, as_number, describe, show, task_code
+from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, describe, show, task_code
 
 
 PASSES = 3  # of the event loop without a new question, after which an episode waits for its agents
 CLOSING_SECONDS = 30  # that the clean-up of an episode may take
+MOST_REFUSED = 100  # questions after the last turn, until a workflow that goes on asking is stopped
 
 
 class OutOfTurns(Exception):
@@ -45,6 +48,13 @@ class OutOfTurns(Exception):
     Raised by `await agents.role(...)` when an episode has used all its turns. A workflow may catch it and return a
     reward for what it reached. Otherwise it has earned what it was paid so far.
     """
+
+
+class Question(asyncio.Future):
+    """An agent's answer, which is there when it has been awaited."""
+
+    def __str__(self) -> str:
+        raise TypeError("an agent was asked without `await`: its answer is not there yet.")
 
 
 class Agents:
@@ -62,10 +72,17 @@ class Agents:
             raise KeyError(f"There is no role {name!r}; the roles are {', '.join(self._roles)}.")
 
         def call(
-            prompt: Prompt, *, stop: Sequence[str] = (), max_tokens: int | None = None, memory: bool = True
+            prompt: Prompt, *, stop: str | Sequence[str] = (), max_tokens: int | None = None, memory: bool = True
         ) -> Awaitable[str]:
             check_prompt(f"The workflow, for {name!r},", prompt)
-            return self._episode.ask(name, with_call(prompt, AgentCall(tuple(stop), max_tokens, memory)))
+            if not isinstance(prompt, str):  # the workflow may go on writing into its messages
+                prompt = [dict(message) for message in prompt]
+            stops = (stop,) if isinstance(stop, str) else tuple(stop)
+            if not all(isinstance(text, str) and text for text in stops):
+                raise TypeError(f"`stop` is {show(stop)}; it needs texts that are not empty.")
+            if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+                raise TypeError(f"`max_tokens` is {show(max_tokens)}; it must be a whole number of at least 1.")
+            return self._episode.ask(name, with_call(prompt, AgentCall(stops, max_tokens, memory)))
 
         return call
 
@@ -78,6 +95,8 @@ class Agents:
         """Pays a role, or all of them, for what has happened since the last turn."""
         if as_number(number) is None:
             raise TypeError(f"`agents.reward` got {show(number)}; it needs a number.")
+        if role is not None and role not in self._roles:
+            raise KeyError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
         for name in self._roles if role is None else [role]:
             self._episode.paid[name] += float(number)
         self._episode.was_paid = True
@@ -99,16 +118,19 @@ class Episode:
         self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
         self.metrics: dict[str, float] = {}
         self.notes: dict[str, Any] = {}
-        self.item, self.out_of_turns = item, False
+        self.item, self.out_of_turns, self.num_refused = item, False, 0
         self.ready = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(run(dict(item), Agents(self, roles)))
+        self.task = asyncio.get_running_loop().create_task(run(copy.deepcopy(item), Agents(self, roles)))
         self.task.add_done_callback(lambda task: self.ready.set())
 
     def ask(self, role: str, prompt: Prompt) -> asyncio.Future:
         if role in self.asked:
             raise RuntimeError(f"{role!r} is asked twice in one turn: await its first answer, then ask again.")
-        future = asyncio.get_running_loop().create_future()
+        future = Question()
         if self.out_of_turns:
+            self.num_refused += 1
+            if self.num_refused > MOST_REFUSED:
+                raise asyncio.CancelledError  # which `except Exception` in a loop does not catch
             future.set_exception(OutOfTurns("The episode has used all its turns."))
         else:
             self.asked[role] = (prompt, future)
@@ -121,13 +143,13 @@ class Episode:
 
     def answer(self, joint_action: JointAction) -> None:
         """Hands the agents' answers to the workflow, which runs on when the event loop does."""
-        asked, self.asked = self.asked, {}
-        self.ready.clear()
-        for role, (_, future) in asked.items():
-            if not future.done():
-                future.set_result(joint_action[role])
-        if self.task.done():
-            self.ready.set()
+        for role, text in joint_action.items():
+            if role in self.asked:
+                _, future = self.asked.pop(role)
+                if not future.done():
+                    future.set_result(text if isinstance(text, Reply) else Reply.of(text))
+        if not self.asked and not self.task.done():  # a part of a `gather` may have asked while the agents answered
+            self.ready.clear()
 
     def end(self) -> None:
         """Raises [`OutOfTurns`] where the workflow waits for agents."""
@@ -226,6 +248,7 @@ class WorkflowEnvironment(Environment):
 
         async def turn() -> list[Outcome]:
             async with self._reached(items, histories) as episodes:
+                over = [episode for episode in episodes if episode.task.done()]  # with answers that were altered
                 for episode, joint_action in zip(episodes, joint_actions, strict=True):
                     episode.answer(joint_action)
                 await self._settle(episodes)
@@ -238,7 +261,7 @@ class WorkflowEnvironment(Environment):
                 for episode in last:
                     episode.end()
                 await self._settle(last)
-                return [self._outcome(episode, context.reward_none) for episode in episodes]
+                return [Outcome(0.0) if x in over else self._outcome(x, context.reward_none) for x in episodes]
 
         return self._wait(turn())
 
@@ -255,8 +278,15 @@ class WorkflowEnvironment(Environment):
     def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
         if self.group_reward is None:
             return None
-        with task_code(f"The group reward of {self.run.__name__!r}"):
-            return self.group_reward(item, histories)
+        name = f"The group reward of `{self.run.__name__}`"
+        with task_code(name):
+            added = self.group_reward(item, histories)
+        numbers = [as_number(x) for x in as_list(added) or ()]
+        if len(numbers) != len(histories) or not all(x is not None and math.isfinite(x) for x in numbers):
+            raise TaskError(
+                f"{name} returned {show(added)}; it must return a list of {len(histories)} numbers, one per branch."
+            )
+        return [x for x in numbers if x is not None]
 
     @contextlib.asynccontextmanager
     async def _reached(self, items: list[dict], histories: Sequence[History]) -> Any:
@@ -293,7 +323,10 @@ class WorkflowEnvironment(Environment):
                             "must "
                             "depend on the item and the answers alone. Set `branching: episodes`, in which it lives."
                         )
-                    episode.answer(past.joint_action)
+                    said = past.joint_action
+                    if past.altered:  # other roles may be asked then
+                        said = {role: said.get(role, "") for role in episode.asked}
+                    episode.answer(said)
                 await self._settle([episode for episode, _ in behind])
                 for episode, _ in behind:
                     episode.earned()
@@ -304,7 +337,7 @@ class WorkflowEnvironment(Environment):
     async def _settle(self, episodes: Sequence[Episode]) -> None:
         """Runs until each episode waits for agents or has ended, and raises the first error."""
         try:
-            await asyncio.wait_for(asyncio.gather(*(episode.ready.wait() for episode in episodes)), self.timeout)
+            await asyncio.wait_for(asyncio.gather(*(self._ready(episode) for episode in episodes)), self.timeout)
         except asyncio.TimeoutError:
             late = next(episode for episode in episodes if not episode.ready.is_set())
             raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{late.line()}.") from None
@@ -314,10 +347,19 @@ class WorkflowEnvironment(Environment):
             now = sum(len(episode.asked) for episode in episodes)
             quiet, number = (quiet + 1, now) if now == number else (0, now)
         for episode in episodes:
-            if episode.task.done() and not episode.task.cancelled():
-                error = episode.task.exception()
-                if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns)):
-                    raise TaskError(f"{self.name} raised {describe(error)}{self._line_of(error)}.") from error
+            await self._ready(episode)
+
+    async def _ready(self, episode: Episode) -> None:
+        """Waits until an episode has asked or has ended, and raises its error."""
+        await episode.ready.wait()
+        if not episode.task.done():
+            return
+        error = asyncio.CancelledError() if episode.task.cancelled() else episode.task.exception()
+        if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
+            raise TaskError(f"{self.name} raised {describe(error)}{self._line_of(error)}.") from error
+        left = [role for role, (_, future) in episode.asked.items() if not future.done()]
+        if left:
+            raise TaskError(f"{self.name} ended before its question to {left[0]!r} was answered: `await` it.")
 
     def _line_of(self, error: BaseException) -> str:
         """Returns the last line of the workflow's own file in a traceback."""
@@ -327,7 +369,7 @@ class WorkflowEnvironment(Environment):
     def _outcome(self, episode: Episode, reward_none: str) -> Outcome:
         """Returns what was earned since the last turn, with the result of a workflow that has ended."""
         paid, metrics, notes = episode.earned()
-        ended = episode.task.done() and episode.task.exception() is None
+        ended = episode.task.done() and not episode.task.cancelled() and episode.task.exception() is None
         result = episode.task.result() if ended else 0.0
         if episode.out_of_turns:
             metrics["out_of_turns"] = 1.0
@@ -363,7 +405,7 @@ class WorkflowEnvironment(Environment):
             return future.result()
         except BaseException:
             future.cancel()
-            with contextlib.suppress(CancelledError, Exception):
+            with contextlib.suppress(futures.CancelledError, Exception):
                 future.result(CLOSING_SECONDS)
             raise
 

@@ -149,6 +149,12 @@ class MessageAblation(EnvironmentWrapper):
     ) -> AbstractContextManager[None]:
         return super().playing(num_turns, False, seats)  # a workflow is replayed from the answers that are read
 
+    def judge(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
+    ) -> list[Outcome]:
+        true = [[replace(turn, altered=True) for turn in history] for history in histories]
+        return super().judge(items, joint_actions, [*true], evaluation)
+
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if not any(histories):
             return ask(self.task, items, histories)

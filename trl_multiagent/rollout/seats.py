@@ -206,6 +206,9 @@ class SeatedEnvironment(EnvironmentWrapper):
     ) -> AbstractContextManager[None]:
         return super().playing(num_turns, are_episodes, {*seats, *self.seats})
 
+    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
+        return self.task.group_rewards(item, [history[-1].outcome.info.history for history in histories])
+
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if any(histories):
             states = self._states(items, histories)

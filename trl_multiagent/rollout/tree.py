@@ -221,7 +221,7 @@ def grow_trees(
                 _add_outcomes(node, outcomes, environment.roles, process_reward)
             if turn + 1 < num_turns:
                 nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, seed)
-    _add_group_rewards(levels, environment)
+    _add_group_rewards(levels, environment, process_reward)
     _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return levels
 
@@ -356,7 +356,9 @@ def _add_outcomes(
         }
 
 
-def _add_group_rewards(levels: list[list[Node]], environment: Environment) -> None:
+def _add_group_rewards(
+    levels: list[list[Node]], environment: Environment, process_reward: Callable[[float], float]
+) -> None:
     """Adds the rewards that compare the finished branches of an item to the last reward of each branch."""
     finished: dict[int, list[tuple[Node, int]]] = {}
     for node in (node for level in levels for node in level):
@@ -366,9 +368,10 @@ def _add_group_rewards(levels: list[list[Node]], environment: Environment) -> No
         histories: list[History] = [(*node.history, node.turn(action)) for node, action in branches]
         added = environment.group_rewards(branches[0][0].item, histories)
         for (node, action), number in zip(branches, added or (), strict=added is not None):
-            node.rewards[action] += float(number)
-            for rewards in node.role_rewards.values():
-                rewards[action] += float(number)
+            outcome = node.outcomes[action]
+            outcome.reward += float(number)
+            outcome.role_rewards = {role: x + float(number) for role, x in outcome.role_rewards.items()}
+            _add_outcomes(node, node.outcomes, environment.roles, process_reward)
 
 
 def _grow_children(
