@@ -120,7 +120,7 @@ def test_help_lists_the_sections_of_the_task(module, capsys):
     [
         ("{module}:TAKS", ["has no 'TAKS'"]),
         ("nowhere_at_all:TASK", ["importing nowhere_at_all", "No module named 'nowhere_at_all'"]),
-        ("{module}:TOPICS", ["is of type tuple, not a `trl_multiagent.Task`"]),
+        ("{module}:TOPICS", ["is of type tuple, neither a `trl_multiagent.Task` nor an environment"]),
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
         ("code_generatoin", ["none of code_generation, bug_fixing, block_building, class_completion", "module:NAME"]),
         (":TASK", ["package.module:name"]),

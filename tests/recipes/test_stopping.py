@@ -299,7 +299,7 @@ sys.exit(seeds.run_experiment("needed", {}, [0], 1, seeds.Path("x"), []))
 def test_no_evaluation_starts_after_a_signal():
     variables = {**os.environ, COMMAND_VARIABLE: "trl-multiagent reproduce needed"}
     done = subprocess.run([sys.executable, "-c", REPRODUCTION], capture_output=True, text=True, env=variables)
-    line = "trl-multiagent reproduce needed: ended by SIGTERM. Go on with: trl-multiagent reproduce needed"
+    line = "trl-multiagent reproduce needed: ended by SIGTERM. The same command goes on."
     assert (done.returncode, done.stderr.splitlines()[-1]) == (143, line), done.stderr
     assert "complete" in done.stdout and "Published" not in done.stdout
 

@@ -97,13 +97,15 @@ def train_with_seeds(
             missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
     if status:
-        print(f"{prog}: a run ended {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
+        print(f"{prog}: a run {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
     return (128 - status if status < 0 else status), runs
 
 
 def ending(status: int) -> str:
     """Describes how a process ended."""
-    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    if status == 0:
+        return "complete"
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def without_folder(argv: Sequence[str]) -> list[str]:
@@ -154,7 +156,7 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
                     del running[name]
                     slots.append(slot)
                     status = status or process.returncode
-                    print(f"{name}: ended {ending(process.returncode)}", flush=True)
+                    print(f"{name}: {ending(process.returncode)}", flush=True)
                     if process.returncode == 0:
                         done(name)
     return status

@@ -113,6 +113,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         peft_config: PeftConfig | None = None,
     ):
         args = args or JointRewardConfig("joint-reward-model")
+        if not isinstance(args, JointRewardConfig):
+            raise TypeError(f"`args` is a `{type(args).__name__}`: give a `JointRewardConfig`.")
         if not isinstance(train_dataset, Dataset):
             raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
         if args.freeze_backbone and peft_config is not None:

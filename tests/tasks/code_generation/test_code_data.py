@@ -5,6 +5,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from trl_multiagent.environments.dataset_rows import note_copy
 from trl_multiagent.tasks.code_generation import load_code_dataset
 from trl_multiagent.tasks.problems import read_problem
 
@@ -318,6 +319,7 @@ def test_the_benchmarks_load(shared_data, name, rows, has_solution):
     ],
 )
 def test_published_slices_are_read_from_the_package_without_a_network(name, split, ids, caplog):
+    note_copy.cache_clear()  # it says so once in a process
     rows = load_code_dataset(name, split)["task_id"]
     assert [rows[0], rows[-1], len(rows)] == ids
     assert ("cannot be reached" in caplog.text) == ("/" in name)

@@ -440,9 +440,12 @@ def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, A
     if (args or "team" in kwargs) and not isinstance(team, AgentTeam):
         raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {INSTEAD['model']}.")
     names = inspect.getfullargspec(trainer.__init__).args
-    value = {**dict(zip(names, (None, *args), strict=False)), **kwargs}.get("args")
+    given = {**dict(zip(names, (None, *args), strict=False)), **kwargs}
+    value = given.get("args")
     if value is not None and not isinstance(value, trainer._config_class):
         raise TypeError(f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`.")
+    if value is not None and value.rounds_stochastically and (given.get("optimizers") or (None,))[0] is not None:
+        raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
 
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
