@@ -188,7 +188,9 @@ def test_workflow_examples(run_example, tmp_path, capsys):
     rewards = names["short_and_complete"]([{"editor": text} for text in texts], ["rain roof night"] * 3)
     assert rewards == pytest.approx([1 / 3, 1.0, 0.5])
 
-    settings, *_ = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL)
+    (settings,) = re.findall(
+        r"```yaml\n(# editor.yaml\n.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL
+    )
     (tmp_path / "editor.yaml").write_text(settings)
     (tmp_path / "rewards.py").write_text("def short_and_complete(completions, words, **columns):\n    return [0.0]\n")
     (tmp_path / "words.jsonl").write_text('{"words": "rain roof night"}\n' * 8)
