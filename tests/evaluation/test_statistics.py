@@ -221,6 +221,7 @@ def test_a_difference_that_all_items_have_is_shown():
 
     assert shown([1.0] * 5, UNKNOWN) == "1.000 in all items" and shown([0.0] * 5, UNKNOWN) == "0.000 in all items"
     assert shown([1.0] * 33, [(-1, 1)]).startswith("1.000 [0.") and "no difference" in shown([0.0] * 33, [(-1, 1)])
+    assert shown([0.3] * 4, [(-1, 1)]).endswith("] in all items")  # although the interval is as wide as four allow
     assert "no difference shown" in shown([-1.0, 0.5, 1.0], UNKNOWN)
     # Four of 33 items got better. Student's interval shows it, the one that assumes nothing does not
     assert shown([1.0] * 5 + [0.0] * 28, [(-1, 1)]).endswith("] only t excludes 0")

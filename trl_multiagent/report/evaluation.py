@@ -246,9 +246,10 @@ def brackets(low: float, high: float, form: str) -> str:
 
 def show_difference(estimate: Estimate, name: str) -> str:
     """Formats a difference, with both of its intervals, and a note if an interval does not exclude zero."""
-    _, low, high, t_low, t_high = estimate
+    difference, low, high, t_low, t_high = estimate
     text = show(estimate, name)
-    if math.isnan(low):
+    # Without a spread, Student's interval is not defined, and the other one is as wide as the number of items allows
+    if math.isnan(low) or (math.isnan(t_low) and difference != 0):
         return f"{text} in all items"
     student = brackets(t_low, t_high, ".1%" if is_rate(name) else ".3f")
     text += f", t{student}" if student and t_low != low else ""
