@@ -527,6 +527,7 @@ def test_collaborate_on_many_items():
         ({"stop_strings": {"aux": "."}}, "it must have lists of texts for aux, main"),
         ({"stop_strings": {"aux": ["", "."]}}, "it must have lists of texts for aux, main"),
         ({"return_dict_in_generate": True}, "`return_dict_in_generate` cannot be set here"),
+        ({"min_length": 9}, "`min_length` cannot be set here: it would count a batch's padding"),
         ({"item": [{"prompt": "Go."}, "Go."]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
         ({"item": ["Go."], "num_turns": 2}, "needs a whole item"),
     ],

@@ -379,6 +379,7 @@ def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **k
 
 # Arguments of `GenerationConfig` that would change the inputs or outputs of `generate`, and the alternatives
 REFUSED = {
+    "min_length": "it would count a batch's padding; set `min_new_tokens`",
     "num_return_sequences": "pass an item several times for several episodes",
     "return_dict_in_generate": "episodes contain texts only",
     "stop_strings": "they are an argument of their own, by role",
