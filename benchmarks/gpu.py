@@ -209,11 +209,10 @@ def ways(form: str, turns: list[int], chosen: list[str] | None) -> dict[str, dic
             del kinds["bfloat16"]
     if importlib.util.find_spec("vllm") is not None:
         kinds["vLLM"] = {"dtype": "bfloat16" if lora else "float32", "lora": lora, "arguments": VLLM}
+    base = kinds["bfloat16" if lora else "float32"]
+    kinds["no graphs"] = {**base, "graphs": False}
     # transformers' own loop is used where a setting asks for a processor that ours does not have
-    kinds["transformers' loop"] = {
-        **kinds["bfloat16" if lora else "float32"],
-        "arguments": {"generation_kwargs": SLOW},
-    }
+    kinds["transformers' loop"] = {**base, "arguments": {"generation_kwargs": SLOW}}
     return {
         f"{form}, {kind}, T = {number}": {
             **way,
