@@ -73,8 +73,8 @@ class DiscussionEnvironment(EnvironmentWrapper):
     others' drafts.
     """
 
-    def check_turns(self, num_turns: int) -> None:
-        self.task.check_turns((num_turns + 1) // 2)
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
+        return 2 * self.task.check_turns(num_turns and (num_turns + 1) // 2, are_episodes)
 
     def prepare(self, num_turns: int) -> None:
         self.task.prepare(num_turns // 2)
