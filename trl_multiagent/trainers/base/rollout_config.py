@@ -41,8 +41,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             only the number of rows of one forward pass, which changes memory and speed, but not the update. If not
             set, it is the number of whole trees that `per_device_train_batch_size * gradient_accumulation_steps` rows
             hold, and at least 1.
-        num_turns (`int`, *optional*): Largest number of turns of an episode, which is the depth of the rollout tree. By
-            default 1; episodes of a workflow go on until it ends, for at most its `max_turns`.
+        num_turns (`int`, *optional*): Largest number of turns of an episode, which is the depth of the rollout tree.
+            By default 1; episodes of a workflow go on until it ends, for at most its `max_turns`.
         joint_mode (`str`, *optional*, defaults to `"align"`):
             How the completions of a node form joint actions: `"align"` pairs the g-th completions of all agents,
             `"cross"` takes their Cartesian product. `"aligned"` and `"crossed"` are accepted.
