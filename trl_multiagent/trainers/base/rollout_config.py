@@ -127,7 +127,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     )
 
     items_per_device: int | None = setting(ge=1, le=1000000)
-    num_turns: int | None = setting(ge=1, le=1000)
+    num_turns: int = setting(ge=1, le=1000)  # not given: see `__post_init__`
     joint_mode: str = setting(default="align", choices=("align", "cross", "aligned", "crossed"))
     discount: float = setting(default=1.0, ge=0, le=1)
     early_termination_threshold: float | None = setting()
@@ -172,7 +172,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         check_arguments(self)
         self.has_num_turns = self.num_turns is not None
         if self.num_turns is None:  # an upper bound for the size of a batch, until `set_turns` knows the environment
-            self.num_turns: int = MAX_TURNS if self.branching == "episodes" else 1
+            self.num_turns = MAX_TURNS if self.branching == "episodes" else 1
         self.joint_mode = JOINT_MODES[self.joint_mode]
         if self.on_cliff == "rollback":
             self.load_best_model_at_end = True
