@@ -14,7 +14,7 @@ from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
 
 from trl_multiagent import cli
-from trl_multiagent.runs.evaluation import make_evaluation_parser
+from trl_multiagent.runs.evaluation_settings import make_evaluation_parser
 from trl_multiagent.settings.command_line import make_parser
 from trl_multiagent.settings.read import RECIPES, config_file
 

@@ -290,7 +290,8 @@ def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
 
 def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
     """Evaluates in processes that `options` describe, or in this one."""
-    from trl_multiagent.runs.evaluation import parse_evaluation, run_evaluation
+    from trl_multiagent.runs.evaluation import run_evaluation
+    from trl_multiagent.runs.evaluation_settings import parse_evaluation
 
     prog, cross_play = f"trl-multiagent {command}", command == "cross-play"
     if options is None:

@@ -12,7 +12,7 @@ from evaluated import TASK, evaluate
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.statistics import FINAL, Result, numbers_of
-from trl_multiagent.runs.evaluation import TeamSource, parse_evaluation
+from trl_multiagent.runs.evaluation_settings import TeamSource, parse_evaluation
 from trl_multiagent.runs.matched_baseline import TrainingCost, steps_at_cost
 from trl_multiagent.runs.policies import ablated_policies, make_environment, message_policies
 from trl_multiagent.runs.run import run_recipe

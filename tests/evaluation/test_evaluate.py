@@ -16,13 +16,13 @@ from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 from trl_multiagent import Task, cli
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.play import EpisodeGenerator, Policy
-from trl_multiagent.evaluation.players import DiscussionEnvironment, PipelineSampler, answer_limit
+from trl_multiagent.evaluation.play import EpisodeGenerator
+from trl_multiagent.evaluation.players import DiscussionEnvironment, PipelineSampler, Policy, answer_limit
 from trl_multiagent.evaluation.statistics import item_values
 from trl_multiagent.folders import locked
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, play_episodes
-from trl_multiagent.runs.evaluation import USED, algorithm_of, find_config, find_team, safe_settings
+from trl_multiagent.runs.evaluation_settings import USED, algorithm_of, find_config, find_team, safe_settings
 from trl_multiagent.settings.read import CONFIGS, RECIPES, read_yaml, renamed
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 

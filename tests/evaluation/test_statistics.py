@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.play import Policy
+from trl_multiagent.evaluation.players import Policy
 from trl_multiagent.evaluation.statistics import (
     Result,
     bounded_intervals,

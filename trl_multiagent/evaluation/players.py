@@ -11,9 +11,9 @@ each sees the others' drafts, and all answer again.
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from trl_multiagent.environments.base import (
     judge,
 )
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler, render_chat
@@ -38,6 +39,38 @@ from trl_multiagent.rollout.tree import Node, Samples, acting
 
 CUT, SHUFFLED = "cut", "shuffled"
 AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
+
+
+@dataclass
+class LoadedTeam:
+    """A team that can sample, and its description, which must be the same when an evaluation is resumed."""
+
+    team: SamplingTeam
+    description: dict[str, Any]
+
+
+@dataclass
+class Policy:
+    """A team plus the environment that it plays."""
+
+    name: str  # in tables, and of the folder of its transcripts
+    kind: str  # "team", "baseline", "control", "ablation", or "pair": agents of several runs in a cross-play
+    environment: Environment  # its task, with the roles of the team
+    load: Callable[[], LoadedTeam]  # loads the team, on its device
+    max_completion_length: int  # in tokens
+    source: str = ""  # where the team comes from
+    is_pipeline: bool = False  # whether the agents answer one after the other
+    rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
+    compared_with: str = ""  # name of the team that a control or an ablation belongs to; by default all teams
+    row: str = ""  # name in the comparison with teams; that of a baseline by default
+    is_shown: bool = True  # in the main table
+    silent_role: str | None = None  # an agent whose answers are empty
+    mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
+
+    def num_turns(self, config: EvaluationConfig) -> int:
+        """Returns the number of environment turns per episode, drafts included."""
+        assert config.num_turns is not None
+        return config.num_turns * self.rounds
 
 
 class PipelineSampler(TeamSampler):

@@ -5,24 +5,19 @@ Values with known bounds have the interval of Gaffke (2005), see [`bounded_inter
 interval. Several teams widen both by the variation between teams, see [`estimates`].
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.players import Policy
 from trl_multiagent.rollout.tree import known
-
-
-if TYPE_CHECKING:
-    from trl_multiagent.evaluation.play import Policy
 
 
 Numbers = dict[str, dict[str, "Estimate"]]  # "turn_1", ..., "final" -> metric -> estimate

@@ -24,7 +24,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.distributed import start_processes
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.runs.evaluation import Evaluation, TeamSource, algorithm_of, safe_settings
+from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource, algorithm_of, safe_settings
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training
 from trl_multiagent.runs.run import settings_of
 from trl_multiagent.runs.training import train

@@ -11,20 +11,21 @@ from datasets import Dataset
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import TaskSettings
-from trl_multiagent.evaluation.play import LoadedTeam, Policy
 from trl_multiagent.evaluation.players import (
     CUT,
     SHUFFLED,
     DiscussionEnvironment,
+    LoadedTeam,
     MessageAblation,
     MixedTeam,
+    Policy,
     answer_limit,
 )
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent
 from trl_multiagent.jobs.stage import chunks_of
 from trl_multiagent.report.evaluation import Mix, mixes
 from trl_multiagent.rollout.sampler import check_stop_strings
-from trl_multiagent.runs.evaluation import Evaluation, TeamSource
+from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.settings.derive import check_names, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors

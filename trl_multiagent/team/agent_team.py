@@ -237,7 +237,7 @@ class AgentTeam(nn.Module):
             self.tokenizers[role].save_pretrained(target)
         TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
         if self.critics is not None:
-            self.critics.save(folder, self, state_dict)
+            self.critics.save(folder, state_dict)
 
     def load_weights(self, folder: str | Path) -> None:
         """
@@ -259,7 +259,7 @@ class AgentTeam(nn.Module):
             elif role == name:
                 load_model_weights(model, source)
         if self.critics is not None:
-            self.critics.load(folder, self)
+            self.critics.load(folder)
 
     def push_to_hub(
         self,
@@ -448,10 +448,6 @@ class AgentTeam(nn.Module):
         if critic is not None:
             cast(Critics, self.critics).activate(critic)
 
-    def model_name(self, role: str) -> str:
-        """Returns the name of the entry of `models` that an agent uses."""
-        return self._model_names[role]
-
     # Modes
 
     def train(self, mode: bool = True) -> "AgentTeam":
@@ -601,7 +597,7 @@ class AgentTeam(nn.Module):
         for name, inputs in (critic_inputs or {}).items():
             critics = cast(Critics, self.critics)
             with self._computing(critics.backbones[name].role, name):
-                outputs[critic_key(name)] = critics.values(name, self, **inputs)
+                outputs[critic_key(name)] = critics.values(name, **inputs)
         return outputs
 
     # What a trainer expects of a single model. These attributes and methods are those of the active agent
