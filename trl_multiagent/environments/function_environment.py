@@ -155,10 +155,11 @@ class FunctionEnvironment(Environment):
         names = ", ".join(self.reward_names)
         return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
 
-    def check_turns(self, num_turns: int) -> None:
-        super().check_turns(num_turns)
-        if num_turns > 1 and self.transition is None and self.order is None:
-            raise ValueError(f"`num_turns` is {num_turns}, but no `transition` makes the prompts of later turns.")
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
+        number = super().check_turns(num_turns, are_episodes)
+        if number > 1 and self.transition is None and self.order is None:
+            raise ValueError(f"`num_turns` is {number}, but no `transition` makes the prompts of later turns.")
+        return number
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         if self.order is not None:

@@ -175,10 +175,9 @@ def make_environment(evaluation: Evaluation) -> Environment:
                 f"{', '.join(environment.roles)}: choose the config of its training, or set "
                 f"{evaluation.settings.algorithm}.num_agents."
             )
-    assert evaluation.config.num_turns is not None
     with config_errors():
         check_stop_strings(evaluation.config.stop_strings, environment.roles)
-        environment.check_turns(evaluation.config.num_turns)
+        evaluation.config.num_turns = environment.check_turns(evaluation.config.num_turns)
     return environment
 
 
