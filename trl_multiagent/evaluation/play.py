@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate import Accelerator
 from datasets import Dataset
@@ -32,7 +32,6 @@ from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, pla
 
 
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
-TRANSCRIPT_FORMAT = 2  # increased when the records change
 
 
 class EpisodeGenerator(TransformersGenerator):
@@ -110,8 +109,7 @@ def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
 def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
     """Returns the settings that must be the same when an evaluation is resumed."""
     settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
-    settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
-    settings |= {"format": TRANSCRIPT_FORMAT, "pipeline": policy.is_pipeline}
+    settings |= {"max_completion_length": policy.max_completion_length, "pipeline": policy.is_pipeline}
     settings["rows of the dataset"] = digest_of_rows(dataset)
     if policy.kind == "ablation":
         settings["ablation"] = policy.row
@@ -188,7 +186,7 @@ def play_batch(
             chat_roles=sampler.chat_roles,
             reward_none=config.reward_none or "error",
         ),
-        num_turns=policy.num_turns(config),
+        num_turns=cast(int, config.num_turns),
         num_episodes=config.num_episodes,
         numbers=batch,
     )

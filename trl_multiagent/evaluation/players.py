@@ -4,8 +4,7 @@ from several teams.
 
 Baselines are an untrained model alone or as a team, on the same items as the trained team. `raw_single_agent`: one
 agent gets the whole task. `concatenation`: the agents answer independently, and the environment joins their answers.
-`pipeline`: they answer one after the other, and each sees the answers before its own. `discussion`: all write a draft,
-each sees the others' drafts, and all answer again.
+`pipeline`: they answer one after the other, and each sees the answers before its own.
 """
 
 import contextlib
@@ -27,10 +26,8 @@ from trl_multiagent.environments.base import (
     Outcome,
     Prompt,
     ask,
-    judge,
 )
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler, render_chat
@@ -38,7 +35,6 @@ from trl_multiagent.rollout.tree import Node, Samples, acting
 
 
 CUT, SHUFFLED = "cut", "shuffled"
-AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
 
 
 @dataclass
@@ -60,17 +56,11 @@ class Policy:
     max_completion_length: int  # in tokens
     source: str = ""  # where the team comes from
     is_pipeline: bool = False  # whether the agents answer one after the other
-    rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
     compared_with: str = ""  # name of the team that a control or an ablation belongs to; by default all teams
     row: str = ""  # name in the comparison with teams; that of a baseline by default
     is_shown: bool = True  # in the main table
     silent_role: str | None = None  # an agent whose answers are empty
     mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
-
-    def num_turns(self, config: EvaluationConfig) -> int:
-        """Returns the number of environment turns per episode, drafts included."""
-        assert config.num_turns is not None
-        return config.num_turns * self.rounds
 
 
 class PipelineSampler(TeamSampler):
@@ -100,62 +90,14 @@ class PipelineSampler(TeamSampler):
         return samples
 
 
-class DiscussionEnvironment(EnvironmentWrapper):
-    """
-    An environment whose turns have two rounds: a draft, which is not scored, and an answer whose prompt shows the
-    others' drafts.
-    """
-
-    def check_turns(self, num_turns: int) -> None:
-        self.task.check_turns((num_turns + 1) // 2)
-
-    def prepare(self, num_turns: int) -> None:
-        self.task.prepare(num_turns // 2)
-
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
-        prompts = ask(self.task, items, [answers_of(history) for history in histories])
-        for history, by_role in zip(histories, prompts, strict=True):
-            if len(history) % 2:  # the last round was a draft
-                drafts = history[-1].joint_action
-                by_role |= {role: self._show(role, prompt, drafts) for role, prompt in by_role.items()}
-        return prompts
-
-    def _show(self, role: str, prompt: Prompt, drafts: Mapping[str, str]) -> Prompt:
-        shown = self.task.show_answers(role, prompt, {name: x for name, x in drafts.items() if name != role})
-        if isinstance(shown, str):
-            return f"{AGAIN}\n{shown}"
-        *before, last = shown
-        return [*before, {**last, "content": f"{AGAIN}\n{last['content']}"}]
-
-    def judge(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
-    ) -> list[Outcome]:
-        final = [k for k, history in enumerate(histories) if len(history) % 2]
-        outcomes = [Outcome(0.0) for _ in items]
-        if final:
-            asked, actions = [items[k] for k in final], [joint_actions[k] for k in final]
-            past = [answers_of(histories[k]) for k in final]
-            for k, outcome in zip(final, judge(self.task, asked, actions, past, evaluation), strict=True):
-                outcomes[k] = outcome
-        return outcomes
-
-
-def answers_of(history: History) -> History:
-    """Returns the history of a discussion without its drafts."""
-    return history[1::2]
-
-
 def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
     """
     Returns the token limit of one answer of a baseline, if that of the team's agents is `max_completion_length`. With
     the budget `"turn"`, the baseline and the team have the same limit for all answers of a turn together; with
     `"answer"`, for a single answer.
     """
-    if budget == "answer":
-        return max_completion_length
-    if baseline == "raw_single_agent":
-        return num_agents * max_completion_length
-    return max(1, max_completion_length // 2) if baseline == "discussion" else max_completion_length
+    is_alone = baseline == "raw_single_agent" and budget == "turn"
+    return max_completion_length * (num_agents if is_alone else 1)
 
 
 class MessageAblation(EnvironmentWrapper):

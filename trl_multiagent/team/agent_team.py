@@ -330,19 +330,19 @@ class AgentTeam(nn.Module):
 
     @overload
     def collaborate(
-        self, item: dict | str, environment: Environment, num_turns: int = 1, **kwargs: Any
+        self, item: dict | str, environment: Environment, num_turns: int | None = None, **kwargs: Any
     ) -> list[Turn]: ...
 
     @overload
     def collaborate(
-        self, item: Iterable[dict | str], environment: Environment, num_turns: int = 1, **kwargs: Any
+        self, item: Iterable[dict | str], environment: Environment, num_turns: int | None = None, **kwargs: Any
     ) -> list[list[Turn]]: ...
 
     def collaborate(
         self,
         item: dict | str | Iterable[dict | str],
         environment: Environment,
-        num_turns: int = 1,
+        num_turns: int | None = None,
         use_chat_template: bool | None = None,
         generation_token_budget: int | None = 262144,
         history_options: HistoryOptions = FULL_HISTORY,
@@ -358,7 +358,7 @@ class AgentTeam(nn.Module):
                 of its `prompt` column. A text is answered in one turn and not scored, because scoring needs the other
                 columns.
             environment ([`Environment`]): The task; its roles are those of the team.
-            num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
+            num_turns (`int`, *optional*): Turns of an episode, by default 1. A workflow goes on until it ends.
             use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat
                 template.
             generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion
@@ -723,7 +723,7 @@ def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **in
     return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)
 
 
-def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[list[dict], bool]:
+def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> tuple[list[dict], bool]:
     """
     Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts, which have one turn.
     """
@@ -731,7 +731,7 @@ def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[li
     are_texts = bool(items) and all(isinstance(x, str) for x in items)
     if not are_texts and not all(isinstance(x, Mapping) for x in items):
         raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
-    if are_texts and num_turns != 1:
+    if are_texts and num_turns not in (None, 1):
         raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
 
