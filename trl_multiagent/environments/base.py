@@ -378,6 +378,7 @@ class ScoringContext:
     trainer_state: "TrainerState | None" = None  # `None` without a trainer
     reward_none: str = "error"  # with "drop", NaN is the reward of a joint action that nothing scores
     metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
+    trees: list[int] | None = None  # the number of the item of each joint action
 
 
 _CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", default=None)

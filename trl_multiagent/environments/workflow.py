@@ -366,6 +366,8 @@ class WorkflowEnvironment(Environment):
             return
         error = asyncio.CancelledError() if episode.task.cancelled() else episode.task.exception()
         if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
+            if isinstance(error, TaskError):
+                raise error
             raise TaskError(f"{self.name} raised {describe(error)}{self._line_of(error)}.") from error
         left = [role for role, (_, future) in episode.asked.items() if not future.done()]
         if left:

@@ -342,8 +342,8 @@ def judge_nodes(
     chosen = [node.chosen(index) for node in nodes for index in node.indices]
     ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
     prompts = [node.prompts for node in owners]
-    numbers = {} if metrics is None else metrics
-    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers)):
+    numbers, trees = {} if metrics is None else metrics, [node.tree for node in owners]
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 
