@@ -26,9 +26,8 @@ from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
-from trl_multiagent.runs.run import end_on_wrong_input, settings_of
+from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_layers, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.command_line import make_parser, read_layers
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import find_sources
@@ -127,7 +126,8 @@ def rollouts(args: RolloutConfig) -> str:
     """Describes the rollouts of an item."""
     turns = count(args.num_turns, "turn")
     if args.num_episodes is not None:
-        return f"{args.num_episodes} episodes per item, {turns} each"
+        at_most = "" if args.has_num_turns else "at most "
+        return f"{args.num_episodes} episodes per item, {at_most}{turns} each"
     return (
         f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions "
         "per agent and node"

@@ -102,7 +102,7 @@ class ActorCriticTrainer(RolloutTrainer):
         for role in team.trained_roles:
             roles.setdefault(self.critic_of(role), role)
         if team.critics is None:
-            team.add_critics(make_critics(team, roles, settings))
+            team.add_critics(make_critics(team.policies, team.tokenizers, roles, settings))
         elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
                 "The team has critics of an earlier trainer with other settings: save it, and load its agents."
@@ -119,7 +119,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
         critics = self.critics
-        own = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
+        own = {critic_key(name): critics.parameters_of(name) for name in critics.names}
         return super()._trained_parameters() | own
 
     # The batch
@@ -167,7 +167,7 @@ class ActorCriticTrainer(RolloutTrainer):
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
         rows.sort(key=lambda row: len(row.input_ids))
         if rows:
-            model = base_of(self.critics.model(critic, self.team))
+            model = base_of(self.critics.backbones[critic].model)
             check_length(f"A text of the critic {critic!r}", model, len(rows[-1].input_ids))
         return rows
 
