@@ -141,7 +141,7 @@ def test_counts_are_those_of_the_teams(files):
     recipe = parse_recipe("magrpo", TASK, ["--config", "run.yaml", "--override", "peft.r=4"])
     team = AgentTeam.from_pretrained("model", ["aux", "main"], peft_config=recipe.peft_config)
     assert lora.trained == sum(x.numel() for x in team.parameters() if x.requires_grad)
-    assert (lora.base, lora.base_bytes, lora.frozen) == (number, 2.0, 0)
+    assert (lora.base, lora.base_bytes, lora.frozen) == (number, 2.0, lora.trained)
     team.save_pretrained("team")
     saved = counted("agent_model.name=team", "magrpo.beta=0.1")
     assert (saved.trained, saved.base, saved.frozen) == (lora.trained, number, lora.trained)

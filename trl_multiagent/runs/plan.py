@@ -30,7 +30,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
-from trl_multiagent.team.files import AgentSource, find_sources
+from trl_multiagent.team.files import find_sources
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -219,7 +219,7 @@ class Size:
     """The numbers that decide the memory of a team: its parameters, and the tokens of a prompt."""
 
     trained: int  # of agents and critics
-    frozen: int  # of agents that are not trained, and of reference policies with weights of their own
+    frozen: int  # of agents that are not trained, and of reference policies
     base: int  # of bases with adapters
     base_bytes: float  # of a parameter of a base
     largest: int  # of one agent, with its base
@@ -232,16 +232,15 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, form = find_sources(build(loader.models, loader.builders), roles, {})
-    names: dict[str, AgentSource] = {}  # the model of each role; for an adapter, its base
+    names: dict[str, str] = {}  # the model of each role; for an adapter, its base
     configs: dict[str, Any] = {}
     own: dict[str, int] = {}
     base: dict[str, int] = {}
     for role, source in sources.items():
-        folder = f"{source.name}/{source.subfolder}" if source.subfolder else source.name
-        saved = LoraConfig.from_pretrained(source.name) if find_file(folder, ADAPTER_CONFIG) is not None else None
-        names[role] = source if saved is None else AgentSource(str(saved.base_model_name_or_path))
+        saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
+        names[role] = source if saved is None else str(saved.base_model_name_or_path)
         fresh = loader.peft_config if role in (loader.adapter_roles or roles) else None
-        configs[role] = AutoConfig.from_pretrained(names[role].name, **names[role].arguments, **loader.arguments)
+        configs[role] = AutoConfig.from_pretrained(names[role], **loader.arguments)
         own[role], base[role] = count_parameters(configs[role], saved or fresh)
     bases = {names[role]: number for role, number in base.items() if number}
     largest = max(roles, key=lambda role: own[role] + base[role])
@@ -250,7 +249,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     learning = [role for role in roles if role not in (args.frozen_agents or ())]
     trained = sum(number for role, number in own.items() if role in learning)
     frozen = sum(own.values()) - trained
-    if vars(args).get("beta", 0.0) != 0.0 and (loader.peft_config is None or not all(base.values())):
+    if vars(args).get("beta", 0.0) != 0.0:
         frozen += trained  # of reference policies
     if isinstance(args, ActorCriticConfig) and args.critic_form != "head":
         adapter = LoraConfig(r=args.critic_lora_r, target_modules="all-linear")
@@ -284,7 +283,7 @@ def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int]
 
 
 def longest_prompt(
-    run: PreparedRun, sources: Mapping[str, AgentSource], environment: Environment, items: Sequence[dict]
+    run: PreparedRun, sources: Mapping[str, str], environment: Environment, items: Sequence[dict]
 ) -> int:
     """
     Returns the number of tokens of the longest first prompt among the first items; 0 without items. `sources`: the
@@ -293,7 +292,7 @@ def longest_prompt(
     args, longest = run.training_args, 0
     nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.arguments)
+        tokenizer = AutoTokenizer.from_pretrained(source)
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
         for node in acting(role, nodes):
             prompt = whole_prompt(role, (), node.prompts[role], as_chat)
