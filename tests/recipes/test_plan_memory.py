@@ -145,7 +145,7 @@ def test_counts_are_those_of_the_teams(files):
     recipe = parse_recipe("magrpo", TASK, ["--config", "run.yaml", "--override", "peft.r=4"])
     team = AgentTeam.from_pretrained("model", ["aux", "main"], peft_config=recipe.peft_config)
     assert lora.trained == sum(x.numel() for x in team.parameters() if x.requires_grad)
-    assert (lora.base, lora.base_bytes, lora.reference) == (number, 2.0, 0)
+    assert (lora.base, lora.base_bytes, lora.reference) == (number, 2.0, lora.trained)
     team.save_pretrained("team")
     saved = counted("agent_model.name=team", "magrpo.beta=0.1")
     assert (saved.trained, saved.base, saved.reference) == (lora.trained, number, lora.trained)

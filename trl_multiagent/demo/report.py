@@ -17,7 +17,7 @@ from trl_multiagent.console import printable, text_table
 from trl_multiagent.demo.model import CONVENTIONS, write_aux
 from trl_multiagent.demo.problems import Problem, problem_of
 from trl_multiagent.environments.base import JointAction, Turn
-from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
+from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.trackers import show_one_bar
 

@@ -26,12 +26,11 @@ from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
-from trl_multiagent.runs.run import end_on_wrong_input, settings_of
+from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_layers, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.command_line import make_parser, read_layers
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import AgentSource, find_sources
+from trl_multiagent.team.files import find_sources
 from trl_multiagent.team.load import TeamLoader, build
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -230,7 +229,7 @@ class Size:
     frozen: int  # of agents that are not trained
     base: int  # of bases with adapters
     base_bytes: float  # of a parameter of a base
-    reference: int  # of the reference policies, if they have weights of their own
+    reference: int  # of the reference policies
     largest: int  # of one agent, with its base
     dimensions: Any  # the text configuration of the largest agent
     prompt: int  # tokens of the longest first prompt
@@ -250,9 +249,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     shares = (run.agent_model.share_weights or form == "shared") and not bases
     counted = dict(list(agents.items())[:1]) if shares else agents
     trained = sum(x.own for role, x in counted.items() if role not in frozen_roles)
-    is_lora = loader.peft_config is not None and all(x.base for x in agents.values())
-    refers = vars(args).get("beta", 0.0) != 0.0 and not is_lora
-    reference = trained if refers else 0
+    reference = trained if vars(args).get("beta", 0.0) != 0.0 else 0
     first = agents[roles[0]].model.config.get_text_config()
     trained += critic_parameters(run, [role for role in roles if role not in frozen_roles], first)
     frozen = sum(x.own for role, x in counted.items() if role in frozen_roles)
@@ -273,18 +270,17 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
 class Counted:
     """The model of an agent and its numbers of parameters."""
 
-    name: AgentSource  # its model; for an adapter, the base
+    name: str  # its model; for an adapter, the base
     model: PreTrainedModel  # without weights
     own: int  # parameters, without those of a base that it may share
     base: int = 0  # parameters of the base of its adapter
 
 
-def count_model(source: AgentSource, loader: TeamLoader, role: str) -> Counted:
+def count_model(source: str, loader: TeamLoader, role: str) -> Counted:
     """Builds the model of an agent without weights, and its adapter."""
-    folder = f"{source.name}/{source.subfolder}" if source.subfolder else source.name
-    saved = LoraConfig.from_pretrained(source.name) if find_file(folder, ADAPTER_CONFIG) is not None else None
-    name = source if saved is None else AgentSource(str(saved.base_model_name_or_path))
-    model = meta_model(AutoConfig.from_pretrained(name.name, **name.arguments, **loader.arguments))
+    saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
+    name = source if saved is None else str(saved.base_model_name_or_path)
+    model = meta_model(AutoConfig.from_pretrained(name, **loader.arguments))
     fresh = loader.peft_config if role in (loader.adapter_roles or [role]) else None
     adapter, number = saved or fresh, model.num_parameters()
     return Counted(name, model, number) if adapter is None else Counted(name, model, adapted(model, adapter), number)
@@ -322,7 +318,7 @@ def critic_parameters(run: PreparedRun, trained_roles: Sequence[str], config: An
 
 
 def longest_prompt(
-    run: PreparedRun, sources: Mapping[str, AgentSource], environment: Environment, items: Sequence[dict]
+    run: PreparedRun, sources: Mapping[str, str], environment: Environment, items: Sequence[dict]
 ) -> int:
     """
     Returns the number of tokens of the longest first prompt among the first items; 0 without items. `sources`: the
@@ -331,7 +327,7 @@ def longest_prompt(
     args, longest = run.training_args, 0
     nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.arguments)
+        tokenizer = AutoTokenizer.from_pretrained(source)
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
         for node in acting(role, nodes):
             prompt = whole_prompt(role, (), node.prompts[role], as_chat)
