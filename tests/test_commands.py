@@ -10,6 +10,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
+from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
 
@@ -122,8 +123,7 @@ def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
         cli.main([*launched[0].training_script_args, "--dry_run"])
     else:
         arguments = launch_command_parser().parse_args(words[2:])
-        if arguments.config_file is not None:
-            cli.check_accelerate_config(arguments.config_file)
+        assert arguments.config_file is None or load_config_from_file(arguments.config_file)
         monkeypatch.syspath_prepend(readers_folder)
         runpy.run_path(arguments.training_script)["main"]([*arguments.training_script_args, "--dry_run"])
     assert "Dry run: no model was loaded" in capsys.readouterr().out
