@@ -54,7 +54,11 @@ def draw(axes, evaluation):
     axes.axis("off")
 
 
-if __name__ == "__main__":
+def save(evaluation, path):
     figure = Figure(figsize=(10.5, 5), layout="constrained")
-    draw(figure.subplots(), Path(sys.argv[1]))
-    figure.savefig(Path(__file__).with_name("hidden.png"), dpi=110)
+    draw(figure.subplots(), evaluation)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    save(Path(sys.argv[1]), Path(__file__).with_name("hidden.png"))
