@@ -1,0 +1,23 @@
+"""
+Two games of TextArena, with base models that are made on the spot: they have seen moves of random players.
+
+    trl-multiagent train magrpo --config nim
+    trl-multiagent train magrpo --config hanabi
+"""
+
+import dataclasses
+
+from trl_multiagent.configs.recipes.games import players
+from trl_multiagent.models.imitation import ImitationModel
+from trl_multiagent.tasks.textarena import TASK
+
+
+def game(name, game, player, careless):
+    demonstrate = players.demonstrations({"game": game}, player, careless)
+    return dataclasses.replace(TASK, models={"demo": ImitationModel(f"{name}-demo", demonstrate, steps=400).path})
+
+
+NIM = game("nim", "Nim-v0", players.nim, players.any_pile)
+HANABI = game(
+    "hanabi", "trl_multiagent.configs.recipes.games.short_hanabi:ShortHanabi", players.hanabi, players.any_move
+)
