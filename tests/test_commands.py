@@ -14,7 +14,7 @@ from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
 
 from trl_multiagent import cli
-from trl_multiagent.runs.evaluation import make_evaluation_parser
+from trl_multiagent.runs.evaluation_settings import make_evaluation_parser
 from trl_multiagent.settings.command_line import make_parser
 from trl_multiagent.settings.read import RECIPES, config_file
 
@@ -98,7 +98,7 @@ def test_there_are_commands():
 
 @pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))
 def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
-    words = shlex.split(re.sub(r" --(seeds|jobs) \S+", "", command))  # which start this command once per seed
+    words = shlex.split(re.sub(r" --seeds \S+", "", command))  # which start this command once per seed
     if words[0] == "sbatch":
         script = next(word for word in words if word.endswith(".sbatch"))
         assert (ROOT / script).is_file()

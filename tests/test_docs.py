@@ -216,18 +216,13 @@ def test_workflow_examples(run_example, tmp_path, capsys):
 
 
 def test_examples_of_seats_and_tools(run_example):
-    _, _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
+    _, _, _, seat, tools = python_blocks(ROOT / "docs" / "workflows.md")
     names: dict = {}
     exec(seat, names)
     (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])
     assert outcome.extra == {"answer/reader": "Missing: roof"}
     names = run_example(tools)
     assert {node.roles for nodes in names["trainer"]._levels for node in nodes} == {("agent",)}
-    exec(play, names)
-    played = trl_multiagent.SeatedEnvironment(names["Play"](), {"tools": names["tools"]})
-    call = '<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>'
-    (outcome,) = judge(played, [{"secret": 7}], [{"agent": call}], [()])
-    assert (outcome.reward, outcome.extra) == (1.0, {"answer/tools": "right"})
 
 
 def test_the_numbers_of_joint_actions_on_the_page_of_workflows():

@@ -84,7 +84,7 @@ def update_by_hand(trainer, before, num_generations):
                 ids += node.samples[critic].completion_ids[node.indices[j][[*node.prompts].index(critic)]]
         critics = before.critics
         with before._computing(critics.backbones[critic].role, critic):
-            model = critics.model(critic, before)
+            model = critics.backbones[critic].model
             model = model.get_base_model() if hasattr(model, "get_base_model") else model
             hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
         if args.critic_form == "head" and not args.critic_trains_trunk:
@@ -224,7 +224,7 @@ def test_a_quantized_base(tmp_path, bits, algorithm, form):
     trainer = critic_trainer(tmp_path / "run", algorithm, form, team, gradient_checkpointing=bits == 4, **TREE)
     check_by_hand(trainer, 2)
     trainer.save_model()
-    trainer.team.critics.load(tmp_path / "run", trainer.team)
+    trainer.team.critics.load(tmp_path / "run")
 
 
 def test_episodes_that_end_early(tmp_path):
@@ -511,7 +511,7 @@ def test_critics_whose_files_could_have_the_same_name(tmp_path):
     for name, x in trainer.team.critics.named_parameters():
         if "lora" in name or "heads" in name:
             x.data.zero_()
-    trainer.team.critics.load(tmp_path / "run", trainer.team)
+    trainer.team.critics.load(tmp_path / "run")
     assert all(torch.equal(x, before[name]) for name, x in trainer.team.critics.state_dict().items())
 
 
@@ -546,9 +546,9 @@ def test_values_are_predicted_for_as_few_rows_as_possible(tmp_path, size, forwar
     trainer = critic_trainer(tmp_path, "iac", items_per_device=6, num_turns=1, per_device_train_batch_size=size)
     predict, values, read, numbers = trainer._predict, Critics.values, [], []
 
-    def reading(self, name, team, input_ids, attention_mask):
+    def reading(self, name, input_ids, attention_mask):
         read.append(len(input_ids))
-        return values(self, name, team, input_ids, attention_mask)
+        return values(self, name, input_ids, attention_mask)
 
     def predicting(critic, rows):
         read.clear()

@@ -86,6 +86,7 @@ ID_COLUMNS = ("item_id", "task_id", "id")  # columns that name an item
 # name
 RESERVED_ROLES = ("shared", "default")
 MAX_ROLE = 100  # characters; names are in prompts, too
+MAX_TURNS = 20  # of a workflow, if neither it nor `num_turns` sets another bound
 
 
 def item_ids(dataset: "Dataset") -> list[str]:
@@ -228,13 +229,20 @@ class Environment(ABC):
         """
         return [self.prompts(item, history) for item, history in zip(items, histories, strict=True)]
 
-    def check_turns(self, num_turns: int) -> None:
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
         """
-        Raises `ValueError` if this environment cannot play so many turns: by default, if its `order` has more. It must
-        not load anything.
+        Returns the largest number of turns of an episode: `num_turns` or, if it is `None`, by default 1. Raises
+        `ValueError` if this environment cannot play so many turns, by default if its `order` has more. It must not
+        load anything.
+
+        Args:
+            num_turns (`int`, *optional*): The setting `num_turns`.
+            are_episodes (`bool`, *optional*, defaults to `True`): Whether branches never divide.
         """
-        if self.order is not None and num_turns < len(self.order):
-            raise ValueError(f"`num_turns` is {num_turns}, but an episode has {len(self.order)}: set it to that.")
+        number = num_turns or 1
+        if self.order is not None and number < len(self.order):
+            raise ValueError(f"`num_turns` is {number}, but an episode has {len(self.order)}: set it to that.")
+        return number
 
     def answers(self, joint_action: JointAction) -> JointAction:
         """
@@ -370,6 +378,7 @@ class ScoringContext:
     trainer_state: "TrainerState | None" = None  # `None` without a trainer
     reward_none: str = "error"  # with "drop", NaN is the reward of a joint action that nothing scores
     metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
+    trees: list[int] | None = None  # the number of the item of each joint action
 
 
 _CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", default=None)
@@ -408,7 +417,10 @@ def ask(environment: Environment, items: list[dict], histories: list[History]) -
     for item_prompts, history in zip(prompts, histories, strict=True):
         check_prompts(name, item_prompts, environment.roles)
         if not item_prompts and not history:
-            raise TaskError(f"{name} returned no prompt at the first turn; at least one role must act.")
+            raise TaskError(
+                f"{name} returned no prompt at the first turn: an episode must not end before one of the trained "
+                f"roles ({', '.join(environment.roles)}) has acted. Leave such items out, or train a role that begins."
+            )
     return [{role: by_role[role] for role in environment.roles if role in by_role} for by_role in prompts]
 
 
@@ -569,8 +581,8 @@ class EnvironmentWrapper(Environment):
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         return ask(self.task, items, histories)
 
-    def check_turns(self, num_turns: int) -> None:
-        self.task.check_turns(num_turns)
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
+        return self.task.check_turns(num_turns, are_episodes)
 
     def playing(
         self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()

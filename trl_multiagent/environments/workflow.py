@@ -22,6 +22,7 @@ from concurrent import futures
 from typing import Any
 
 from trl_multiagent.environments.base import (
+    MAX_TURNS,
     AgentCall,
     Environment,
     History,
@@ -181,12 +182,14 @@ class WorkflowEnvironment(Environment):
         roles (`Sequence[str]`): The roles.
         live (`bool`, *optional*, defaults to `False`): Whether the coroutine holds something that cannot be replayed.
             Such a workflow needs `branching: episodes`.
-        max_turns (`int`, *optional*, defaults to `20`): Turns of an episode whose number `num_turns` does not set.
+        max_turns (`int`, *optional*, defaults to `20`): Most turns of an episode if `num_turns` is not given.
         timeout (`float`, *optional*): Seconds that a workflow may wait for anything but agents, per turn.
         max_open (`int`, *optional*): Most episodes that may be open at once.
         group_reward (`Callable`, *optional*): `group_reward(item, episodes) -> list[float]`, called once per item with
             the turns of all its finished branches. What it returns is added to the last reward of each.
         metric_ranges (`Mapping`, *optional*): See [`Environment`].
+
+    [`Task`] stores its settings in `settings`. A checkpoint can only be resumed with the same ones.
     """
 
     def __init__(
@@ -195,7 +198,7 @@ class WorkflowEnvironment(Environment):
         roles: Sequence[str],
         *,
         live: bool = False,
-        max_turns: int = 20,
+        max_turns: int = MAX_TURNS,
         timeout: float | None = None,
         max_open: int | None = None,
         group_reward: Callable[[dict, list[History]], Sequence[float]] | None = None,
@@ -205,7 +208,7 @@ class WorkflowEnvironment(Environment):
             raise TypeError(f"A workflow is an `async def` function of `item` and `agents`, not {show(run)}.")
         self.run, self.roles, self.live, self.max_turns = run, check_roles(roles), live, max_turns
         self.timeout, self.max_open, self.group_reward = timeout, max_open, group_reward
-        self.metric_ranges = metric_ranges or {}
+        self.metric_ranges, self.settings = metric_ranges or {}, dict[str, Any]()
         self.name = f"The workflow `{run.__name__}`"
         self._num_turns: int | None = None
         self._seats: frozenset[str] = frozenset()
@@ -215,15 +218,22 @@ class WorkflowEnvironment(Environment):
         return f"workflow {self.run.__module__}.{self.run.__name__}"
 
     def resume_settings(self) -> dict[str, Any]:
-        return {"workflow": self.run.__name__, "roles": [*self.roles], "live": self.live}
+        workflow = {"workflow": self.run.__name__, "roles": self.roles, "max_turns": self.max_turns}
+        return {**workflow, "live": self.live, **self.settings}
 
-    def check_turns(self, num_turns: int) -> None:
-        pass
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
+        if self.live and not are_episodes:
+            raise TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
+        if num_turns is None and not are_episodes:
+            raise TaskError(
+                f"{self.name} goes on until it ends, so a tree needs its number of turns: set `num_turns`, or "
+                "`branching: episodes`."
+            )
+        return num_turns or self.max_turns
 
     @contextlib.contextmanager
     def playing(self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()) -> Iterator[None]:
-        if self.live and not are_episodes:
-            raise TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
+        self.check_turns(num_turns, are_episodes)
         self._num_turns, self._open, self._seats = num_turns, {} if are_episodes else None, frozenset(seats)
         try:
             yield
@@ -296,12 +306,12 @@ class WorkflowEnvironment(Environment):
             new = [
                 item for item, history in zip(items, histories, strict=True) if not history and id(item) not in opened
             ]
+            number = len(new) + sum(not episode.task.done() for episode in opened.values())
             is_played = self._num_turns is not None  # else, the first prompts are looked at
-            if is_played and self.max_open is not None and len(opened) + len(new) > self.max_open:
+            if is_played and self.max_open is not None and number > self.max_open:
                 raise TaskError(
-                    f"{self.name} would hold {len(opened) + len(new)} open episodes, but `max_open` is "
-                    f"{self.max_open}: "
-                    "lower `items_per_device` or `num_generations`."
+                    f"{self.name} would hold {number} open episodes, but `max_open` is {self.max_open}: lower "
+                    "`items_per_device` or `num_generations`."
                 )
             for item in new:
                 opened[id(item)] = Episode(self.run, item, self.roles)
@@ -356,6 +366,8 @@ class WorkflowEnvironment(Environment):
             return
         error = asyncio.CancelledError() if episode.task.cancelled() else episode.task.exception()
         if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
+            if isinstance(error, TaskError):
+                raise error
             raise TaskError(f"{self.name} raised {describe(error)}{self._line_of(error)}.") from error
         left = [role for role, (_, future) in episode.asked.items() if not future.done()]
         if left:

@@ -45,7 +45,7 @@ DIFFERENCE_NOTE = (
     "interval, which needs less than that, but is too narrow if a few items decide the mean."
 )
 COST_NOTE = (
-    "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the "
+    "Calls and generated tokens are those of an episode. Wall s is the wall time of the "
     "batches, with scoring, per episode."
 )
 
@@ -250,7 +250,7 @@ def show_difference(estimate: Estimate, name: str) -> str:
     text = show(estimate, name)
     # Without a spread, Student's interval is not defined, and the other one is as wide as the number of items allows
     if math.isnan(low) or (math.isnan(t_low) and difference != 0):
-        return f"{text} in all items"
+        return f"{text} (no spread)"
     student = brackets(t_low, t_high, ".1%" if is_rate(name) else ".3f")
     text += f", t{student}" if student and t_low != low else ""
     if low > 0 or high < 0:

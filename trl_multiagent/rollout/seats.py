@@ -195,11 +195,10 @@ class SeatedEnvironment(EnvironmentWrapper):
         # The episodes of the batch before the first turn of a trained agent, by item. Ids may occur twice
         self._openings: dict[str, list[Branch]] = {}
 
-    def check_turns(self, num_turns: int) -> None:
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
         if self.order is None:
-            self.task.check_turns(num_turns)
-        else:  # the task counts the turns of seats, too
-            Environment.check_turns(self, num_turns)
+            return self.task.check_turns(num_turns, are_episodes)
+        return Environment.check_turns(self, num_turns, are_episodes)  # the task counts the turns of seats, too
 
     def playing(
         self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()

@@ -232,7 +232,7 @@ def play_episodes(
     sample: Callable[[list[Node], int], dict[str, list[Samples]]],
     score: Callable[[list[Node]], list[list[Outcome]]] | None = None,
     *,
-    num_turns: int = 1,
+    num_turns: int | None = None,
     num_episodes: int = 1,
     **settings: Any,
 ) -> list[list[Node]]:
@@ -240,9 +240,11 @@ def play_episodes(
     Plays a batch of episodes, turn by turn.
 
     Args:
-        items, environment, sample, num_turns, settings: See [`grow_trees`].
+        items, environment, sample, settings: See [`grow_trees`].
         score (`Callable`, *optional*): `nodes -> outcomes` of each node's joint action. Called once per turn. By
             default, the environment's `evaluate`.
+        num_turns (`int`, *optional*): Largest number of turns; by default that of the environment, see
+            [`~Environment.check_turns`].
         num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
 
     Returns:
@@ -250,8 +252,10 @@ def play_episodes(
         `i * num_episodes + e` of the first turn; episodes that the environment has ended are missing in later turns.
 
     Raises:
-        ValueError: `num_turns` or `num_episodes` is not a positive whole number.
+        ValueError: `num_turns` or `num_episodes` is not a positive whole number, or the environment cannot play so
+        many turns.
     """
+    num_turns = environment.check_turns(num_turns) if num_turns is None else num_turns
     for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
@@ -338,8 +342,8 @@ def judge_nodes(
     chosen = [node.chosen(index) for node in nodes for index in node.indices]
     ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
     prompts = [node.prompts for node in owners]
-    numbers = {} if metrics is None else metrics
-    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers)):
+    numbers, trees = {} if metrics is None else metrics, [node.tree for node in owners]
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 

@@ -127,7 +127,8 @@ def rollouts(args: RolloutConfig) -> str:
     """Describes the rollouts of an item."""
     turns = count(args.num_turns, "turn")
     if args.num_episodes is not None:
-        return f"{args.num_episodes} episodes per item, {turns} each"
+        at_most = "" if args.has_num_turns else "at most "
+        return f"{args.num_episodes} episodes per item, {at_most}{turns} each"
     return (
         f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions "
         "per agent and node"

@@ -130,9 +130,10 @@ class PreparedRun(Settings):
         environment = make_environment(self, self.run_folder)
         roles, args, section = environment.roles, self.training_args, self.algorithm
         with config_errors(f"section `{section}`: "):
-            environment.check_turns(args.num_turns)
-            with environment.playing(args.num_turns, getattr(args, "branching", "episodes") == "episodes"):
-                pass  # a workflow that cannot be replayed says so
+            if isinstance(args, RolloutConfig):
+                args.set_turns(environment)
+            else:
+                environment.check_turns(args.num_turns)
         if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.arguments:
             self.check_best_metric(environment)
         for name in ROLE_ARGUMENTS:

@@ -25,7 +25,7 @@ USUAL = {
     "learning_rate": "Learning rate of every agent.",
     "num_train_epochs": "Passes over the training items.",
     "max_steps": "Optimizer steps, instead of num_train_epochs.",
-    "num_turns": "Turns of an episode, 1 by default.",
+    "num_turns": "Turns of an episode, 1 by default; of a workflow, until it ends.",
     "num_generations": "Completions that each agent samples at a node.",
     "items_per_device": "Items, each with its whole tree, per device and optimizer step.",
     "max_completion_length": "Maximum number of tokens of a completion.",

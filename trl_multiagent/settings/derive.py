@@ -254,7 +254,7 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
     if settings.agents is not None and settings.agent_model.name is not None:
         yield "agent_model.name (`agents` is used)"
     reasons: dict[str, str] = {}
-    if value("num_turns") in (None, 1):
+    if value("num_turns") in (None, 1) and value("branching") != "episodes":
         reasons |= dict.fromkeys((*HISTORY, "max_history_length", "handoff", "discount"), "there is one turn")
     elif value("handoff") is not None and algorithm not in ACTOR_CRITICS:
         reasons["discount"] = "the return of a chain's joint action is its reward"

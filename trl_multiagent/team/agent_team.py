@@ -237,7 +237,7 @@ class AgentTeam(nn.Module):
             self.tokenizers[role].save_pretrained(target)
         TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
         if self.critics is not None:
-            self.critics.save(folder, self, state_dict)
+            self.critics.save(folder, state_dict)
 
     def load_weights(self, folder: str | Path) -> None:
         """
@@ -259,7 +259,7 @@ class AgentTeam(nn.Module):
             elif role == name:
                 load_model_weights(model, source)
         if self.critics is not None:
-            self.critics.load(folder, self)
+            self.critics.load(folder)
 
     def push_to_hub(
         self,
@@ -330,19 +330,19 @@ class AgentTeam(nn.Module):
 
     @overload
     def collaborate(
-        self, item: dict | str, environment: Environment, num_turns: int = 1, **kwargs: Any
+        self, item: dict | str, environment: Environment, num_turns: int | None = None, **kwargs: Any
     ) -> list[Turn]: ...
 
     @overload
     def collaborate(
-        self, item: Iterable[dict | str], environment: Environment, num_turns: int = 1, **kwargs: Any
+        self, item: Iterable[dict | str], environment: Environment, num_turns: int | None = None, **kwargs: Any
     ) -> list[list[Turn]]: ...
 
     def collaborate(
         self,
         item: dict | str | Iterable[dict | str],
         environment: Environment,
-        num_turns: int = 1,
+        num_turns: int | None = None,
         use_chat_template: bool | None = None,
         generation_token_budget: int | None = 262144,
         history_options: HistoryOptions = FULL_HISTORY,
@@ -358,7 +358,7 @@ class AgentTeam(nn.Module):
                 of its `prompt` column. A text is answered in one turn and not scored, because scoring needs the other
                 columns.
             environment ([`Environment`]): The task; its roles are those of the team.
-            num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
+            num_turns (`int`, *optional*): Turns of an episode, by default 1. A workflow goes on until it ends.
             use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat
                 template.
             generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion
@@ -447,10 +447,6 @@ class AgentTeam(nn.Module):
             self._adapters.activate(role, self._computes_as_reference)
         if critic is not None:
             cast(Critics, self.critics).activate(critic)
-
-    def model_name(self, role: str) -> str:
-        """Returns the name of the entry of `models` that an agent uses."""
-        return self._model_names[role]
 
     # Modes
 
@@ -601,7 +597,7 @@ class AgentTeam(nn.Module):
         for name, inputs in (critic_inputs or {}).items():
             critics = cast(Critics, self.critics)
             with self._computing(critics.backbones[name].role, name):
-                outputs[critic_key(name)] = critics.values(name, self, **inputs)
+                outputs[critic_key(name)] = critics.values(name, **inputs)
         return outputs
 
     # What a trainer expects of a single model. These attributes and methods are those of the active agent
@@ -727,7 +723,7 @@ def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **in
     return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)
 
 
-def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[list[dict], bool]:
+def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> tuple[list[dict], bool]:
     """
     Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts, which have one turn.
     """
@@ -735,7 +731,7 @@ def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[li
     are_texts = bool(items) and all(isinstance(x, str) for x in items)
     if not are_texts and not all(isinstance(x, Mapping) for x in items):
         raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
-    if are_texts and num_turns != 1:
+    if are_texts and num_turns not in (None, 1):
         raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
 

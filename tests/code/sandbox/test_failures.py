@@ -301,27 +301,6 @@ def test_a_forked_copy_of_the_trainer_has_helpers_of_its_own():
         assert [process.pid for slot in sandbox._slots for process in slot.processes] == own
 
 
-def test_ranks_of_accelerate_launch(forked, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("""
-from trl_multiagent.code.sandbox import Program, Sandbox
-from accelerate import PartialState
-from accelerate.utils import gather_object
-
-state = PartialState(cpu=True)
-checks = "assert f(1) == 1"
-programs = [Program(f"def f(x): return x + {n} * {state.process_index}", "f", checks) for n in range(20)]
-with Sandbox() as sandbox:
-    passed = gather_object([sum(verdict.passed for verdict in sandbox.run(programs))])
-if state.is_main_process:
-    print(passed, sandbox.workers)
-state.destroy_process_group()
-""")
-    done = forked.launch("ddp", script)
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert f"[20, 1] {share}" in done.stdout, done.stderr
-
-
 def test_nothing_grows_over_many_programs():
     with Sandbox(workers=2) as sandbox:
 
@@ -340,6 +319,8 @@ def test_nothing_grows_over_many_programs():
 
 def test_each_worker_has_a_core_and_ranks_have_different_ones(monkeypatch):
     cores = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Sandbox().workers == max(1, len(cores) // 2)
     for rank, core in enumerate(cores[:3]):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         with Sandbox(workers=1) as sandbox:

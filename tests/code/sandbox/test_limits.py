@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -251,13 +250,8 @@ def test_stuck_programs_do_not_hold_up_the_others():
     stuck = [Program(f"import time\ndef f(x): time.sleep({n})", "f", check) for n in range(60, 68)]
     honest = [Program(f"def f(x): return x + {n} - {n}", "f", check) for n in range(56)]
     with Sandbox(workers=2, check_timeout=1.0, max_timeouts=1) as sandbox:
-        sandbox.run(honest[:2])
-        start = time.monotonic()
         verdicts = sandbox.run(stuck + honest)
-        elapsed = time.monotonic() - start
-    # one after the other, 2 workers would take half of the sum, all at once an eighth of it, and the time to start
-    # helpers; a busy machine makes every part longer
-    assert elapsed < 0.3 * sum(verdict.seconds for verdict in verdicts)
+        assert 10 <= len(sandbox._slots) <= 14  # all stuck programs ran at once, and two others beside them
     assert [verdict.passed for verdict in verdicts] == [0] * 8 + [1] * 56
 
 
