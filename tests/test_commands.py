@@ -15,7 +15,7 @@ from pairs import pairs
 
 from trl_multiagent import cli
 from trl_multiagent.runs.evaluation_settings import make_evaluation_parser
-from trl_multiagent.settings.command_line import make_parser
+from trl_multiagent.runs.run import make_parser
 from trl_multiagent.settings.read import RECIPES, config_file
 
 from tiny import write_problems

@@ -65,8 +65,8 @@ def test_the_table_of_trl_arguments_is_current():
 
 
 def test_readme_example(run_example, tmp_path, capsys):
-    (example,) = [block for block in python_blocks(ROOT / "README.md") if "FunctionEnvironment(" in block]
-    assert len(example.strip().splitlines()) <= 31
+    (example,) = [block for block in python_blocks(ROOT / "README.md") if "@workflow(" in block]
+    assert len(example.strip().splitlines()) <= 24
     run_example(example)
     assert (tmp_path / "editor" / "agents" / "writer" / "config.json").is_file()
     assert "'reward':" in capsys.readouterr().out

@@ -26,7 +26,6 @@ from trl_multiagent.code.sandbox import Program, Sandbox
 from trl_multiagent.tasks.bug_fixing.data import LETTERS, SIZES
 from trl_multiagent.tasks.bug_fixing.environment import CHECK_TIMEOUT, calls_in, examples, run_groups
 from trl_multiagent.tasks.code_generation.data import load_code_dataset
-from trl_multiagent.tasks.problems import count_asserts
 
 
 DATA = Path(trl_multiagent.__file__).parent / "data"
@@ -177,7 +176,7 @@ def find_results(functions: list[Function], sandbox: Sandbox) -> list[dict[int, 
             ends = verdict.definitions.status == "passed" and not verdict.timeouts
             if verdict.passed < verdict.total and (ends or k == len(function.mutants)):
                 passed[k] = verdict.passed
-        results.append(passed if reference.passed == count_asserts(function.test) else {})
+        results.append(passed if reference.passed == reference.total else {})
     return results
 
 

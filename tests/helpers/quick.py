@@ -12,7 +12,6 @@ import jinja2
 import torch
 
 from trl_multiagent.demo import problems as demo_problems
-from trl_multiagent.tasks import problems
 
 
 def make_libraries_quick() -> None:
@@ -40,8 +39,7 @@ def make_libraries_quick() -> None:
     report = sys.modules.get("trl_multiagent.trainers.base.run_report")
     if report is not None:  # every training ends with a page, which takes as long
         report.RunReport.drawn, report.RunReport.refresh = report.RunReport.refresh, no_page
-    # Every start checks all problems of a benchmark, or makes those of the demo
-    problems.unusable_test = functools.cache(problems.unusable_test)
+    # Every start makes the problems of the demo
     demo_problems.demo_dataset = functools.cache(demo_problems.demo_dataset)
 
 

@@ -36,9 +36,9 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
         settings = read_settings(SECTION, task, argv, prog)
+        from trl_multiagent.runs.models import make_environment
         from trl_multiagent.runs.plan import agents, print_plan  # imports TRL
         from trl_multiagent.runs.prepared import check_folder, first_rows, start_logging
-        from trl_multiagent.runs.seats import make_environment
 
         config = make_config(settings)
         folder = Path(config.output_dir)

@@ -39,11 +39,10 @@ from trl_multiagent.report.evaluation import Mix, Report, mixes
 from trl_multiagent.rollout.sampler import check_stop_strings
 from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource, parse_evaluation
 from trl_multiagent.runs.matched_baseline import Control, cost_note, make_controls
-from trl_multiagent.runs.models import make_loader
+from trl_multiagent.runs.models import Run, make_loader, seated
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_folder
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.runs.seats import Run, seated
 from trl_multiagent.settings.derive import check_names, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 

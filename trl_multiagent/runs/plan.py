@@ -26,9 +26,8 @@ from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
-from trl_multiagent.runs.run import end_on_wrong_input, settings_of
+from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_layers, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.command_line import make_parser, read_layers
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AgentSource, find_sources

@@ -34,9 +34,8 @@ from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, first_nodes
-from trl_multiagent.runs.models import check_models, check_repo_id, make_loader, make_peft_config
+from trl_multiagent.runs.models import check_models, check_repo_id, make_environment, make_loader, make_peft_config
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.runs.seats import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, make_training_args, run_id, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
