@@ -29,7 +29,7 @@ class Servers:
 
     def __post_init__(self) -> None:
         check_package("openenv", "openenv")
-        self.roles, self.actions = self.roles or ["agent"], {}
+        self.actors, self.actions = tuple(self.roles or ["agent"]), {}
         for url in self.servers or ["(none)"]:
             try:
                 with urllib.request.urlopen(f"{url}/schema", timeout=self.timeout) as answer:
@@ -46,11 +46,11 @@ class Servers:
         turn = invalid = 0
         try:
             async with GenericEnvClient(url, self.timeout, self.timeout) as client:
-                said, read = [("", await rules(client, schema))], dict.fromkeys(self.roles, 0)
+                said, read = [("", await rules(client, schema))], dict.fromkeys(self.actors, 0)
                 result = await client.reset(seed=item["seed"], **(self.reset or {}))
                 session, seen = client._ws, shown(result.observation)
                 while not result.done:
-                    role, said = self.roles[turn % len(self.roles)], [*said, ("", seen)]
+                    role, said = self.actors[turn % len(self.actors)], [*said, ("", seen)]
                     news = [text for author, text in said[read[role] :] if text and author != role]
                     read[role], turn = len(said), turn + 1
                     answer = await agents[role]("\n".join(news))
@@ -112,8 +112,8 @@ class OpenEnvEnvironment(WorkflowEnvironment):
 
 def make_environment(settings: TaskSettings) -> WorkflowEnvironment:
     servers = settings.sections["openenv"]
-    return OpenEnvEnvironment(servers.play, servers.roles, live=True, metric_ranges={"invalid_actions": (0.0, 1.0)})
+    return OpenEnvEnvironment(servers.play, servers.actors, live=True, metric_ranges={"invalid_actions": (0.0, 1.0)})
 
 
 SETTINGS = {"dataset": Seeds, "openenv": Servers}
-TASK = Task(make_environment, load_datasets, SETTINGS, roles=lambda sections: sections["openenv"].roles)
+TASK = Task(make_environment, load_datasets, SETTINGS, roles=lambda sections: sections["openenv"].actors)
