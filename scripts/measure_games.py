@@ -7,13 +7,12 @@ A training whose result is in the folder (by default outputs/games) is not repea
 """
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from trl_multiagent import AgentTeam, FunctionSeat, SeatedEnvironment, TeamSeat
+from trl_multiagent import AgentTeam, FunctionSeat, SeatedEnvironment, TeamSeat, cli
 from trl_multiagent.configs.recipes.games import players
 from trl_multiagent.configs.recipes.games.tasks import HANABI, NIM
 from trl_multiagent.evaluation.statistics import t_interval
@@ -24,7 +23,7 @@ from trl_multiagent.tasks.textarena import Game, make_environment
 README = Path(__file__).parents[1] / "recipes" / "games" / "README.md"
 NUMBER = 256  # games of a row, each from a seed of its own, which no training has
 GAMES = {
-    "nim": (NIM, {"game": "Nim-v0"}, players.nim, 6),
+    "nim": (NIM, {"game": "Nim-v0", "options": {"piles": [2, 3, 4]}}, players.nim, 6),
     "hanabi": (HANABI, {"game": "trl_multiagent.configs.recipes.games.short_hanabi:ShortHanabi"}, players.hanabi, 16),
 }
 
@@ -33,8 +32,7 @@ def trained(name, seed, folder):
     """Returns the folder of a run, which is trained if it is not there."""
     base = folder / name / str(seed)
     if not list(base.glob("*/team.json")):
-        command = ["trl-multiagent", "train", "magrpo", "--config", name, "--seed", str(seed)]
-        subprocess.run([*command, "--override", f"output.base_dir={base}"], check=True)
+        cli.main(["run", "magrpo", "--config", name, "--seed", str(seed), "--override", f"output.base_dir={base}"])
     (run,) = (path.parent for path in base.glob("*/team.json"))
     return run
 
@@ -79,10 +77,12 @@ def rows(name, folder):
 def main():
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/games")
     head = ("game", "player 0", "invalid moves", "with a random legal player", "with its own first checkpoint")
-    table = [head, ("---",) * 5, *(row for name in GAMES for row in rows(name, folder))]
+    table = [head, ("---",) * 5]
+    for row in (row for name in GAMES for row in rows(name, folder)):
+        print(*row, sep=" | ", flush=True)
+        table.append(row)
     text = "\n".join(f"| {' | '.join(row)} |" for row in table)
     README.write_text(re.sub(r"(?s)\| game \| player 0.*?(?=\n\n)", text, README.read_text()))
-    print(text)
 
 
 if __name__ == "__main__":

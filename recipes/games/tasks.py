@@ -13,11 +13,16 @@ from trl_multiagent.tasks.textarena import TASK
 
 
 def game(name, game, player, careless):
-    demonstrate = players.demonstrations({"game": game}, player, careless)
-    return dataclasses.replace(TASK, models={"demo": ImitationModel(f"{name}-demo", demonstrate, steps=400).path})
+    demonstrate = players.demonstrations(game, player, careless)
+    model = ImitationModel(f"{name}-demo", demonstrate, steps=300, architecture=SMALL)
+    return dataclasses.replace(TASK, models={"demo": model.path})
 
 
-NIM = game("nim", "Nim-v0", players.nim, players.any_pile)
+SMALL = {"hidden_size": 64, "intermediate_size": 192}
+NIM = game("nim", {"game": "Nim-v0", "options": {"piles": [2, 3, 4]}}, players.nim, players.any_pile)
 HANABI = game(
-    "hanabi", "trl_multiagent.configs.recipes.games.short_hanabi:ShortHanabi", players.hanabi, players.any_move
+    "hanabi",
+    {"game": "trl_multiagent.configs.recipes.games.short_hanabi:ShortHanabi"},
+    players.hanabi,
+    players.any_move,
 )
