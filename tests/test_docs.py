@@ -126,7 +126,8 @@ def test_a_picture_is_drawn_by_its_script(tmp_path, name):
 
 
 def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
-    turns = [{"prompts": {role: "A cup is hidden."}, "completions": {role: "a\ncup"}, "reward": 1.0} for role in "sd"]
+    roles = ("speaker", "decider")
+    turns = [{"prompts": {role: "A cup is hidden."}, "completions": {role: "a\ncup"}, "reward": 1.0} for role in roles]
     right = {"results": {"turn_2": {"reward": {"mean": 0.5}}}}
     names = ["base", "base_cut", "base_shuffled", "team", "team_cut", "team_shuffled"]
     (tmp_path / "evaluation.json").write_text(json.dumps({"policies": dict.fromkeys(names, right)}))
