@@ -1,6 +1,7 @@
 """pass@k and confidence intervals, against definitions and by hand."""
 
 import itertools
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -167,7 +168,7 @@ def test_percentages_of_the_maximum_and_hidden_tests_are_in_the_table():
     shares = report.to_json()["policies"]["team"]["percent_of_maximum"]
     assert shares == {"reward": 50.0, "return": pytest.approx(100 / 3)}
     table = report.table()
-    for text in ("50.0 % of 4", "pass@1, hidden tests", "25.0% [", "wall s", "0.8", "latency s"):
+    for text in ("50.0 % of 4", "pass@1, hidden tests", "25.0% [", "wall s"):
         assert text in table, text
     assert "It counts all tests, also those that feedback has shown" in table
 
@@ -258,7 +259,7 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     radius = t_quantile(0.975, 3) * worth.std(ddof=1) / 2
     assert found.difference == pytest.approx((0.8, *[0.8 - radius, 0.8 + radius] * 2))
     lines = "\n".join(cross_play_lines(found))
-    assert "agents trained together  1.000\n" in lines and "over runs" not in lines
+    assert re.search(r"agents trained together +1\.000\n", lines) and "over runs" not in lines
     assert summarize_cross_play(results, ["x", "y", "z"], "pass@1", config) is None
     for played, result in results.items():  # the table has no interval over runs in any row
         kind = "team" if len(set(played)) == 1 else "pair"

@@ -5,7 +5,6 @@ import gc
 import importlib.metadata
 import os
 import sys
-from pathlib import Path
 
 import accelerate.utils.other
 import jinja2
@@ -33,9 +32,6 @@ def make_libraries_quick() -> None:
     if not torch.cuda.is_available():
         # Of a device that is not there, torch keeps every seed with the stack of its caller
         torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
-    hub = sys.modules.get("trl_multiagent.trainers.base.hub")
-    if hub is not None:  # every checkpoint has a picture, which takes as long to draw as a step
-        hub.draw_reward_curve = no_picture
     report = sys.modules.get("trl_multiagent.trainers.base.run_report")
     if report is not None:  # every training ends with a page, which takes as long
         report.RunReport.drawn, report.RunReport.refresh = report.RunReport.refresh, no_page
@@ -67,11 +63,3 @@ def train(self, mode=True):
 
 def no_page(*_, **__) -> None:
     """Stands in for the refresh of a run's report, which tests with the fixture `reports` write."""
-
-
-def no_picture(_, path: Path) -> None:
-    """
-    Stands in for the reward curve, which `test_model_card.py` and the runs of `test_hub.py` draw, and for the picture
-    of a reward model, which tests with the fixture `reports` draw.
-    """
-    path.touch()

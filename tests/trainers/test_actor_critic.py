@@ -11,12 +11,11 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModel, BitsAndBytesConfig, OPTConfig, OPTForCausalLM, TrainerCallback
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModel, BitsAndBytesConfig, TrainerCallback
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from trl_multiagent.hub import push_folder
-from trl_multiagent.models.positions import learned_positions
+from trl_multiagent.models.pretrained import TooLongError
 from trl_multiagent.team.critics import Critics
 from trl_multiagent.trainers.maac_trainer import team_text
 
@@ -478,29 +477,12 @@ def test_a_saved_critic_with_another_head_cannot_be_a_start(tmp_path):
     assert again.team.critics.heads["aux"][0].weight.shape == (8, 32)
 
 
-@pytest.mark.parametrize("form", ["model", "adapter", "head"])
-def test_a_text_longer_than_the_learned_positions(tmp_path, form, caplog):
-    """The critic reads the end of the text. Positions that are computed set no limit."""
+def test_a_text_of_a_critic_beyond_learned_positions_is_refused(tmp_path):
     roles = ("aux", "main")
-
-    def gpt2_team():
-        return AgentTeam({role: other_model("gpt2") for role in roles}, {role: byte_tokenizer() for role in roles})
-
+    team = AgentTeam({role: other_model("gpt2") for role in roles}, {role: byte_tokenizer() for role in roles})
     environment = FunctionEnvironment(dict.fromkeys(roles, "Task {x}" + "." * 200), count_reward)
-    transformers_logging.warning_once.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        trainer = critic_trainer(tmp_path, "maac", form, gpt2_team(), environment=environment)
-        trainer.train()
-    assert "longer than the 256 positions" in caplog.text
-    assert {len(row.input_ids) for row in trainer._rows["central"]} == {256}
-    whole = trainer.critic_text("central", trainer._levels[0][0], None)
-    row = next(row for row in trainer._rows["central"] if row.node is trainer._levels[0][0])
-    assert row.input_ids == whole[-256:] and len(whole) > 400
-    assert learned_positions(tiny_llama()) is learned_positions(other_model("gemma3")) is None
-    opt = OPTForCausalLM(
-        OPTConfig(vocab_size=258, hidden_size=16, ffn_dim=16, num_hidden_layers=1, num_attention_heads=2)
-    )
-    assert learned_positions(opt) == learned_positions(opt.base_model) == 2048
+    with pytest.raises(TooLongError, match="A text of the critic 'central' may have 4"):
+        critic_trainer(tmp_path, "maac", "model", team, environment=environment).train()
 
 
 def test_critics_whose_files_could_have_the_same_name(tmp_path):

@@ -30,7 +30,6 @@ from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, differences
-from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, first_nodes
@@ -353,8 +352,6 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     try:
         with quiet_loading():
             team = loader.outline(roles, run.dtype)
-        for role in roles:
-            check_prompts(role, team.agents[role], [], [], args.max_completion_length)
         if loader.peft_config is not None:
             for role in team.adapted_roles:
                 check_adapter_names(loader.peft_config, cast(PeftModel, team.policies[role]))

@@ -120,7 +120,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     process.
     """
     from trl_multiagent.jobs.distributed import OtherProcessError
-    from trl_multiagent.models.positions import TooLongError
+    from trl_multiagent.models.pretrained import TooLongError
     from trl_multiagent.trainers.base.checkpoints import CheckpointError, WriteError
 
     try:

@@ -20,7 +20,7 @@ from trl_multiagent.console import text_table
 from trl_multiagent.folders import RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.report.curves import seed_table, series_of
+from trl_multiagent.report.curves import group_table, series_of
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import comparison_page, read_run
 from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_settings
@@ -112,11 +112,11 @@ def without_folder(argv: Sequence[str]) -> list[str]:
 
 def print_results(runs: Sequence[Path]) -> None:
     """Prints the last values of runs that differ in their seeds, and makes their report."""
-    results = {run.name: series_of(read_run(run).logs) for run in runs}
+    results = [series_of(read_run(run).logs) for run in runs]
     report = f"Report           {make_report([str(runs[0].parent)])}"
     command = shlex.join(["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)])
     together = f"Evaluate them together: trl-multiagent {command}"
-    print("", *text_table(seed_table(results)), "", report, together, sep="\n", flush=True)
+    print("", *text_table(group_table({"mean of the seeds": results})), "", report, together, sep="\n", flush=True)
 
 
 def run_all(commands: Mapping[str, Sequence[str]], done: Callable[[str], None]) -> int:

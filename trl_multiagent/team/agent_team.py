@@ -19,7 +19,7 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
-from trl_multiagent.hub import hub_id, open_repo, team_card, team_files, upload_folder
+from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments
@@ -262,38 +262,29 @@ class AgentTeam(nn.Module):
             self.critics.load(folder)
 
     def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | None = None,
-        revision: str | None = None,
-        commit_message: str = "Upload team",
-        create_pr: bool = False,
+        self, repo_id: str, *, revision: str | None = None, create_pr: bool = False, **options: Any
     ) -> CommitInfo:
         """
         Uploads the agents and a model card to the Hugging Face Hub. Critics are not uploaded.
 
         Args:
             repo_id (`str`): Repository, created if it does not exist.
-            private (`bool`, *optional*): Whether to make the repository private if it is created.
-            token (`str`, *optional*): Token with write access; by default that of `hf auth login` or of the variable
-                `HF_TOKEN`.
             revision (`str`, *optional*): Branch, created if it does not exist; by default `main`.
-            commit_message (`str`, *optional*, defaults to `"Upload team"`): Message of the commit.
             create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write
                 access.
+            **options: `private` (`bool`): Whether to make the repository private if it is created. `token` (`str`):
+                Token with write access; by default that of `hf auth login` or of the variable `HF_TOKEN`.
+                `commit_message` (`str`): Message of the commit.
 
         Raises:
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
         """
-        repo_id = open_repo(repo_id, private, token, revision, create_pr)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
-            options = {"token": token, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
-            return upload_folder(folder, repo_id, "Call `push_to_hub` again.", team_files(folder), **options)
+            options |= {"revision": revision, "create_pr": create_pr, "advice": "Call `push_to_hub` again."}
+            return push_folder(folder, repo_id, **options)
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns the facts about each agent that a model card shows, see [`~hub.team_card`]."""

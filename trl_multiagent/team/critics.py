@@ -27,12 +27,11 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER, read_json
-from trl_multiagent.models.positions import learned_positions
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import load_adapter_weights, save_adapter
-from trl_multiagent.team.files import AgentSource, load_tokenizer, part_of
+from trl_multiagent.team.files import load_tokenizer, part_of
 
 
 CRITICS_FILE = "critics.json"
@@ -129,10 +128,6 @@ class Critics(nn.Module):
     @property
     def has_adapters(self) -> bool:
         return self.settings.form == "adapter"
-
-    def longest_text(self, name: str) -> int | None:
-        """Returns the largest number of tokens that a critic can read; `None` for any number."""
-        return learned_positions(base_of(self.backbones[name].model))
 
     def activate(self, name: str) -> None:
         """Makes a base compute only with a critic's adapter. Layers without this adapter compute as in the base."""
@@ -306,7 +301,7 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
     source = source or get_config_model_id(agent.config)
     if not source:
         raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
-    backbone.tokenizer = load_tokenizer(AgentSource(source), {})
+    backbone.tokenizer = load_tokenizer(source, {})
     return load_backbone(source, dtype)
 
 

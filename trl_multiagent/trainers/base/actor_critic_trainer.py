@@ -14,6 +14,7 @@ from transformers.utils import logging
 from trl.trainer.utils import pad
 
 from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.models.pretrained import base_of, check_length
 from trl_multiagent.rollout.tree import Node, acting
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
@@ -164,14 +165,10 @@ class ActorCriticTrainer(RolloutTrainer):
                 groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
                 texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
-        longest = self.critics.longest_text(critic)
-        if longest is not None and any(len(row.input_ids) > longest for row in rows):
-            logger.warning_once(
-                f"Texts are longer than the {longest} positions of the critic {critic!r}: it reads their last tokens."
-            )
-            for row in rows:
-                row.input_ids = row.input_ids[-longest:]
         rows.sort(key=lambda row: len(row.input_ids))
+        if rows:
+            model = base_of(self.critics.backbones[critic].model)
+            check_length(f"A text of the critic {critic!r}", model, len(rows[-1].input_ids))
         return rows
 
     def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> CriticTensors:
