@@ -18,7 +18,7 @@ CLAIMS = {"pro": "the sum is 11 or more", "con": "the sum is 10 or less"}
 async def debate_judge(item, agents):
     dice = [str(number) for number in item["dice"]]
     asked = f"The dice show {' '.join(dice)}. Name one to argue that"
-    named = await asyncio.gather(*(agents[role](f"{asked} {claim}:\n") for role, claim in CLAIMS.items()))
+    named = await asyncio.gather(agents.pro(f"{asked} {CLAIMS['pro']}:\n"), agents.con(f"{asked} {CLAIMS['con']}:\n"))
     shown = [text.strip() if text.strip() in dice else "?" for text in named]
     agents.log("true_dice", sum(text != "?" for text in shown) / 2)
 

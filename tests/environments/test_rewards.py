@@ -150,8 +150,8 @@ def test_functions_get_what_they_name():
         return [1.0, 1.0]
 
     def everything(**kwargs):
-        names = {"topic", "prompts", "completions", "episodes", "trainer_state", "log_metric", "log_extra"}
-        assert set(kwargs) == names
+        names = "topic prompts completions episodes groups trainer_state log_metric log_extra".split()
+        assert sorted(kwargs) == sorted(names)
         assert kwargs["episodes"] == [[action] for action in kwargs["completions"]]
         return [0.0, 0.0]
 

@@ -552,6 +552,15 @@ def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
 # Environments that change another one
 
 
+def of_task(name: str) -> Any:
+    """Returns a method that calls that of the task."""
+
+    def method(self: "EnvironmentWrapper", *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.task, name)(*args, **kwargs)
+
+    return method
+
+
 class EnvironmentWrapper(Environment):
     """
     Base class of environments that change a part of another one. It delegates everything to its task; a subclass
@@ -569,34 +578,22 @@ class EnvironmentWrapper(Environment):
     def unwrapped(self) -> Environment:
         return self.task.unwrapped
 
-    def answers(self, joint_action: JointAction) -> JointAction:
-        return self.task.answers(joint_action)
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        return self.task.show_answers(role, prompt, answers)
+    answers = of_task("answers")
+    show_answers = of_task("show_answers")
+    check_turns = of_task("check_turns")
+    playing = of_task("playing")
+    group_rewards = of_task("group_rewards")
+    prepare = of_task("prepare")
+    plan = of_task("plan")
+    metrics = of_task("metrics")
+    state_dict = of_task("state_dict")
+    load_state_dict = of_task("load_state_dict")
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         return ask(self.task, items, histories)
-
-    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
-        return self.task.check_turns(num_turns, are_episodes)
-
-    def playing(
-        self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
-    ) -> contextlib.AbstractContextManager[None]:
-        return self.task.playing(num_turns, are_episodes, seats)
-
-    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
-        return self.task.group_rewards(item, histories)
-
-    def prepare(self, num_turns: int) -> None:
-        self.task.prepare(num_turns)
-
-    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
-        return self.task.plan(items, num_later_prompts, answer_tokens)
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return self.judge(items, joint_actions, histories, evaluation=False)
@@ -609,15 +606,6 @@ class EnvironmentWrapper(Environment):
     ) -> list[Outcome]:
         """Scores joint actions, in training or in an evaluation."""
         return judge(self.task, items, joint_actions, histories, evaluation)
-
-    def metrics(self) -> dict[str, float]:
-        return self.task.metrics()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.task.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.task.load_state_dict(state)
 
     def resume_settings(self) -> dict[str, Any]:
         return resume_settings(self.task)

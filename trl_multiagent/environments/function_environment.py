@@ -172,7 +172,7 @@ class FunctionEnvironment(Environment):
         if not history:
             return {role: first_prompt(role, template, item) for role, template in self.templates.items()}
         if self.transition is None:
-            raise TaskError("More than one turn needs a `transition` that builds the next turn's prompts.")
+            return {}
         name = f"The transition `{function_name(self.transition)}`"
         with task_code(name):
             prompts = self.transition(item, history)

@@ -36,7 +36,7 @@ from trl_multiagent.environments.base import (
     with_call,
 )
 from trl_multiagent.environments.function_environment import event_loop
-from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, describe, show, task_code
+from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, describe, show, task_code
 
 
 PASSES = 3  # of the event loop without a new question, after which an episode waits for its agents
@@ -67,10 +67,13 @@ class Agents:
     def __init__(self, episode: "Episode", roles: Sequence[str]):
         self._episode, self._roles = episode, roles
 
+    def _check(self, role: str) -> str:
+        if role not in self._roles:
+            raise AttributeError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
+        return role
+
     def __getitem__(self, role: str | int) -> Callable[..., Awaitable[str]]:
-        name = self._roles[role] if isinstance(role, int) else role
-        if name not in self._roles:
-            raise KeyError(f"There is no role {name!r}; the roles are {', '.join(self._roles)}.")
+        name = self._roles[role] if isinstance(role, int) else self._check(role)
 
         def call(
             prompt: Prompt, *, stop: str | Sequence[str] = (), max_tokens: int | None = None, memory: bool = True
@@ -88,17 +91,13 @@ class Agents:
         return call
 
     def __getattr__(self, role: str) -> Callable[..., Awaitable[str]]:
-        if role.startswith("_") or role not in self._roles:
-            raise AttributeError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
         return self[role]
 
     def reward(self, number: float, role: str | None = None) -> None:
         """Pays a role, or all of them, for what has happened since the last turn."""
         if as_number(number) is None:
             raise TypeError(f"`agents.reward` got {show(number)}; it needs a number.")
-        if role is not None and role not in self._roles:
-            raise KeyError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
-        for name in self._roles if role is None else [role]:
+        for name in self._roles if role is None else [self._check(role)]:
             self._episode.paid[name] += float(number)
         self._episode.was_paid = True
 
@@ -290,13 +289,8 @@ class WorkflowEnvironment(Environment):
             return None
         name = f"The group reward of `{self.run.__name__}`"
         with task_code(name):
-            added = self.group_reward(item, histories)
-        numbers = [as_number(x) for x in as_list(added) or ()]
-        if len(numbers) != len(histories) or not all(x is not None and math.isfinite(x) for x in numbers):
-            raise TaskError(
-                f"{name} returned {show(added)}; it must return a list of {len(histories)} numbers, one per branch."
-            )
-        return [x for x in numbers if x is not None]
+            added: list[Any] = as_rewards(name, self.group_reward(item, histories), len(histories))
+        return [x or 0.0 for x in added]
 
     @contextlib.asynccontextmanager
     async def _reached(self, items: list[dict], histories: Sequence[History]) -> Any:
@@ -393,21 +387,19 @@ class WorkflowEnvironment(Environment):
             if not episode.was_paid and reward_none != "drop":
                 raise TaskError(f"{self.name} returned None; it must return a reward, or pay with `agents.reward`.")
             reward = 0.0 if episode.was_paid else math.nan
-        if isinstance(reward, Mapping):
-            if set(reward) != set(self.roles) or any(as_number(x) is None for x in reward.values()):
-                roles = ", ".join(self.roles)
-                raise TaskError(f"{self.name} returned {show(reward)}; a reward per role needs a number for {roles}.")
-            reward = {role: float(reward[role]) + paid[role] for role in self.roles}
-        elif as_number(reward) is None:
+        returned = reward if isinstance(reward, Mapping) else dict.fromkeys(self.roles, reward)
+        if returned.keys() != paid.keys() or any(as_number(x) is None for x in returned.values()):
             raise TaskError(
-                f"{self.name} returned {show(reward)}; it must return a number, a dict by role or an `Outcome`."
+                f"{self.name} returned {show(reward)}; it must return a number, an `Outcome`, or a dict with a number "
+                f"for each of {', '.join(self.roles)}."
             )
-        elif len(set(paid.values())) > 1:
-            reward = {role: float(reward) + paid[role] for role in self.roles}
-        else:
-            reward = float(reward) + paid[self.roles[0]]
+        is_shared = returned is not reward and len(set(paid.values())) == 1
+        reward = {role: float(returned[role]) + paid[role] for role in self.roles}
         return dataclasses.replace(
-            outcome, reward=reward, metrics={**metrics, **outcome.metrics}, extra={**notes, **outcome.extra}
+            outcome,
+            reward=reward[self.roles[0]] if is_shared else reward,
+            metrics={**metrics, **outcome.metrics},
+            extra={**notes, **outcome.extra},
         )
 
     def _wait(self, coroutine: Coroutine) -> Any:

@@ -90,16 +90,6 @@ class PipelineSampler(TeamSampler):
         return samples
 
 
-def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
-    """
-    Returns the token limit of one answer of a baseline, if that of the team's agents is `max_completion_length`. With
-    the budget `"turn"`, the baseline and the team have the same limit for all answers of a turn together; with
-    `"answer"`, for a single answer.
-    """
-    is_alone = baseline == "raw_single_agent" and budget == "turn"
-    return max_completion_length * (num_agents if is_alone else 1)
-
-
 class MessageAblation(EnvironmentWrapper):
     """
     An environment that replaces the answers of an agent's partners before it makes the agent's prompt. The agent's own

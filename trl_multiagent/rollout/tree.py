@@ -264,16 +264,15 @@ def play_episodes(
         ValueError: `num_turns` or `num_episodes` is not a positive whole number, or the environment cannot play so
         many turns.
     """
-    num_turns = environment.check_turns(num_turns) if num_turns is None else num_turns
     for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
     return grow_trees(
         items,
         environment,
         sample,
         score or (lambda nodes: judge_nodes(environment, nodes, evaluation=True)),
-        num_turns=num_turns,
+        num_turns=environment.check_turns(num_turns),
         num_generations=1,
         num_episodes=num_episodes,
         **settings,
@@ -318,7 +317,7 @@ def root_nodes(
 
 def first_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:
     """Makes the nodes of the first turn of episodes that end there, to look at their prompts."""
-    with environment.playing(None, are_episodes=True):
+    with environment.playing(1, are_episodes=True):
         return root_nodes(items, environment)
 
 
