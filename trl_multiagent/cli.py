@@ -40,6 +40,7 @@ TASKS = {
     "functions": "trl_multiagent.environments.yaml_task:TASK",
     "textarena": "trl_multiagent.tasks.textarena:TASK",
     "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
+    "openenv": "trl_multiagent.tasks.openenv:TASK",
 }
 
 # `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step
@@ -149,8 +150,6 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
     try:
         file = file and config_file("--accelerate_config", file, ACCELERATE)
         check()
-        if file is not None:
-            check_accelerate_config(file)  # last, because accelerate takes seconds to import
     except ConfigError as error:
         fail(prog, error)
 
@@ -177,25 +176,6 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
         sys.exit(128 + error.sigval)
     except ChildFailedError as error:
         sys.exit(error.get_first_failure()[1].exitcode)
-
-
-def check_accelerate_config(file: str) -> None:
-    """
-    Raises `ConfigError` if `accelerate launch` cannot read the file, or if it needs a package that is not installed.
-    """
-    from accelerate.commands.config.config_args import load_config_from_file
-    from accelerate.utils import DistributedType, is_deepspeed_available
-    from yaml import YAMLError
-
-    from trl_multiagent.settings.read import ConfigError
-
-    try:
-        config = load_config_from_file(file)
-    except (YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
-    if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
-        raise ConfigError(f"--accelerate_config {file} needs DeepSpeed: pip install 'trl-multiagent[deepspeed]'.")
 
 
 def env() -> None:

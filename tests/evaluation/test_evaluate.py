@@ -17,7 +17,7 @@ from trl_multiagent import Task, cli
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.play import EpisodeGenerator
-from trl_multiagent.evaluation.players import PipelineSampler, Policy, answer_limit
+from trl_multiagent.evaluation.players import PipelineSampler, Policy
 from trl_multiagent.evaluation.statistics import item_values
 from trl_multiagent.folders import locked
 from trl_multiagent.rollout.sampler import TeamSampler
@@ -155,7 +155,6 @@ def test_what_the_baselines_see_and_cost(evaluated):
             answer = turn["completions"]["aux"].strip()
             assert turn["prompts"]["main"].startswith(f"The answer of aux:\n\n{answer}\n\n")
             assert "The answer of" not in turn["prompts"]["aux"]
-    assert answer_limit("raw_single_agent", 3, 100, "answer") == 100
 
 
 def test_prompts_of_code_generation_do_not_contradict_what_is_shown():

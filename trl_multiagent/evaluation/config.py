@@ -57,12 +57,6 @@ class EvaluationConfig(HistoryOptions):
         "Baselines on the same items: raw_single_agent, concatenation, pipeline.", choices=BASELINES
     )
     baseline_model: str | None = setting("Model of the baselines; by default the one that the team started from.")
-    baseline_budget: str = setting(
-        "Token limit that a baseline shares with the team: 'turn', that of all answers of a turn together, or "
-        "'answer', that of a single answer.",
-        "turn",
-        choices=("turn", "answer"),
-    )
     control: str | None = setting(
         "Policy that is trained at the cost of each run, and compared with the run's team: 'single_agent' answers "
         "alone, 'centralized' is one agent that answers for all roles.",

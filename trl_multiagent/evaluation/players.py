@@ -79,7 +79,7 @@ class PipelineSampler(TeamSampler):
             tokenizer, own = self.team.tokenizers[role], acting(role, nodes)
             markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
             for node in own if samples else ():
-                answers = {other: samples_of_other.texts[0] for other, samples_of_other in node.samples.items()}
+                answers: dict[str, str] = {other: x.reply(0) for other, x in node.samples.items()}
                 if markers is not None:
                     answers = {other: without_markers(text, markers) for other, text in answers.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
@@ -88,16 +88,6 @@ class PipelineSampler(TeamSampler):
             for node, node_samples in zip(own, samples[role], strict=True):
                 node.samples[role] = node_samples
         return samples
-
-
-def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
-    """
-    Returns the token limit of one answer of a baseline, if that of the team's agents is `max_completion_length`. With
-    the budget `"turn"`, the baseline and the team have the same limit for all answers of a turn together; with
-    `"answer"`, for a single answer.
-    """
-    is_alone = baseline == "raw_single_agent" and budget == "turn"
-    return max_completion_length * (num_agents if is_alone else 1)
 
 
 class MessageAblation(EnvironmentWrapper):
@@ -184,6 +174,7 @@ class MixedTeam:
         self.sources = dict(sources)
         self.roles = tuple(sources)
         self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
+        self.reasoning = next(iter(sources.values())).reasoning
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
         return self.sources[role].activate(role)

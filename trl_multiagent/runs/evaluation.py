@@ -27,7 +27,6 @@ from trl_multiagent.evaluation.players import (
     MessageAblation,
     MixedTeam,
     Policy,
-    answer_limit,
 )
 from trl_multiagent.evaluation.statistics import compute_result
 from trl_multiagent.folders import locked
@@ -276,16 +275,15 @@ def baseline_policies(evaluation: Evaluation, environment: Environment) -> list[
     """Makes the baselines that the settings ask for."""
     policies = []
     for name in evaluation.config.baselines or ():
-        names, own = baseline_model(evaluation), environment
+        names, own, limit = baseline_model(evaluation), environment, evaluation.max_completion_length
         if name == "raw_single_agent":
             own = make_single_environment(evaluation, "baseline raw_single_agent")
+            limit *= len(environment.roles)  # all answers of a turn together have the same limit as the team's
             if isinstance(names, list):
                 (role,) = own.roles
                 names = names[environment.roles.index(role) if role in environment.roles else 0]
-        budget = evaluation.config.baseline_budget
-        limit = answer_limit(name, len(environment.roles), evaluation.max_completion_length, budget)
-        form = {"is_pipeline": name == "pipeline"}
-        policies.append(make_policy(evaluation, name, "baseline", own, names, limit, **form))
+        is_pipeline = name == "pipeline"
+        policies.append(make_policy(evaluation, name, "baseline", own, names, limit, is_pipeline=is_pipeline))
     return policies
 
 

@@ -140,18 +140,13 @@ def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the flags of an evaluation as values of the section `evaluation`."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(EvaluationConfig):
-        name, hint = field.name, str(field.type)
-        if name not in arguments:
-            continue
-        texts: list[str] = getattr(arguments, name) or ["true"]  # a flag without a value means true
-        if hint.startswith("list"):
-            parts = [part.strip() for text in texts for part in text.strip("[]").split(",")]
-            values[name] = [parse_value(part) for part in parts if part]
-        elif len(texts) > 1:
-            raise ConfigError(f"--{name} takes one value, not {len(texts)}: {' '.join(texts)}.")
-        else:
-            is_text = "str" in hint and "dict" not in hint and texts[0].lower() not in ("none", "null")
-            values[name] = texts[0] if is_text else parse_value(texts[0])
+        if field.name in arguments:
+            texts: list[str] = getattr(arguments, field.name) or ["true"]  # a flag without a value means true
+            is_list = str(field.type).startswith("list")
+            if is_list:
+                texts = [part for text in texts for part in text.strip("[]").replace(",", " ").split()]
+            parsed = [parse_value(text) for text in texts]
+            values[field.name] = parsed if is_list or len(parsed) > 1 else parsed[0]
     return values
 
 
@@ -322,9 +317,7 @@ def find_team(text: str) -> str:
     checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
     if checkpoints:
         return str(max(checkpoints, key=lambda x: int(x.name[11:])))
-    inside = sorted(str(x.parent) for x in path.glob(f"*/{TEAM_FILE}"))
-    where = f" These folders do: {', '.join(inside)}." if inside else ""
-    raise ConfigError(f"{text} holds no {TEAM_FILE}: give the folder of a team, or of a run that saved one.{where}")
+    raise ConfigError(f"{text} holds no {TEAM_FILE}: give the folder of a team, or of a run that saved one.")
 
 
 def find_config(text: str) -> str | None:

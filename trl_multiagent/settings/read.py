@@ -181,9 +181,8 @@ def config_file(flag: str, name: str, pattern: str) -> str:
     packaged = {path.stem.removesuffix("_config"): path for path in sorted(CONFIGS.glob(pattern))}
     if name in packaged:
         return str(packaged[name])
-    similar = [f" Did you mean {other}?" for other in difflib.get_close_matches(path.stem, packaged, n=1)]
-    names = f"This package has the configurations {', '.join(packaged)}."
-    raise ConfigError(f"{flag} {name!r}: there is no such file.{''.join(similar)} {names}")
+    similar = suggestion(path.stem, packaged)
+    raise ConfigError(f"{flag} {name!r}: there is no such file{similar} The package has {', '.join(packaged)}.")
 
 
 def read_yaml(path: str | None) -> dict[str, Any]:
@@ -372,7 +371,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         elif path in not_used:
             without_effect.append(f"{path} (`{other_names[path]}` is used)")
         elif path not in known:
-            similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
+            similar = suggestion(path, [*sections, *known, *other_names])
             raise ConfigError(f"`{path}` is not a known setting{similar}")
         elif not is_blank and not is_default:
             names = [path, *(old for old, new in other_names.items() if new == path)]
@@ -406,14 +405,9 @@ def paths(algorithm: str, sections: Collection[str], resolved: Mapping[str, Any]
             raise ConfigError(f"`{section}` is {short(body)}; it must be a section with keys below it.")
 
 
-def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:
-    """
-    Returns the end of an error message, which suggests a similar section, the same name in another section, or a
-    similar name.
-    """
-    known = list(known)
-    section, _, name = path.rpartition(".")
-    candidates = [] if section else difflib.get_close_matches(path, sections, n=1, cutoff=0.75)
-    candidates += [other for other in known if other.rpartition(".")[2] == name]
+def suggestion(path: str, known: Iterable[str]) -> str:
+    """Returns the end of an error message, which suggests the same name in another section, or a similar name."""
+    known, name = list(known), path.rpartition(".")[2]
+    candidates = [other for other in known if other.rpartition(".")[2] == name]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help all."
