@@ -83,7 +83,10 @@ def readers_folder(tmp_path, monkeypatch):
     for name in ("humaneval.jsonl", "mbpp_sanitized.jsonl"):
         write_problems(tmp_path / name, 200)
     (tmp_path / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
-    for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", (ROOT / "docs" / "tasks.md").read_text(), flags=re.DOTALL):
+    (tmp_path / "words.jsonl").write_text('{"words": "rain roof night"}\n' * 8)
+    (tmp_path / "rewards.py").write_text("def short_and_complete(completions, **columns):\n    return [0.0]\n")
+    page = (ROOT / "docs" / "workflows.md").read_text()
+    for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", page, flags=re.DOTALL):
         (tmp_path / block.split()[1]).write_text(block)
     pairs().save_to_disk(tmp_path / "outputs" / "demo_madpo" / "preferences")  # what an earlier command collects
     cli.main(["init", str(tmp_path / "written")])
@@ -94,7 +97,12 @@ def readers_folder(tmp_path, monkeypatch):
 
 def test_there_are_commands():
     assert len(COMMANDS) > 30 and len(by_program("accelerate launch recipes/code_generation/train_")) > 10
-    assert {path.name for path in COMMANDS.values()} >= {"README.md", "tasks.md", "train_marloo.py", "slurm.sbatch"}
+    assert {path.name for path in COMMANDS.values()} >= {
+        "README.md",
+        "workflows.md",
+        "train_marloo.py",
+        "slurm.sbatch",
+    }
 
 
 @pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))

@@ -39,6 +39,7 @@ TASKS = {
     "functions": "trl_multiagent.environments.yaml_task:TASK",
     "textarena": "trl_multiagent.tasks.textarena:TASK",
     "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
+    "openenv": "trl_multiagent.tasks.openenv:TASK",
 }
 
 # `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step
