@@ -118,18 +118,10 @@ def test_the_task_is_saved_with_the_settings(module):
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
         ("code_generatoin", ["none of code_generation, bug_fixing, block_building, class_completion", "module:NAME"]),
         (":TASK", ["package.module:name"]),
-        ("clash:OUTPUT", ["section `output`", "choose another one"]),
-        ("clash:PLAIN", ["section `mine`", "must be a dataclass"]),
     ],
 )
 def test_wrong_tasks_are_one_line(module, tmp_path, capsys, task, parts):
     (tmp_path / "broken.py").write_text("1 / 0")
-    (tmp_path / "clash.py").write_text(
-        "from dataclasses import dataclass\nfrom trl_multiagent import Task\n"
-        "def make(**settings): return Task(lambda s: None, lambda s: None, settings=settings)\n"
-        "@dataclass\nclass Good:\n    number: int = 1\n"
-        "OUTPUT, MAGRPO, PLAIN = make(output=Good), make(magrpo=Good), make(mine=int)\n"
-    )
     message = error_of(capsys, "--model_name", "m", "--override", f"task={task.format(module=module)}")
     assert all(part in message for part in parts), message
 
