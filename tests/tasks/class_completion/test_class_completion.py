@@ -313,9 +313,13 @@ def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_recipe_trains_offline(config, tiny_model, item, tmp_path, monkeypatch, capsys):
+def test_every_recipe_has_a_plan_and_two_train_offline(config, tiny_model, item, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     algorithm = algorithm_of(config)
+    if config.stem not in ("magrpo_classeval_config", "grpo_class_completion_demo"):
+        run_script("class_completion", algorithm, "--config", config, "--dry_run")
+        assert "env steps" in capsys.readouterr().out
+        return
     small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
     small += [f"{algorithm}.{x}" for x in ("items_per_device=1", "per_device_train_batch_size=1", "eval_interval=0")]
     small += [f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}", "dataset.eval_split=null"]
