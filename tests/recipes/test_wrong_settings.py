@@ -71,7 +71,7 @@ agent_model.tokenizer_kwargs={padding_side: right} padding_side
 agent_model.tokenizer_kwargs={trust_remote_code: true};agent_model.model_kwargs={trust_remote_code: false} same setting
 agents=[demo] 1 entries for 2 agents
 peft.r=0 positive integer
-peft.bias=all changes the base
+peft.bias=all `bias` of a LoRA adapter
 peft.target_modules=[q_proj,nosuch] no effect
 output.save_path=file is a file
 magrpo.resume_from_checkpoint=nowhere no such folder
@@ -95,7 +95,7 @@ magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`coll
 magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
 external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
-magrpo.optim=muonn one of
+magrpo.optim=muonn 'adamw_torch'
 agent_model.name=model.gguf a GGUF file as `gguf_file`
 agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair label_smoothing
@@ -180,14 +180,7 @@ def test_a_wrong_setting(folder, capsys, monkeypatch, rule):
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "override", ["magrpo.num_generations=100000000", "dataset.name=rows.csv", "output.base_dir=file"]
-)
-def test_a_run_refuses_what_its_plan_refuses(folder, capsys, override):
-    assert refusal(capsys, "--override", override) == refusal(capsys, "--override", override, "--dry_run")
-
-
-# Whatever a YAML file says: a tiny model trains, or one line names the key
+# Whatever a YAML file says: it makes arguments of the trainer, or one line names the key
 
 VALUES: list[Any] = [None, True, False, 0, 1, -1, 2, 0.5, 1e30, float("inf"), float("nan")]
 VALUES += ["", " ", "text", "no", "steps", "1e-5"]
@@ -239,22 +232,6 @@ def test_whatever_a_file_says(folder, tiny_model, capsys, algorithm, sections, n
         except ConfigError as error:
             assert key in str(error) and "\n" not in str(error), (section, key, value)
     assert len(accepted) > 15
-    if algorithm != "magrpo":
-        return
-    base = {"agent_model": {"name": tiny_model}, algorithm: {"max_steps": 1, "max_completion_length": 4}}
-    base[algorithm] |= {"output_dir": "run", "report_to": "none", "save_strategy": "no"}
-    trained = 0
-    for k in range(0, len(accepted), 4):
-        chosen = accepted[k : k + 4]
-        given = merge([*({section: {key: value}} for section, key, value in chosen), base])
-        Path("config.yaml").write_text(yaml.safe_dump(given))
-        try:
-            run_recipe(algorithm, TINY, ["--config", "config.yaml"], prog="train")
-            trained += 1
-        except SystemExit as exit_info:
-            (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("train: error: ")]
-            assert exit_info.code == 2 and any(key in line for _, key, _ in chosen), (chosen, line)
-    assert trained >= 5
 
 
 @pytest.mark.parametrize(
