@@ -19,7 +19,7 @@ from trl_multiagent.demo.problems import Problem, problem_of
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.base.trackers import show_one_bar
+from trl_multiagent.trainers.base.run_report import show_one_bar
 
 
 INPUTS = 3  # on which a function is tried
