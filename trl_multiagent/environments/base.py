@@ -66,9 +66,9 @@ class Reply(str):
     truncated: bool
 
     @classmethod
-    def of(cls, text: str, truncated: bool = False) -> "Reply":
+    def of(cls, text: str, truncated: bool = False, full: str | None = None) -> "Reply":
         reply = cls(text)
-        reply.full, reply.truncated = text, truncated
+        reply.full, reply.truncated = text if full is None else full, truncated
         return reply
 
 

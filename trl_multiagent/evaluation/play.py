@@ -213,7 +213,7 @@ def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
     (outcome,) = node.outcomes
     return {
         "prompts": dict(node.prompts),
-        "completions": node.joint_actions[0],
+        "completions": node.completions(node.indices[0]),
         "reward": outcome.reward,
         **({"role_rewards": outcome.role_rewards} if outcome.role_rewards else {}),
         "metrics": {name: value for name, value in outcome.metrics.items() if math.isfinite(value)},

@@ -79,7 +79,7 @@ class PipelineSampler(TeamSampler):
             tokenizer, own = self.team.tokenizers[role], acting(role, nodes)
             markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
             for node in own if samples else ():
-                answers = {other: samples_of_other.texts[0] for other, samples_of_other in node.samples.items()}
+                answers: dict[str, str] = {other: x.reply(0) for other, x in node.samples.items()}
                 if markers is not None:
                     answers = {other: without_markers(text, markers) for other, text in answers.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
@@ -174,6 +174,7 @@ class MixedTeam:
         self.sources = dict(sources)
         self.roles = tuple(sources)
         self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
+        self.reasoning = next(iter(sources.values())).reasoning
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
         return self.sources[role].activate(role)

@@ -311,8 +311,11 @@ def add_answers(records: list[Record], nodes: list[Node], side: str, by: str) ->
     policy that sampled them.
     """
     for record, node in zip(records, nodes, strict=True):
-        actions = zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
-        record[side] = [asdict(Candidate(action, reward, outcome.metrics, by)) for action, reward, outcome in actions]
+        actions = zip(node.indices, node.rewards, node.outcomes, strict=True)
+        record[side] = [
+            asdict(Candidate(node.completions(index), reward, outcome.metrics, by))
+            for index, reward, outcome in actions
+        ]
         record["tokens"] += sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 

@@ -28,6 +28,7 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
+from trl_multiagent.models.reasoning import Reasoning, answers_of, whole_texts
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
@@ -44,6 +45,7 @@ class SamplingTeam(Protocol):
 
     roles: tuple[str, ...]
     tokenizers: dict[str, PreTrainedTokenizerBase]
+    reasoning: Reasoning
 
     @property
     def joinable(self) -> Mapping[str, str]:
@@ -234,6 +236,8 @@ class TeamSampler:
         self.use_chat_template = use_chat_template
         self.history_options = history_options
         self.chat_template_kwargs = chat_template_kwargs or {}
+        if team.reasoning == "none":
+            self.chat_template_kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
 
     @property
     def chat_roles(self) -> frozenset[str]:
@@ -263,10 +267,12 @@ class TeamSampler:
                 stop_strings = (*self.generator.stop_strings.get(role, ()), *call.stop)
                 if call.stop or call.max_tokens is not None:
                     cut_off(sampled, call, tokenizer)
-                texts = tokenizer.batch_decode(sampled.ids, skip_special_tokens=True)
+                texts = whole_texts(tokenizer, sampled.ids)
                 facts = (prompt.prompt, prompt.dropped_turns, stop_strings)
                 made = Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts)
                 made.truncated = [not made.is_finished(g, end_tokens) for g in range(len(texts))]
+                if self.team.reasoning != "keep":
+                    made.answers = answers_of(tokenizer, prompt.ids, sampled.ids, texts)
                 samples[role].append(made)
         return samples
 

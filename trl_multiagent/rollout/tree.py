@@ -34,17 +34,23 @@ class Samples:
 
     prompt_ids: list[int]  # token ids of the whole prompt, including the history
     completion_ids: list[list[int]]  # token ids of each completion, up to and including its end-of-sequence token
-    texts: list[str]  # the completions as text
+    texts: list[str]  # the completions as text, with their reasoning
     logps: list[list[float]] | None = None  # log-probabilities of the tokens, if an inference engine sampled them
     prompt: Prompt | None = None  # the whole prompt, including the history, as text or chat messages
     dropped_turns: int | None = None  # number of past turns that a limit of the length removed; `None` without a limit
     stop_strings: Sequence[str] = ()  # strings that end a completion, in addition to end-of-sequence tokens
     truncated: list[bool] | None = None  # whether each completion was cut off at the limit of its length
+    answers: list[str] | None = None  # the texts without their reasoning, see `models.reasoning`; `None`: the texts
 
     def is_finished(self, g: int, end_tokens: Sequence[int]) -> bool:
         """Returns whether completion g ended before the limit of its length."""
         ended = any(token in end_tokens for token in self.completion_ids[g][-1:])
         return ended or any(string in self.texts[g] for string in self.stop_strings)
+
+    def reply(self, g: int) -> Reply:
+        """Returns completion g as everybody but its agent sees it."""
+        answer = (self.texts if self.answers is None else self.answers)[g]
+        return Reply.of(answer, bool(self.truncated and self.truncated[g]), self.texts[g])
 
 
 @dataclass
@@ -90,8 +96,11 @@ class Node:
 
     def texts(self, index: tuple[int, ...]) -> JointAction:
         """Returns the joint action with these completions."""
-        chosen = self.chosen(index).items()
-        return {role: Reply.of(x.texts[g], bool(x.truncated and x.truncated[g])) for role, (x, g) in chosen}
+        return {role: samples.reply(g) for role, (samples, g) in self.chosen(index).items()}
+
+    def completions(self, index: tuple[int, ...]) -> dict[str, str]:
+        """Returns the whole completions of a joint action by role, with their reasoning."""
+        return {role: samples.texts[g] for role, (samples, g) in self.chosen(index).items()}
 
     def chosen(self, index: tuple[int, ...]) -> dict[str, tuple[Samples, int]]:
         """Returns the completions of a joint action by role: the samples, and the number of the completion there."""
@@ -308,7 +317,7 @@ def root_nodes(
 
 def first_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:
     """Makes the nodes of the first turn of episodes that end there, to look at their prompts."""
-    with environment.playing(1, are_episodes=True):
+    with environment.playing(None, are_episodes=True):
         return root_nodes(items, environment)
 
 

@@ -90,7 +90,9 @@ def loading_arguments(model: AgentModel) -> dict[str, Any]:
 def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> TeamLoader:
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
     model = settings.agent_model
-    kwargs = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
+    kwargs: dict[str, Any] = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
+    if model.reasoning != "auto":
+        kwargs["reasoning"] = model.reasoning
     return TeamLoader(
         models=settings.model_names,
         builders=settings.builders,

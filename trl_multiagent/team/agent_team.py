@@ -23,6 +23,7 @@ from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments
+from trl_multiagent.models.reasoning import Reasoning
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings, sampling_arguments
@@ -75,6 +76,9 @@ class AgentTeam(nn.Module):
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         policies (`dict[str, PreTrainedModel | PeftModel]`): The model of each role; a LoRA agent's has its adapter.
         agents (`dict[str, PreTrainedModel]`): The model of each role, without adapters.
+        reasoning (`str`): What others see of a completion with a reasoning, see [`~models.reasoning.answers_of`]: with
+            `"auto"` the answer, with `"keep"` all of it. With `"none"`, chat templates also get
+            `enable_thinking=False`.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are
         saved and loaded with
@@ -110,6 +114,7 @@ class AgentTeam(nn.Module):
         self.policies = dict(models)
         self.agents = {role: base_of(model) for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
+        self.reasoning: Reasoning = "auto"
         self.frozen: frozenset[str] = frozenset()
         self.critics: Critics | None = None
         self.uses_dropout = False
@@ -156,6 +161,7 @@ class AgentTeam(nn.Module):
         seed: int = 42,
         base_dtype: str | torch.dtype | None = None,
         tokenizer_kwargs: dict[str, Any] | None = None,
+        reasoning: Reasoning = "auto",
         **model_init_kwargs: Any,
     ) -> "AgentTeam":
         """
@@ -177,6 +183,7 @@ class AgentTeam(nn.Module):
                 The adapters are float32.
             tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example
                 `add_bos_token`.
+            reasoning (`str`, *optional*, defaults to `"auto"`): The attribute of that name.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
             default), `revision`,
                 `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a LoRA team.
@@ -209,8 +216,9 @@ class AgentTeam(nn.Module):
             model_init_kwargs["dtype"] = base_dtype
         if adapted:
             models |= load_adapters({role: sources[role] for role in adapted}, configs, seed, model_init_kwargs)
-        models = {role: models[role] for role in sources}
-        return cls(models, tokenizers)
+        team = cls({role: models[role] for role in sources}, tokenizers)
+        team.reasoning = reasoning
+        return team
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """

@@ -243,7 +243,7 @@ class LocalExpert:
         self.usage.requests += len(samples)
         self.usage.input_tokens += sum(len(sample.prompt_ids) for sample in samples)
         self.usage.output_tokens += sum(len(sample.completion_ids[0]) for sample in samples)
-        return [sample.texts[0] for sample in samples]
+        return [sample.reply(0) for sample in samples]
 
 
 # Questions and answers
