@@ -80,10 +80,7 @@ PREFERENCES = {
     "preferences": ("full", {"loss_type": ["sigmoid", "sft"]}),
     "preferences, frozen adapter": ("lora", {"frozen_agents": ["aux"], "gradient_checkpointing": True}),
     # In the evaluation after it, the processes sample completions of different lengths
-    "preferences, stored references": (
-        "heterogeneous",
-        {"precompute_ref_log_probs": True, "max_completion_length": 128},
-    ),
+    "preferences, other models": ("heterogeneous", {"max_completion_length": 128}),
 }
 REWARD_MODEL = "preferences for a reward model"
 

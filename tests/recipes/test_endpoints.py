@@ -107,7 +107,6 @@ def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train,
         ({"expert_api_key": KEY}, "`external.expert_api_key` cannot be used"),
         ({"expert_base_url": f"http://{KEY}@h/v1"}, "`external.expert_base_url` must not have a user"),
         ({"expert_on_failure": "panic"}, "`external.expert_on_failure`"),
-        ({"expert_api": "local", "expert_base_url": "null"}, "`external.expert_api_key_env` is for an endpoint"),
     ],
 )
 def test_wrong_settings_are_one_line(external, problem, train, capsys, monkeypatch):

@@ -1,20 +1,21 @@
 """DPO on the joint answers of a team."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.utils import tqdm
 from datasets import Dataset, concatenate_datasets
-from torch.utils.data import DataLoader
+from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import DPOTrainer
-from trl.models import prepare_deepspeed
 from trl.trainer.dpo_trainer import DataCollatorForPreference
-from trl.trainer.utils import add_fused_lm_head
+from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.jobs.distributed import fail_together
@@ -23,7 +24,6 @@ from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
     check_preferences,
-    reference_columns,
     roles_of_columns,
     temporary_cache_files,
     text_columns,
@@ -40,13 +40,11 @@ from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
-from trl_multiagent.trainers.madpo_loss import Answers, preference_losses
 
 
 logger = logging.get_logger(__name__)
 
 TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # an agent's columns from TRL's tokenization
-LARGEST_FALL = 0.5  # a larger fall of the chosen answers' log-probability per token, in nats, causes a warning
 
 # The result of `DataCollatorForPreference` for one agent, and "weights": 1 for a pair, 0 for a repeated one
 AgentBatch = dict[str, torch.Tensor]
@@ -62,7 +60,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
         D = sum over agents i of d_i,    d_i = log pi_i(c_i) / ref_i(c_i) - log pi_i(r_i) / ref_i(r_i)
 
-    and the loss is -log sigmoid(beta * D), or another function of the joint log-ratios, see [`~trainers.madpo_loss`].
+    and the loss is -log sigmoid(beta * D), or another function of D, see [`pair_losses`].
     In the gradient of agent i, the other agents' log-ratios are constants: they only decide how much the pair counts.
 
     Args:
@@ -144,8 +142,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self.generator = TrainerGenerator(self, sampling_arguments(sampling))
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
-        self._keeps_reference = not args.reference_free and not args.precompute_ref_log_probs
-        reference = self._make_reference() if self._keeps_reference else None
+        reference = None if args.reference_free else self._make_reference()
         # DPOTrainer must not set up a single model. With `precompute_ref_log_probs`, it loads no reference model
         changes: dict[str, Any] = {"precompute_ref_log_probs": True, "sync_ref_model": False}
         with temporarily_set(args, **changes, disable_dropout=False, router_aux_loss_coef=None):
@@ -161,13 +158,10 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             )
         self.precompute_ref_logps = False
         del team.__dict__["forward"]  # DPOTrainer patched it. Here, the agents' forwards return log-probabilities
-        outputs = ("log_probs", "entropy", "mean_logits", "is_top1")
         for model in team.base_models:
-            add_fused_lm_head(model, outputs=(*outputs, "log_sum_sq_probs") if args.use_weighting else outputs)
+            add_fused_lm_head(model, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
         self._set_up_agents()
         self._set_up_reference(reference)
-        if args.precompute_ref_log_probs:
-            self._store_references()
 
     # Overrides of the team mixin
 
@@ -215,39 +209,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     # Reference policy
 
-    def _store_references(self) -> None:
-        """Adds the columns of the reference log-probabilities to the datasets of preferences that do not have them."""
-        model, evaluated = self.model, self.eval_dataset
-        if self.is_deepspeed_enabled:  # as in DPOTrainer: the team itself is prepared when the training begins
-            model = prepare_deepspeed(self.model, self.accelerator)
-        self.train_dataset = self._with_references(self.train_dataset, model)
-        if isinstance(evaluated, dict):
-            self.eval_dataset = {name: self._with_references(x, model) for name, x in evaluated.items()}
-        else:
-            self.eval_dataset = self._with_references(evaluated, model)
-        if self.is_deepspeed_enabled:
-            model.destroy()  # otherwise its hooks would gather weights in every forward, also in generation
-
-    def _with_references(self, dataset: Any, model: torch.nn.Module) -> Any:
-        names = [name for role in self.team.roles for name in reference_columns(role)]
-        if not self._is_tokenized(dataset) or names[0] in dataset.column_names:  # all of them are there, or none
-            return dataset
-        batch_size = self.args.precompute_ref_batch_size or self.args.per_device_train_batch_size
-        batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
-        logps = []
-        for batch in tqdm(batches, desc="Computing reference log-probabilities", disable=self.args.disable_tqdm):
-            with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
-                outputs = model(team_inputs={role: self._forward_inputs(role, batch[role], False) for role in batch})
-            answers = (outputs[role].log_probs.sum(dim=1).chunk(2) for role in batch)  # chosen and rejected
-            columns = torch.stack([side for sides in answers for side in sides], dim=1)
-            logps.append(self.accelerator.gather_for_metrics(columns).float().cpu())
-        columns = Dataset.from_dict(dict(zip(names, torch.cat(logps).T.tolist(), strict=True)))
-        return concatenate_datasets([dataset, columns], axis=1)
-
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
-        # DPOTrainer calls this when it is created. Its method caches the result next to the dataset. For a dataset in
-        # memory, that is a different folder in every process. `_store_references` adds the result to the dataset
-        # instead
+        # DPOTrainer calls this when it is created, see `__init__`
         return dataset
 
     def _reference_logps(self, inputs: dict[str, AgentBatch], role: str) -> torch.Tensor:
@@ -258,13 +221,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         batch = inputs[role]
         if self.args.reference_free:
             return torch.zeros(len(batch["input_ids"]), device=batch["input_ids"].device)
-        if not self._keeps_reference:
-            if "ref_chosen_logps" not in batch:
-                raise ValueError(
-                    "`eval_dataset` has no reference log-probabilities: pass it when the trainer is created, or set "
-                    "`precompute_ref_log_probs` to False."
-                )
-            return torch.cat([batch["ref_chosen_logps"], batch["ref_rejected_logps"]])
         with self._computing_as_reference() as model:
             outputs = model(team_inputs={role: self._forward_inputs(role, batch, False)})
         return outputs[role].log_probs.sum(dim=1)
@@ -312,7 +268,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
             mean over the pairs of the optimizer step of l(D)  +  weight of "sft" * sum over agents of L_i,
 
-        with l from [`~trainers.madpo_loss`], and L_i the mean negative log-probability of the tokens of agent i's
+        with l from [`pair_losses`], and L_i the mean negative log-probability of the tokens of agent i's
         chosen answers. A frozen agent has no L_i, and its answers enter D as a constant, which is 0 unless the
         training is `reference_free`.
 
@@ -329,8 +285,13 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         joint = Answers.joint(answers.values())
 
         weights, sizes = self._weights(inputs), self._count(inputs)
-        sums = [(preference_losses(joint, self.args) * weights).sum()]
-        sft = sum(weight for name, weight in self.args.weighted_losses if name == "sft")
+        pairs, sft = torch.zeros_like(weights), 0.0
+        for loss_type, weight in self.args.weighted_losses:
+            if loss_type == "sft":
+                sft += weight
+            else:
+                pairs = pairs + weight * pair_losses(loss_type, joint, self.args.beta)
+        sums = [(pairs * weights).sum()]
         for role, agent_answers in answers.items():
             logps = (agent_answers.logps.chunk(2)[0] * weights).sum()
             sums.append(-sft * logps * (role in self.team.trained_roles))
@@ -410,11 +371,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if self.model.training and metrics:
             if self._counts_env_steps:
                 metrics["env_step"] = [self.env_step]
-            if metrics.get("logps/chosen_change", [0.0])[0] < -LARGEST_FALL:
-                logger.warning_once(
-                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token. "
-                    "Lower `learning_rate`, raise `beta`, or add the loss type 'sft'."
-                )
         super().log(logs, start_time)
 
     def _process_state(self) -> dict[str, Any]:
@@ -423,6 +379,92 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step = state["env_step"]
+
+
+# The loss of pairs, as a function of the joint log-ratios. Tests compare it with TRL's `DPOTrainer`
+
+
+@dataclass
+class Answers:
+    """
+    The answers of an agent, or the joint answers of a team, in a micro-batch of B pairs: first all chosen answers,
+    then all rejected ones. The fields are sums over the tokens of an answer, of shape `(2B,)`. For joint answers, they
+    are also sums over the agents.
+    """
+
+    logps: torch.Tensor  # log-probabilities under the policy, in nats
+    ref_logps: torch.Tensor  # under the reference policy
+    lengths: torch.Tensor  # numbers of tokens
+    entropy: torch.Tensor  # this and the next two fields are for TRL's metrics
+    mean_logits: torch.Tensor
+    is_top1: torch.Tensor
+
+    @classmethod
+    def of_agent(cls, output: FusedCausalLMOutput, ref_logps: torch.Tensor) -> Answers:
+        """Sums an agent's outputs, which are zero outside of the answers."""
+        per_token = (output.log_probs, output.label_mask, output.entropy, output.mean_logits, output.is_top1)
+        logps, lengths, entropy, mean_logits, is_top1 = (x.sum(dim=1) for x in per_token)
+        return cls(logps, ref_logps, lengths, entropy.detach(), mean_logits.detach(), is_top1.detach())
+
+    @classmethod
+    def joint(cls, answers: Iterable[Answers]) -> Answers:
+        """Joins the answers of all agents."""
+        return cls(*map(sum, zip(*(vars(agent).values() for agent in answers), strict=True)))
+
+    @property
+    def log_ratios(self) -> torch.Tensor:
+        return self.logps - self.ref_logps
+
+    def metrics(self, weights: torch.Tensor, beta: float) -> dict[str, tuple[float, float]]:
+        """
+        Computes the metrics of TRL's `DPOTrainer`: mean and weight of each. `weights`, of shape `(B,)`, has 0 for
+        repeated pairs.
+        """
+        both, pairs = weights.repeat(2), torch.ones_like(weights)
+
+        def sums(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> torch.Tensor:
+            return torch.stack([(values.detach() * weights).sum(), (counts * weights).sum()])
+
+        logps, lengths, mean_logits = self.logps.chunk(2), self.lengths.chunk(2), self.mean_logits.chunk(2)
+        chosen, rejected = (beta * self.log_ratios).chunk(2)
+        change = self.log_ratios.chunk(2)[0] / lengths[0].clamp(min=1)
+        metrics = {
+            "entropy": sums(self.entropy, self.lengths, both),
+            "mean_token_accuracy": sums(self.is_top1.chunk(2)[0], lengths[0]),
+            "logits/chosen": sums(mean_logits[0], lengths[0]),
+            "logits/rejected": sums(mean_logits[1], lengths[1]),
+            "logps/chosen": sums(logps[0], pairs),
+            "logps/rejected": sums(logps[1], pairs),
+            "logps/chosen_change": sums(change, pairs),
+            "rewards/chosen": sums(chosen, pairs),
+            "rewards/rejected": sums(rejected, pairs),
+            "rewards/margins": sums(chosen - rejected, pairs),
+            "rewards/accuracies": sums((chosen > rejected).float(), pairs),
+        }
+        totals = torch.stack([*metrics.values()]).tolist()
+        return {name: (x / count if count else 0.0, count) for name, (x, count) in zip(metrics, totals, strict=True)}
+
+
+def pair_losses(loss_type: str, answers: Answers, beta: float) -> torch.Tensor:
+    """
+    Computes a loss of each pair, of shape `(B,)`. With D = c - r, for the joint log-ratios c of the chosen and r of
+    the rejected answers:
+
+    | `loss_type` | loss | paper |
+    | --- | --- | --- |
+    | `sigmoid` | -log sigmoid(beta * D) | [DPO](https://huggingface.co/papers/2305.18290) |
+    | `hinge` | max(0, 1 - beta * D) | [SLiC](https://huggingface.co/papers/2309.06657) |
+    | `ipo` | (D - 1 / (2 * beta))^2, with c and r per token | [IPO](https://huggingface.co/papers/2310.12036) |
+    """
+    scores = answers.log_ratios
+    if loss_type == "ipo":
+        scores = scores / answers.lengths.clamp(min=1)
+    delta = torch.sub(*scores.chunk(2))
+    if loss_type == "sigmoid":
+        return -logsigmoid(beta * delta)
+    if loss_type == "hinge":
+        return torch.relu(1 - beta * delta)
+    return (delta - 1 / (2 * beta)) ** 2
 
 
 # The tokens of all agents
@@ -493,10 +535,9 @@ class TeamCollator:
         if not any(name.endswith(f"/{TOKENS[0]}") for name in rows[0]):
             return rows
         return {
-            role: {**collate([self._columns_of_agent(row, role) for row in rows]), "weights": torch.ones(len(rows))}
+            role: {
+                **collate([{name: row[f"{role}/{name}"] for name in TOKENS} for row in rows]),
+                "weights": torch.ones(len(rows)),
+            }
             for role, collate in self.collators.items()
         }
-
-    def _columns_of_agent(self, row: dict[str, Any], role: str) -> dict[str, Any]:
-        columns = {name: row[f"{role}/{name}"] for name in TOKENS}
-        return columns | {x.removeprefix(f"{role}_"): row[x] for x in reference_columns(role) if x in row}

@@ -1,7 +1,11 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+
+
+CENTRAL = "central"  # name of the critic of MAAC
 
 
 @dataclass
@@ -64,3 +68,38 @@ class ActorCriticConfig(RolloutConfig):
             raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
         if self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
             raise ValueError("`handoff` follows one joint action, but a critic needs all: set `num_generations` to 1.")
+
+
+@dataclass
+class IACConfig(ActorCriticConfig):
+    r"""
+    Configuration class for the [`IACTrainer`].
+
+    For a full list of training arguments, please refer to [`ActorCriticConfig`] (critics), [`RolloutConfig`] (rollout
+    trees, rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    """
+
+    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
+        return list(trained_roles)
+
+
+@dataclass
+class MAACConfig(ActorCriticConfig):
+    r"""
+    Configuration class for the [`MAACTrainer`].
+
+    For a full list of training arguments, please refer to [`ActorCriticConfig`] (the critic), [`RolloutConfig`]
+    (rollout trees, rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and
+    [`~transformers.TrainingArguments`].
+    """
+
+    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
+        return [CENTRAL]
+
+    def _check_values(self) -> None:
+        super()._check_values()
+        if self.critic_form == "head" and self.critic_trains_trunk:
+            raise ValueError(
+                "A central critic reads all agents' prompts, so its loss must not train one agent's model: set "
+                "`critic_trains_trunk` to False, or `critic_form` to 'adapter' or 'model'."
+            )
