@@ -80,6 +80,38 @@ PICTURE_FILE = "rewards.png"
 HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
 FEW_ITEMS = 0.1  # a smaller share of items with pairs causes a warning
 BINS = 16
+CARD = """---
+{data}
+---
+
+# Joint preferences
+
+Pairs of joint answers of the agents {roles}. Each row compares two joint answers to one item; the chosen one has the
+greater joint reward. Made with trl_multiagent, which extends [TRL](https://github.com/huggingface/trl) to teams of
+models.
+
+| column | contents |
+| --- | --- |
+| `<role>_prompt`, `<role>_chosen`, `<role>_rejected` | prompt, chosen and rejected answer of a role |
+| `item_id`, `round` | the item, and the round of the collection |
+| `chosen_reward`, `rejected_reward` | the joint rewards |
+| `chosen_by`, `rejected_by` | the policies that sampled the answers |
+| `chosen_<name>`, `rejected_<name>` | components of the rewards |
+
+```python
+from trl_multiagent.preferences import load_preferences
+
+preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={roles})
+```
+
+{picture}
+The environment, whose joint reward ranked the answers:
+
+{environment}
+`env_steps` is the number that CoMLRL charges for the pairs. The actual cost is `candidates_scored`, the number of
+answers that were sampled and scored; all of them are in the folder `candidates` of a collection.
+
+{table}"""
 
 Record = dict[str, Any]  # an item with its candidates, as plain values
 
@@ -292,7 +324,7 @@ class _Collection:
         (self.folder / PICTURE_FILE).unlink(missing_ok=True)
         if config.log_reward_distribution:
             draw_rewards(records, kept, self.folder / PICTURE_FILE)
-        write_text(self.folder / CARD_FILE, preference_card(facts, roles, config))
+        write_text(self.folder / CARD_FILE, preference_card(facts, roles, config.log_reward_distribution))
         write_json(self.folder / PREFERENCES_FILE, facts)
 
     def pairs_of(self, record: Record) -> list[Pair]:
@@ -364,33 +396,16 @@ def summarize(
     Counts the candidates in `records`, all pairs of each item, and the pairs that were kept. `env_steps` is the count
     of CoMLRL, which charges pairs and not samples; `candidates_scored` is the actual number of answers.
     """
-    texts = {
-        (k, *sorted(candidate["texts"].items()))
-        for k, record in enumerate(records)
-        for candidate in record["candidates"] + record["comparator"]
-    }
-    rewards = rewards_of(records, kept)
+    rewards = [candidate["reward"] for record in records for candidate in record["candidates"]]
     return {
         "items": len(records),
         "items_with_pairs": sum(map(bool, pairs)),
-        "candidates_scored": len(rewards["candidates"] + rewards["comparator"]),
-        "candidates_distinct": len(texts),
+        "candidates_scored": len(rewards) + sum(len(record["comparator"]) for record in records),
         "tokens_sampled": sum(record["tokens"] for record in records),
         "pairs_possible": sum(map(len, pairs)),
         "pairs": len(kept),
         "env_steps": config.environment_steps(len(kept)),
-        "mean_reward": fmean(rewards.pop("candidates")),
-        **{f"mean_{name}_reward": fmean(values) for name, values in rewards.items() if values},
-    }
-
-
-def rewards_of(records: list[Record], kept: list[Pair]) -> dict[str, list[float]]:
-    """Returns the rewards of all candidates of the team and of the comparator, and those of the pairs."""
-    return {
-        "candidates": [candidate["reward"] for record in records for candidate in record["candidates"]],
-        "rejected": [pair.rejected.reward for pair in kept],
-        "chosen": [pair.chosen.reward for pair in kept],
-        "comparator": [candidate["reward"] for record in records for candidate in record["comparator"]],
+        "mean_reward": fmean(rewards),
     }
 
 
@@ -406,65 +421,34 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
 
 def draw_rewards(records: list[Record], kept: list[Pair], path: Path) -> None:
     """Draws the distributions of the rewards of all candidates and of the pairs, and of the gaps of the pairs."""
+    rewards = {
+        side: [x["reward"] for record in records for x in record[side]] for side in ("candidates", "comparator")
+    }
+    rewards |= {"rejected": [pair.rejected.reward for pair in kept], "chosen": [pair.chosen.reward for pair in kept]}
     with picture(path, panels=2) as (left, right):
-        draw_histograms(left, rewards_of(records, kept), BINS)
+        draw_histograms(left, rewards, BINS)
         left.set(title="Joint rewards", xlabel="reward")
         right.hist([pair.gap for pair in kept], BINS, color=COLORS[0])
         right.set(title=f"Gaps of {len(kept)} pairs", xlabel="chosen minus rejected reward", ylabel="pairs")
 
 
-def preference_card(facts: dict[str, Any], roles: Sequence[str], config: PreferenceConfig) -> str:
+def preference_card(facts: dict[str, Any], roles: Sequence[str], shows_picture: bool) -> str:
     """Writes the card of the dataset. `facts`: the contents of [`~folders.PREFERENCES_FILE`]."""
     data = DatasetCardData(
         tags=["trl-multiagent", "preference"],
         pretty_name="Joint preferences",
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": HUB_FILE}]}],
     )
-    by_role = "\n".join(
-        f"| {', '.join(f'`{name}`' for name in text_columns(role))} | prompt, chosen and rejected answer of `{role}` |"
-        for role in roles
+    rows = [("number or setting", "value")]
+    for part in ("numbers", "pairing", "sampling"):
+        rows += facts[part].items()
+    return CARD.format(
+        data=data.to_yaml(),
+        roles=list(roles),
+        picture=f"![Rewards and gaps](./{PICTURE_FILE})\n" * shows_picture,
+        environment="".join(f"    {line}\n" for line in facts["environment"].splitlines()),
+        table=markdown_table(rows),
     )
-    settings = [("setting", "value"), *facts["pairing"].items(), *facts["sampling"].items()]
-    numbers = [("number", "value"), *((name, round(x, 4)) for name, x in facts["numbers"].items())]
-    shown = f"\n![Rewards and gaps](./{PICTURE_FILE})\n" if config.log_reward_distribution else ""
-    environment = "".join(f"    {line}\n" for line in facts["environment"].splitlines())
-    return f"""---
-{data.to_yaml()}
----
-
-# Joint preferences
-
-Pairs of joint answers of the agents {", ".join(f"`{role}`" for role in roles)}. Each row compares two joint
-answers to one item; the chosen one has the greater joint reward. Made with trl_multiagent, which extends
-[TRL](https://github.com/huggingface/trl) to teams of models.
-
-| column | contents |
-| --- | --- |
-{by_role}
-| `item_id`, `round` | the item, and the round of the collection |
-| `chosen_reward`, `rejected_reward` | the joint rewards |
-| `chosen_by`, `rejected_by` | the policies that sampled the answers |
-| `chosen_<name>`, `rejected_<name>` | components of the rewards |
-
-```python
-from trl_multiagent.preferences import load_preferences
-
-preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
-```
-
-## Results
-{shown}
-{markdown_table(numbers)}
-`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if
-`use_environment_step`. The actual cost is the number of candidates that were sampled and scored; all of them are in
-the folder `candidates` of a collection.
-
-## Settings
-
-The environment, whose joint reward ranked the answers:
-
-{environment}
-{markdown_table(settings)}"""
 
 
 # Loading and pushing

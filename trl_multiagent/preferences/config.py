@@ -46,7 +46,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
     environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2, ge=1, le=1000000)
     log_reward_distribution: bool = setting("Whether to draw the rewards and the gaps, in rewards.png.", False)
     comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = setting(
-        "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, "
+        "Policy that samples the other answer of each pair: the team itself (two names), "
         "the team of an earlier round, other models, or a model at an endpoint. By default, both answers are "
         "candidates of the team."
     )

@@ -32,7 +32,7 @@ SECTION = "reward_model"
 COMPLETE_FILE = "complete.json"  # written last
 PROCESSES = "number of processes"  # name of the setting
 # Metrics of an evaluation: the loss, TRL's metrics, and those of held-out pairs
-EVAL_METRICS = "loss accuracy margin mean_reward min_reward max_reward calibration_error".split()
+EVAL_METRICS = "loss accuracy margin mean_reward min_reward max_reward".split()
 FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
 
 
@@ -152,5 +152,5 @@ def summary(facts: dict[str, Any]) -> str:
         return "no pairs were held out to measure it"
     return (
         f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin "
-        f"{facts['margin']:.2f}, calibration error {facts['calibration_error']:.2f} ({REPORT_FILE})"
+        f"{facts['margin']:.2f} ({REPORT_FILE})"
     )

@@ -43,7 +43,14 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
 
     unsupported: ClassVar[tuple[str, ...]] = (
         *("label_smoothing_factor", "ld_alpha", "padding_free", "use_liger_kernel", "activation_offloading"),
-        *("pad_token", "truncation_mode", "remove_unused_columns", "label_smoothing", "discopop_tau"),
+        *(
+            "pad_token",
+            "truncation_mode",
+            "remove_unused_columns",
+            "pad_to_multiple_of",
+            "label_smoothing",
+            "discopop_tau",
+        ),
         *("f_divergence_type", "f_alpha_divergence_coef", "use_weighting"),
         *("precompute_ref_log_probs", "precompute_ref_batch_size"),
     )
