@@ -51,7 +51,7 @@ CASES = {
     "critics": ("full", {"gae_lambda": 0.95}),
     "adapters as critics": ("lora", {"critic_form": "adapter", "gradient_checkpointing": True}),
     "value heads": ("shared", {"critic_form": "head", "critic_value_head_hidden_dim": 8}),
-    "central critic on a frozen copy": ("full", {"critic_form": "adapter", "num_iterations": 2}),
+    "central critic": ("full", {"num_iterations": 2}),
     "workflow": ("full", {"beta": 0.1, "num_iterations": 2, "num_generations": 2, "credit": "sibling"}),
     "workflow in episodes": (
         "lora",
@@ -65,7 +65,7 @@ ALGORITHMS = {  # of the cases with critics
     "critics": (IACTrainer, IACConfig),
     "adapters as critics": (IACTrainer, IACConfig),
     "value heads": (IACTrainer, IACConfig),
-    "central critic on a frozen copy": (MAACTrainer, MAACConfig),
+    "central critic": (MAACTrainer, MAACConfig),
     "workflow with critics": (IACTrainer, IACConfig),
 }
 

@@ -186,9 +186,9 @@ def test_rounds_and_seeds_differ_and_generators_outside_do_not_change(collected,
     assert set(second["round"]) == {1}
     texts = [set(rows["aux_chosen"]) for rows in (collected[0], second, collect(tmp_path / "seed", seed=1))]
     assert not texts[0] & texts[1] and not texts[0] & texts[2]
-    with seeded(3, torch.device("cpu")):
+    with seeded(3):
         drawn = random.random(), np.random.rand(), torch.rand(1)
-    with seeded(3, torch.device("cpu")):
+    with seeded(3):
         assert drawn == (random.random(), np.random.rand(), torch.rand(1))
 
 

@@ -82,7 +82,7 @@ def test_splits_select_the_published_rows_of_local_files(config, items, shared_d
     ("mt_magrpo_he", "--num_epochs 10 --num_turns 2 --turn_gradient_weights 1.2 0.8", ["10 epochs", "random"]),
     ("mt_magrpo_che", "--override external.mode='level_feedback' external.sandbox_slice=-2", ["2 turns"]),
     ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
-    ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["_form adapter\n"]),
+    ("iac_he", "--override peft.r=4 iac.critic_form=adapter", ["_form adapter\n"]),
     ("maac_he", "--override maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross", ["type q", "4 joint"]),
     ("iac_he", "--override iac.num_iterations=3 iac.max_steps=9", ["3 steps on each batch", "env steps        12"]),
     ("ac_he", "--override ac.critic_form=head ac.value_head_hidden_dim=64", ["critic_form head", "   main:"]),

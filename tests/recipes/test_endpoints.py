@@ -226,7 +226,10 @@ def test_one_model_at_an_endpoint_for_all_roles(tiny_model, shared_data):
     ("argv", "problem"),
     [
         (["--comparator_api_model", "null"], "needs `comparator_api_model`"),
-        (["--comparator_api_format", "generic"], "`comparator_api_format: generic` is not supported"),
+        (
+            ["--comparator_api_format", "generic"],
+            "`madpo.comparator_api_format` is 'generic'; it must be 'openai' or 'anthropic'",
+        ),
         (["--override", f"madpo.comparator_api_key={KEY}"], "`madpo.comparator_api_key` cannot be used"),
         (["--override", f"madpo.comparator_api_headers={{X-Key: {KEY}}}"], "`madpo.comparator_api_headers` cannot"),
         (["--comparator_api_key_env", KEY], "`comparator_api_key_env` must be the name of an environment variable"),

@@ -63,8 +63,8 @@ def test_configurations_have_a_plan(config, tmp_path, monkeypatch, capsys):
     script(config.rpartition("_")[0], "--config", config, "--dry_run")
     out = capsys.readouterr().out
     assert "Dry run" in out and "starts from" in out
-    assert "Phase 3 of 3: magrpo" in out
-    assert ("rounds of three phases" in out) == ("iter" in config)
+    assert "magrpo with the reward of the model" in out
+    assert ("preference_replay_mode" in out) == ("iter" in config)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,13 +84,13 @@ def test_files_of_the_peer(tmp_path, monkeypatch, capsys):
     script("marlhf", "--config", str(PEER_CONFIGS / "marlhf_he_config.yaml"), "--dry_run")
     out = capsys.readouterr().out
     assert "80 per item, each of 2 completions" in out and "1 epochs, 4 pairs per device" in out
-    assert "Phase 3 of 3: magrpo" in out and "4 completions per agent and node" in out
+    assert "magrpo with the reward of the model" in out and "4 completions per agent and node" in out
     text = (PEER_CONFIGS / "marlhf_iter_he_config.yaml").read_text()
     for name in ("marlhf_iter", "marlhf"):  # the section of the rounds may have either name
         Path("peer.yaml").write_text(text.replace("marlhf_iter:", f"{name}:"))
         script("marlhf_iter", "--config", "peer.yaml", "--dry_run")
         out = capsys.readouterr().out
-        assert "4 rounds of three phases, preference_replay_mode lambda_decay" in out
+        assert "4, preference_replay_mode lambda_decay" in out
         assert "40 per item, each of 2 completions" in out and "4 at most per item, comparator_reward" in out
         assert "2 epochs, 4 pairs per device" in out and "(4 epochs of the training items)" in out
 
@@ -104,20 +104,15 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     assert (args.reward_scale, args.reward_shift) == (2, -4)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "mode"), [("magrpo", "mean"), ("marloo", "rloo"), ("maremax", "max"), ("mareinforce", "raw")]
-)
-def test_algorithms_of_the_last_phase(algorithm, mode):
-    args = phases("--rl_algorithm", algorithm).prepared.training_args
-    assert args.advantage_mode == mode and type(args).__name__.lower() == f"{algorithm}config"
+def test_algorithms_of_the_last_phase():
+    for algorithm, mode in (("magrpo", "mean"), ("marloo", "rloo"), ("maremax", "max"), ("mareinforce", "raw")):
+        args = phases("--rl_algorithm", algorithm).prepared.training_args
+        assert args.advantage_mode == mode and type(args).__name__.lower() == f"{algorithm}config"
 
 
-def test_a_wrong_reward_model_is_refused_before_the_collection(tiny_model, tmp_path, capsys):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text('{"model_type": "unknown"}')
+def test_wrong_settings_are_refused_before_the_collection(tiny_model, tmp_path, capsys):
     for argv, message in (
-        (["--reward_model_name", str(tmp_path / "broken")], "the reward model cannot be loaded from "),
-        (["--override", "marlhf.reward_training={eos_token: <end>}"], "'<end>' is not a token of the tokenizer in "),
+        (["--reward_model_name", str(tmp_path)], "a folder with none of"),
         (["--resume_from_checkpoint", "true"], "RUN_ID or `output_dir`"),
     ):
         with pytest.raises(SystemExit) as exit:
@@ -317,8 +312,7 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
     again = [json.loads((killed / "_rounds" / f"round_{k}" / "results.json").read_text()) for k in range(2)]
     for name in ("env_step", "iter", "steps"):
         assert [one[name] for one in again] == [one[name] for one in results]
-    for name in ("eval_before", "eval"):
-        assert [one[name]["reward"] for one in again] == [one[name]["reward"] for one in results]
+    assert [one["eval"]["reward"] for one in again] == [one["eval"]["reward"] for one in results]
     in_rounds(killed, tiny_model, *argv)
     assert "is complete" in capsys.readouterr().out
 
@@ -339,7 +333,7 @@ REAL = (
 REAL += "--eval_strategy no --report_to none --save_strategy no"
 
 
-@pytest.mark.parametrize("config", ["madpo_he", "madpo_iter_che", "marlhf_he", "marlhf_iter_che"])
+@pytest.mark.parametrize("config", ["madpo_he", "marlhf_iter_che"])
 def test_recipes_run_on_real_problems(config, tiny_model, shared_data, tmp_path, monkeypatch):
     """
     A tiny random model writes no code, so all its answers earn nothing. A small number that depends on the text makes

@@ -114,6 +114,7 @@ reward_model reward_model.preference_dataset=not_collected_yet trl-multiagent co
 .x=1 section.key=value
 grpo grpo.collaboration_mode=centralized for several roles, but there is one
 iac iac.use_separate_critic=false;iac.critic_form=adapter `critic_form` is 'adapter'; give one.
+iac iac.critic_form=adapter needs LoRA agents
 iac critics=[a/b];iac.critic_models=c/d `iac.critic_models` is 'c/d', but the critics are ['a/b']
 iac critic_model.nam=a did you mean `critic_model.name`?
 iac critic_model.name=demo has 'demo', which the task builds
@@ -262,7 +263,6 @@ def test_whatever_a_file_says(folder, tiny_model, capsys, algorithm, sections, n
     ("algorithm", "overrides", "expected"),
     [
         ("madpo", ["madpo.advantage_mode=mean"], "madpo.advantage_mode"),
-        ("marlhf", ["marlhf.critic_form=head"], "because of `rl_algorithm`: marlhf.critic_form"),
         ("reward_model", ["reward_model.eval_num_samples=3"], "reward_model.eval_num_samples"),
         ("magrpo", ["output.save_final_model=false", "magrpo.push_to_hub=true"], "`output.save_final_model: false`"),
     ],

@@ -167,17 +167,13 @@ TREE = {"num_turns": 2, "num_generations": 2, "gae_lambda": 0.95}
     ("algorithm", "form", "team", "settings"),
     [
         ("iac", "model", "full", TREE),
-        ("iac", "adapter", "lora", TREE),
-        ("iac", "adapter", "full", {"num_turns": 2, "critic_type": "q", "num_generations": 2}),
+        ("iac", "adapter", "lora", {"num_turns": 2, "critic_type": "q", "num_generations": 2}),
         ("iac", "head", "lora", {**TREE, "critic_value_head_hidden_dim": 8}),
         ("iac", "head", "full", {"num_turns": 1, "critic_type": "q", "gradient_checkpointing": True}),
         ("iac", "head, detached", "shared", {"num_turns": 2, "num_generations": 1}),
         ("maac", "model", "shared", {**TREE, "advantage_normalization": False, "value_loss_coef": 2.0}),
-        ("maac", "model", "full", {"num_turns": 3, "num_generations": 1, "gae_lambda": 1.0}),
         ("maac", "adapter", "lora", {**TREE, "critic_type": "q", "joint_mode": "cross", "num_agents": 2}),
         ("maac", "adapter", "lora on two bases", {**TREE, "gradient_checkpointing": True}),
-        ("maac", "head", "lora", {**TREE, "joint_mode": "cross", "num_agents": 2}),
-        ("maac", "adapter", "full", {**TREE, "num_generations": 3}),
     ],
 )
 def test_the_update_is_that_of_plain_pytorch(tmp_path, algorithm, form, team, settings):
@@ -190,8 +186,6 @@ def test_the_update_is_that_of_plain_pytorch(tmp_path, algorithm, form, team, se
     ("algorithm", "form", "settings"),
     [
         ("iac", "model", TREE),
-        ("maac", "adapter", TREE),
-        ("iac", "head", {**TREE, "gradient_checkpointing": True}),
         ("maac", "adapter", {**TREE, "critic_type": "q", "gradient_checkpointing": True}),
     ],
 )
@@ -205,9 +199,7 @@ def test_a_mixture_of_experts(tmp_path, algorithm, form, settings):
     check_by_hand(critic_trainer(tmp_path, algorithm, form, team, router_aux_loss_coef=0.0, **settings), 2)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "form", "bits"), [("iac", "adapter", 4), ("maac", "adapter", 8), ("iac", "head", 4)]
-)
+@pytest.mark.parametrize(("algorithm", "form", "bits"), [("maac", "adapter", 8), ("iac", "head", 4)])
 def test_a_quantized_base(tmp_path, bits, algorithm, form):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
@@ -318,18 +310,10 @@ def test_metrics(tmp_path):
             expected = 1 - errors.var() / targets.var()
             assert metrics["explained_variance"] == pytest.approx(expected.item(), rel=1e-3)
             assert metrics["value_mean"] == pytest.approx(values.mean().item(), rel=1e-3)
-            assert metrics["td_error"] == pytest.approx(errors.abs().mean().item(), rel=1e-3)  # lambda is 0
             assert metrics["grad_norm"] > 0
             for role in [name] if algorithm == "iac" else ["aux", "main"]:
                 assert log[f"agents/{role}/advantage_mean"] == pytest.approx(errors.mean().item(), rel=1e-3)
                 assert log[f"agents/{role}/advantage_std"] == pytest.approx(errors.std(correction=0).item(), rel=1e-3)
-
-
-def test_equal_targets_leave_nothing_to_explain(tmp_path):
-    solved = tiny_environment(reward=lambda completions, **columns: [0.1] * len(completions))
-    trainer = critic_trainer(tmp_path, max_steps=3, environment=solved, items_per_device=3)
-    trainer.train()
-    assert all(log["critics/aux/explained_variance"] == 0.0 for log in trainer.state.log_history[:3])
 
 
 def test_notes(tmp_path, caplog):
@@ -450,8 +434,7 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
     [
         ({"critic_form": "tail"}, "`critic_form` is 'tail'; it must be 'model', 'adapter' or 'head'"),
         ({"value_clip_range": 0.0}, "`value_clip_range` is 0.0"),
-        ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
-        ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),
+        ({"critic_form": "adapter", "critic_models": "m"}, "uses the agents' models: leave out `critic_models`"),
         ({"critic_value_head_hidden_dim": 0}, "`critic_value_head_hidden_dim` is 0"),
         ({"handoff": "best", "num_turns": 2, "num_generations": 2}, "follows one joint action"),
     ],
@@ -466,6 +449,8 @@ def test_models_that_do_not_fit(tmp_path):
         critic_trainer(tmp_path, critic_models=["a", "b", "c"])
     with pytest.raises(ValueError, match="has no name to load a critic from: set `critic_models`"):
         critic_trainer(tmp_path, team=team_of("lora"))
+    with pytest.raises(ValueError, match="'aux' has no LoRA adapter"):
+        critic_trainer(tmp_path, form="adapter")
 
 
 def test_a_saved_critic_with_another_head_cannot_be_a_start(tmp_path):
@@ -478,8 +463,7 @@ def test_a_saved_critic_with_another_head_cannot_be_a_start(tmp_path):
     assert again.team.critics.heads["aux"][0].weight.shape == (8, 32)
 
 
-@pytest.mark.parametrize("form", ["model", "adapter", "head"])
-def test_a_text_longer_than_the_learned_positions(tmp_path, form, caplog):
+def test_a_text_longer_than_the_learned_positions(tmp_path, caplog):
     """The critic reads the end of the text. Positions that are computed set no limit."""
     roles = ("aux", "main")
 
@@ -489,7 +473,7 @@ def test_a_text_longer_than_the_learned_positions(tmp_path, form, caplog):
     environment = FunctionEnvironment(dict.fromkeys(roles, "Task {x}" + "." * 200), count_reward)
     transformers_logging.warning_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        trainer = critic_trainer(tmp_path, "maac", form, gpt2_team(), environment=environment)
+        trainer = critic_trainer(tmp_path, "maac", "head", gpt2_team(), environment=environment)
         trainer.train()
     assert "longer than the 256 positions" in caplog.text
     assert {len(row.input_ids) for row in trainer._rows["central"]} == {256}
@@ -505,14 +489,12 @@ def test_a_text_longer_than_the_learned_positions(tmp_path, form, caplog):
 
 def test_critics_whose_files_could_have_the_same_name(tmp_path):
     """The adapter of the critic `x` is called like the other critic."""
-    trainer = critic_trainer(tmp_path, form="adapter", team=tiny_team(("critic_x", "x")))
-    trainer.save_model(str(tmp_path / "run"))
-    before = {name: x.clone() for name, x in trainer.team.critics.state_dict().items()}
-    for name, x in trainer.team.critics.named_parameters():
-        if "lora" in name or "heads" in name:
-            x.data.zero_()
-    trainer.team.critics.load(tmp_path / "run", trainer.team)
-    assert all(torch.equal(x, before[name]) for name, x in trainer.team.critics.state_dict().items())
+    roles = ("critic_x", "x")
+    base = get_peft_model(tiny_llama(), LoraConfig(r=4, target_modules="all-linear"), roles[0])
+    base.add_adapter(roles[1], LoraConfig(r=4, target_modules="all-linear"))
+    team = AgentTeam(dict.fromkeys(roles, base), {role: byte_tokenizer() for role in roles})
+    with pytest.raises(ValueError, match="critic_x"):
+        critic_trainer(tmp_path, form="adapter", team=team)
 
 
 def test_changes_of_critics(tmp_path):

@@ -175,7 +175,7 @@ def test_pairs_are_held_out_by_item():
     assert split_by_item(data, ["aux", "main"], 0.5, seed=1)[1]["item_id"] == held_out["item_id"]
     for fraction in (0.01, 0.9, 0.99):  # there is an item on both sides
         assert all(len(set(side["item_id"])) >= 1 for side in split_by_item(data, ["aux", "main"], fraction, seed=1))
-    unknown = data.remove_columns("item_id").add_column("item_id", [None] * 12)  # other prompts are other items
+    unknown = data.remove_columns("item_id")  # other prompts are other items
     assert [len(side) for side in split_by_item(unknown, ["aux", "main"], 0.25, seed=1)] == [9, 3]
     same = data.remove_columns("item_id").select([0, 0, 0, 1])  # without ids, equal prompts are one item
     assert {len(part) for part in split_by_item(same, ["aux", "main"], 0.1, seed=0)} == {1, 3}

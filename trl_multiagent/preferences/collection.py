@@ -269,7 +269,7 @@ class _Collection:
     def _play(self, chunk: int, stream: str, sample: Sampler, num_candidates: int) -> list[Node]:
         """Samples and scores the candidates of one policy, with random numbers that depend on the chunk."""
         items = [self.dataset[k] for k in self.chunks[chunk]]
-        with seeded(derive_seed(self.config.seed, self.round, chunk, stream), self.team.device):
+        with seeded(derive_seed(self.config.seed, self.round, chunk, stream)):
             (nodes,) = grow_trees(
                 items,
                 self.environment,
@@ -373,11 +373,10 @@ def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: d
 
 
 @contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seeds the global random generators within the block. Afterwards they continue as if nothing had been drawn."""
     python, arrays = random.getstate(), np.random.get_state()
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         set_seed(seed)
         try:
             yield
@@ -404,7 +403,7 @@ def summarize(
         "tokens_sampled": sum(record["tokens"] for record in records),
         "pairs_possible": sum(map(len, pairs)),
         "pairs": len(kept),
-        "env_steps": config.environment_steps(len(kept)),
+        "env_steps": len(kept) * config.environment_steps_per_pair * config.use_environment_step,
         "mean_reward": fmean(rewards),
     }
 
@@ -519,10 +518,13 @@ def push_preferences(
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
         advice = push_command_advice(folder, repo_id, revision)
-        options: dict[str, Any] = {
-            "token": token,
-            "revision": revision,
-            "commit_message": commit_message,
-            "create_pr": create_pr,
-        }
-        return upload_folder(upload, repo_id, advice, repo_type="dataset", **options)
+        return upload_folder(
+            upload,
+            repo_id,
+            advice,
+            repo_type="dataset",
+            token=token,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+        )

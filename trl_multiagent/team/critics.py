@@ -5,8 +5,7 @@ A critic reads a sequence of tokens with a backbone, and its head turns the hidd
 number. The forms differ in the backbone:
 
 - `"model"`: every critic has a backbone of its own, all of which is trained.
-- `"adapter"`: every critic has a LoRA adapter. In a LoRA team, it is on the base of the agents. In any other team, all
-  critics share one frozen copy of a base.
+- `"adapter"`: every critic has a LoRA adapter on the base of a LoRA team's agents.
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file, save_file
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 CRITICS_FILE = "critics.json"
 HEAD_FILE = "value_head.safetensors"
-SHARED_BASE = "base"  # name of the base that the adapters of all critics share
+SHARE_OF_BATCH = 0.1  # of the newest batch in the running means
 
 
 def critic_key(critic: str) -> str:
@@ -57,16 +56,15 @@ class Scale:
     that a new critic, whose head returns zero, predicts the mean of the recent targets.
     """
 
-    weight: float = 0.0  # 1 - decay^n after n batches
+    weight: float = 0.0  # 1 - 0.9^n after n batches
     mean: float = 0.0  # a sum over the batches, weighted by how recent they are
     mean_of_squares: float = 0.0  # the same
-    decay: float = 0.9  # factor of the weight of earlier batches
 
     def update(self, mean: float, mean_of_squares: float) -> None:
         """Adds the targets of one batch."""
-        self.weight = self.decay * self.weight + (1 - self.decay)
-        self.mean = self.decay * self.mean + (1 - self.decay) * mean
-        self.mean_of_squares = self.decay * self.mean_of_squares + (1 - self.decay) * mean_of_squares
+        self.weight += SHARE_OF_BATCH * (1.0 - self.weight)
+        self.mean += SHARE_OF_BATCH * (mean - self.mean)
+        self.mean_of_squares += SHARE_OF_BATCH * (mean_of_squares - self.mean_of_squares)
 
     @property
     def shift_and_factor(self) -> tuple[float, float]:
@@ -128,10 +126,6 @@ class Critics(nn.Module):
     def base_models(self) -> list[PreTrainedModel]:
         """The distinct backbones that belong to critics alone, without adapters."""
         return [base_of(cast(Any, model)) for model in self.models.values()]
-
-    @property
-    def has_adapters(self) -> bool:
-        return self.settings.form == "adapter"
 
     def model(self, name: str, team: AgentTeam) -> Any:
         """Returns the model with which a critic reads, including its adapter."""
@@ -240,27 +234,19 @@ def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSetting
     backbones = {name: Backbone(role, team.tokenizers[role]) for name, role in roles.items()}
     models: dict[str, Any] = {}
     for name, backbone in backbones.items():
-        agent_dtype = team.agents[backbone.role].dtype
-        is_adapter = isinstance(team.policies[backbone.role], PeftModel)
-        if settings.form == "model":
-            backbone.own = name
-            with seeded(settings.seed, f"critic {name}"):
-                dtype = torch.float32 if is_adapter else agent_dtype  # the data type of trained weights
+        policy = team.policies[backbone.role]
+        with seeded(settings.seed, f"critic {name}"):
+            if settings.form == "model":
+                backbone.own = name
+                # The data type of trained weights
+                dtype = torch.float32 if isinstance(policy, PeftModel) else team.agents[backbone.role].dtype
                 models[name] = load_or_copy(team, backbone, sources[name], dtype)
-        elif settings.form == "adapter":
-            backbone.adapter = f"critic_{name}"
-            base: Any = team.policies[backbone.role]
-            if not is_adapter or sources[name] is not None:
-                backbone.own = SHARED_BASE
-                if SHARED_BASE not in models:
-                    models[SHARED_BASE] = load_or_copy(team, backbone, sources[name], agent_dtype)
-                    models[SHARED_BASE].requires_grad_(False)
-                    shared_tokenizer = backbone.tokenizer
-                backbone.tokenizer, base = shared_tokenizer, models[SHARED_BASE]
-            with seeded(settings.seed, f"critic {name}"):
-                adapted = add_adapter(base, backbone.adapter, settings)
-            if backbone.own is not None:
-                models[SHARED_BASE] = adapted
+            elif settings.form == "adapter":
+                if not isinstance(policy, PeftModel):
+                    problem = f"{backbone.role!r} has no LoRA adapter. Set `critic_form` to 'model' or 'head'"
+                    raise ValueError(f"`critic_form='adapter'` adds adapters to the bases of LoRA agents: {problem}.")
+                backbone.adapter = f"critic_{name}"
+                add_adapter(policy, backbone.adapter, settings)
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
         model, tokenizer, agents_own = critics.model(name, team), backbone.tokenizer, team.tokenizers[backbone.role]
@@ -319,17 +305,14 @@ def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
     return create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype)
 
 
-def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: CriticSettings) -> PeftModel:
+def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:
     """Adds the adapter of a critic to a model. The other adapters of the model stay as they are."""
     config = LoraConfig(r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules="all-linear")
-    dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}  # as for agents' adapters
-    if not isinstance(model, PeftModel):
-        return cast(PeftModel, get_peft_model(model, config, adapter_name=adapter, **dtype))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.add_adapter(adapter, config, **dtype)
+    # As for agents' adapters
+    model.add_adapter(adapter, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
     for parameter in trained:  # PEFT leaves only one adapter of a model trainable
         parameter.requires_grad_(True)
-    return model
 
 
 def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         self.joint_text = JointText(tuple(roles), *templates, args.max_length)
         self.num_cut: dict[str, int] = {}  # for each dataset, the number of texts with truncated prompts
         self._sums = {"train": {}, "eval": {}}
-        if peft_config is not None and peft_config.task_type is None:
+        if peft_config is not None:
             peft_config = copy.copy(peft_config)
             peft_config.task_type = "SEQ_CLS"  # the head is trained, too
         super().__init__(
@@ -209,9 +210,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         self._add_means({name: torch.stack([(x * weights).sum(), weights.sum()]) for name, x in values.items()})
         metrics, scores = self._metrics["train" if self.model.training else "eval"], torch.cat([chosen, rejected])
         # The processes may have different numbers of pairs
-        extremes = self.accelerator.gather(torch.stack([scores.min(), scores.max()])).tolist()
-        for name, extreme in (("min_reward", min), ("max_reward", max)):
-            metrics[name] = [extreme(metrics[name] + extremes)]
+        repeated = weights.repeat(2) == 0
+        lowest, highest = scores.masked_fill(repeated, math.inf).min(), scores.masked_fill(repeated, -math.inf).max()
+        extremes = self.accelerator.gather(torch.stack([lowest, highest])).tolist()
+        metrics["min_reward"] = [min(metrics["min_reward"] + extremes[::2])]
+        metrics["max_reward"] = [max(metrics["max_reward"] + extremes[1::2])]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         training = self.model.training  # decides which metrics the next log has
@@ -258,14 +261,13 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """
-    Splits preferences into training pairs and held-out pairs by item, so that no item is in both. Rows without an
-    `item_id` belong to the same item if their prompts are equal. `fraction` is the share of held-out items. At
+    Splits preferences into training pairs and held-out pairs by item, so that no item is in both. Without the column
+    `item_id`, rows belong to the same item if their prompts are equal. `fraction` is the share of held-out items. At
     least one item is on each side; a single item is not held out.
     """
-
-    ids = dataset[ITEM_ID] if ITEM_ID in dataset.column_names else [None] * len(dataset)
-    prompts = dataset.select_columns([text_columns(role)[0] for role in roles])
-    keys = [json.dumps(row if x is None else x, default=str) for x, row in zip(ids, prompts, strict=True)]
+    has_ids = ITEM_ID in dataset.column_names
+    columns = [ITEM_ID] if has_ids else [text_columns(role)[0] for role in roles]
+    keys = [json.dumps(row, default=str) for row in dataset.select_columns(columns)]
     items = list(dict.fromkeys(keys))
     if len(items) < 2:
         return dataset, None

@@ -18,8 +18,8 @@ class ActorCriticConfig(RolloutConfig):
 
     Parameters:
         critic_form (`str`, *optional*, defaults to `"model"`): `"model"`: a critic is a model of its own, all of which
-            is trained. `"adapter"`: a LoRA adapter on the base of the agents, or on one frozen copy of it if the
-            agents have no adapters. `"head"`: a value head on the agent's own model.
+            is trained. `"adapter"`: a LoRA adapter on the base of LoRA agents. `"head"`: a value
+            head on the agent's own model.
         critic_models (`str` or `list[str]`, *optional*): Model id or folder that all critics start from, or one per
             critic. By default, a critic starts from its agent's model; a central one from the first agent's. A folder
             of a saved critic, `critics/<name>/`, also has its head.
@@ -62,10 +62,8 @@ class ActorCriticConfig(RolloutConfig):
 
     def _check_values(self) -> None:
         super()._check_values()
-        if self.critic_form == "head" and self.critic_models is not None:
-            raise ValueError("`critic_form='head'`: a head is on the agent's model, so `critic_models` cannot be set.")
-        if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
-            raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
+        if self.critic_form != "model" and self.critic_models is not None:
+            raise ValueError(f"`critic_form='{self.critic_form}'` uses the agents' models: leave out `critic_models`.")
         if self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
             raise ValueError("`handoff` follows one joint action, but a critic needs all: set `num_generations` to 1.")
 
