@@ -228,7 +228,7 @@ def test_one_model_at_an_endpoint_for_all_roles(tiny_model, shared_data):
         (["--comparator_api_model", "null"], "needs `comparator_api_model`"),
         (
             ["--comparator_api_format", "generic"],
-            "`madpo.comparator_api_format` is 'generic'; it must be 'openai' or 'anthropic'",
+            "`comparator_api_format: generic` is not supported",
         ),
         (["--override", f"madpo.comparator_api_key={KEY}"], "`madpo.comparator_api_key` cannot be used"),
         (["--override", f"madpo.comparator_api_headers={{X-Key: {KEY}}}"], "`madpo.comparator_api_headers` cannot"),

@@ -22,7 +22,7 @@ from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
-from tiny import count_reward, flip, same_teams, tiny_items
+from tiny import count_reward, same_teams, tiny_items
 
 
 PEER_CONFIGS = Path(__file__).with_name("peer_configs")
@@ -104,12 +104,6 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     assert (args.reward_scale, args.reward_shift) == (2, -4)
 
 
-def test_algorithms_of_the_last_phase():
-    for algorithm, mode in (("magrpo", "mean"), ("marloo", "rloo"), ("maremax", "max"), ("mareinforce", "raw")):
-        args = phases("--rl_algorithm", algorithm).prepared.training_args
-        assert args.advantage_mode == mode and type(args).__name__.lower() == f"{algorithm}config"
-
-
 def test_wrong_settings_are_refused_before_the_collection(tiny_model, tmp_path, capsys):
     for argv, message in (
         (["--reward_model_name", str(tmp_path)], "a folder with none of"),
@@ -178,48 +172,6 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     shutil.rmtree(run / "_reward_model")
     with pytest.raises(Stop):  # only the collection is there: the reward model is trained
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
-
-
-def test_an_interrupted_reward_model_goes_on(finished, tmp_path, monkeypatch, capsys):
-    folder, argv = finished
-    run = tmp_path / "run"
-    argv = [str(run) if x == str(folder) else x for x in argv] + ["--reward_num_train_epochs", "2"]
-    shutil.copytree(folder / "_preferences", run / "_preferences")
-    monkeypatch.setattr(RewardRun, "with_reward_of", stop)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JointRewardTrainer, "report", stop)
-        with pytest.raises(Stop):
-            run_recipe("marlhf", TASK, argv, "marlhf")
-    checkpoints = sorted((run / "_reward_model").glob("checkpoint-*"))
-    (checkpoints[0] / "half").mkdir()
-    settings = run / "_reward_model" / "stage.json"
-    saved = settings.read_text()
-    settings.write_text(saved.replace('"number of processes": 1', '"number of processes": 2'))
-    # The order of the pairs and the size of a batch would be others
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(JointRewardTrainer, "__init__", stop)  # no model is loaded
-        run_recipe("marlhf", TASK, argv, "marlhf")
-    assert "holds another reward model: number of processes was 2, is 1" in capsys.readouterr().err
-    settings.write_text(saved)
-    flip(checkpoints[-1] / "optimizer.pt")
-    with pytest.raises(SystemExit):
-        run_recipe("marlhf", TASK, argv, "marlhf")
-    assert (
-        f"{checkpoints[-1]} is damaged: missing, or changed since it was saved: optimizer.pt."
-        in capsys.readouterr().err
-    )
-    flip(checkpoints[-1] / "optimizer.pt")
-    calls = []
-    train = JointRewardTrainer.train
-    monkeypatch.setattr(JointRewardTrainer, "train", lambda self, **given: calls.append(given) or train(self, **given))
-    with pytest.raises(Stop):  # before the last phase
-        run_recipe("marlhf", TASK, argv, "marlhf")
-    assert calls == [{"resume_from_checkpoint": str(checkpoints[-1])}]
-    assert (run / "_reward_model" / "complete.json").is_file()
-    with pytest.raises(Stop):
-        run_recipe("marlhf", TASK, argv, "marlhf")
-    assert len(calls) == 1
 
 
 def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatch):

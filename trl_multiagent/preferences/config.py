@@ -28,7 +28,7 @@ API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
 
 
 @dataclass
-class PreferenceConfig(endpoint_section(API_KEYS, own=("model",)), SamplingOptions):  # type: ignore[misc]
+class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), SamplingOptions):  # type: ignore[misc]
     """
     The settings of [`collect_preferences`]. In a recipe, they are keys of the section of the algorithm, such as
     `madpo`. Raises `ValueError` if a value is impossible, or contradicts another one.
@@ -58,6 +58,10 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model",)), SamplingOptio
     comparator_model_name: str | None = setting("Model id or folder, or the folder of a saved team, of `model`.")
     comparator_agents: list[str] | None = setting("Model ids of `model`, one per role.")
     comparator_api_model: str | None = setting("With `api`, the model's name at its provider or `comparator_api_url`.")
+    comparator_api_format: Literal["openai", "anthropic", "generic"] | None = setting(
+        "'openai' or 'anthropic', whose endpoint is OpenAI-compatible; by default decided by the model's name. "
+        "'generic', of CoMLRL, is not supported."
+    )
     comparator_num_candidates: int | None = setting(
         "Joint answers of the comparator per item; by default as many as the team's.", ge=1, le=1000000
     )
@@ -100,6 +104,8 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model",)), SamplingOptio
         """
         if self.comparator_api_model is None:
             raise ValueError("`comparator_policy: api` needs `comparator_api_model`, the name of the model.")
+        if self.comparator_api_format == "generic":
+            raise ValueError("`comparator_api_format: generic` is not supported: set it to openai or anthropic.")
         answers = num_roles if self.comparator_generation_mode == "centralized" else 1  # in one text
         return make_endpoint(
             **{field: getattr(self, key) for field, key in API_KEYS.items()},
