@@ -259,7 +259,7 @@ def test_notes_on_critics(capsys):
     assert "critic_form head" in captured.out
     assert "`critic_model` and `critics` have no effect" in captured.err and "critic_devices" in captured.err
 
-    settings = ["iac.critic_lora_r=4", "iac.critic_trains_trunk=false"]
+    settings = ["iac.critic_lora_r=4"]
     path = RECIPES / "configs" / "iac_he_config.yaml"
     run_script("iac", "--config", str(path), "--dry_run", "--override", *settings)
     note = capsys.readouterr().err

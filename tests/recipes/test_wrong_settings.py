@@ -121,7 +121,7 @@ iac critic_model.name=demo has 'demo', which the task builds
 iac iac.critic_models=./nowhere `iac.critic_models` is './nowhere', but there is no such folder.
 iac critics=[a/b,c/d];iac.frozen_agents=[aux] 2 models for the critics ['main']
 maac critics=[a/b,c/d] 2 models for the critics ['central']
-maac maac.critic_form=head set `critic_trains_trunk` to False
+maac maac.critic_form=head set `critic_form` to 'model'
 ac ac.num_agents=2 ac trains one agent; IAC trains several.
 madpo madpo.num_turns=2 `madpo.num_turns`
 madpo madpo.preference_dataset=missing There are no preferences in missing

@@ -46,8 +46,6 @@ TRAINERS = {"iac": (IACTrainer, IACConfig), "maac": (MAACTrainer, MAACConfig)}
 def critic_trainer(tmp_path, algorithm="iac", form="model", team=None, **settings):
     """A trainer whose critics say something from the start."""
     trainer_class, config_class = TRAINERS[algorithm]
-    if form == "head, detached" or (form == "head" and algorithm == "maac"):
-        form, settings["critic_trains_trunk"] = "head", False
     trainer = tiny_trainer(
         tmp_path, team, trainer=trainer_class, config=config_class, critic_form=form, discount=0.7, **settings
     )
@@ -86,8 +84,6 @@ def update_by_hand(trainer, before, num_generations):
             model = critics.model(critic, before)
             model = model.get_base_model() if hasattr(model, "get_base_model") else model
             hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
-        if args.critic_form == "head" and not args.critic_trains_trunk:
-            hidden = hidden.detach()
         return 0.3 + (0.5 - 0.09) ** 0.5 * critics.heads[critic](hidden)[0]
 
     def values(critic, node):
@@ -169,7 +165,7 @@ TREE = {"num_turns": 2, "num_generations": 2, "gae_lambda": 0.95}
         ("iac", "adapter", "lora", {"num_turns": 2, "critic_type": "q", "num_generations": 2}),
         ("iac", "head", "lora", {**TREE, "critic_value_head_hidden_dim": 8}),
         ("iac", "head", "full", {"num_turns": 1, "critic_type": "q", "gradient_checkpointing": True}),
-        ("iac", "head, detached", "shared", {"num_turns": 2, "num_generations": 1}),
+        ("iac", "head", "shared", {"num_turns": 2, "num_generations": 1}),
         ("maac", "model", "shared", {**TREE, "advantage_normalization": False, "value_loss_coef": 2.0}),
         ("maac", "adapter", "lora", {**TREE, "critic_type": "q", "joint_mode": "cross", "num_agents": 2}),
         ("maac", "adapter", "lora on two bases", {**TREE, "gradient_checkpointing": True}),
@@ -420,7 +416,7 @@ def test_a_text_longer_than_the_learned_positions(tmp_path, caplog):
     environment = FunctionEnvironment(dict.fromkeys(roles, "Task {x}" + "." * 200), count_reward)
     transformers_logging.warning_once.cache_clear()
     with caplog.at_level(logging.WARNING):
-        trainer = critic_trainer(tmp_path, "maac", "head", gpt2_team(), environment=environment)
+        trainer = critic_trainer(tmp_path, "maac", "model", gpt2_team(), environment=environment)
         trainer.train()
     assert "longer than the 256 positions" in caplog.text
     assert {len(row.input_ids) for row in trainer._rows["central"]} == {256}

@@ -85,7 +85,6 @@ class CriticSettings:
     form: str = "model"  # or "adapter" or "head"
     models: str | list[str] | None = None
     head_hidden_dim: int | None = None
-    trains_trunk: bool = True
     lora_r: int = 8
     seed: int = 42
 
@@ -165,9 +164,7 @@ class Critics(nn.Module):
         options: dict[str, Any] = without_router_logits(model)
         if takes_positions(model):
             options["position_ids"] = token_positions(attention_mask)
-        reads_only = self.settings.form == "head" and not self.settings.trains_trunk
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not reads_only):
-            outputs = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
+        outputs = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
         hidden, head = outputs.last_hidden_state[:, -1], self.heads[name]
         with torch.autocast(hidden.device.type, enabled=False):
             return head(hidden.to(head[-1].weight.dtype)).squeeze(-1).float()

@@ -28,8 +28,6 @@ class ActorCriticConfig(RolloutConfig):
         critic_learning_rate (`float`, *optional*): Learning rate of the critics; by default `learning_rate`.
         critic_value_head_hidden_dim (`int`, *optional*): Size of a hidden layer of the value head. By default, the
             head is linear.
-        critic_trains_trunk (`bool`, *optional*, defaults to `True`):
-            With `critic_form="head"`: whether the value loss also trains the agent's model.
         critic_lora_r (`int`, *optional*, defaults to `8`): Rank of the adapters of `critic_form="adapter"`, which
             cover all linear layers. Their `lora_alpha` is twice the rank.
         value_loss_coef (`float`, *optional*, defaults to `0.6`): Factor of the value loss. An optimizer such as Adam
@@ -52,7 +50,6 @@ class ActorCriticConfig(RolloutConfig):
     critic_type: str = setting(default="v", choices=("v", "q"))
     critic_learning_rate: float | None = setting(ge=0, le=1000)
     critic_value_head_hidden_dim: int | None = setting(ge=1, le=1000000)
-    critic_trains_trunk: bool = setting(default=True)
     critic_lora_r: int = setting(default=8, ge=1, le=1000000)
     value_loss_coef: float = setting(default=0.6, ge=0, le=1000000)
     value_clip_range: float | None = setting(gt=0)
@@ -96,8 +93,8 @@ class MAACConfig(ActorCriticConfig):
 
     def _check_values(self) -> None:
         super()._check_values()
-        if self.critic_form == "head" and self.critic_trains_trunk:
+        if self.critic_form == "head":
             raise ValueError(
                 "A central critic reads all agents' prompts, so its loss must not train one agent's model: set "
-                "`critic_trains_trunk` to False, or `critic_form` to 'adapter' or 'model'."
+                "`critic_form` to 'model' or 'adapter'."
             )

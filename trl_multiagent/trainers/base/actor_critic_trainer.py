@@ -94,7 +94,6 @@ class ActorCriticTrainer(RolloutTrainer):
             form=args.critic_form,
             models=args.critic_models,
             head_hidden_dim=args.critic_value_head_hidden_dim,
-            trains_trunk=args.critic_trains_trunk,
             lora_r=args.critic_lora_r,
             seed=args.seed,
         )
