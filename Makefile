@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage check test-rounding test-vllm test-latest lint types format docs clean
+.PHONY: help setup demo demo-real test coverage check test-rounding test-vllm test-latest lint types format docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
 	$(VENV)/bin/accelerate launch --config_file accelerate_configs/single.yaml \
 		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
+
+demo-real: setup  ## Train two copies of a real language model to tell each other something (downloads 93 MB; 3 to 6 minutes)
+	HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 $(VENV)/bin/python recipes/real/demo.py $(ARGS)
 
 # Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, the clients of endpoints, games, puzzles, and the site
 $(VENV)/.extras: $(VENV)/.installed

@@ -15,8 +15,14 @@ from statistics import mean
 
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
-from trl_multiagent.tasks.class_completion.data import CONSTANTS, constant
 from trl_multiagent.tasks.class_completion.environment import DIVISIONS
+
+
+CONSTANTS = ("None", "True", "0", "''", "[]")  # that every method returns
+
+
+def constant(item: dict, value: str) -> str:
+    return "".join(f"def {name}(*args, **kwargs):\n    return {value}\n" for name in item["methods"])
 
 
 def main() -> None:

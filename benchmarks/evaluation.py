@@ -40,7 +40,8 @@ from trl_multiagent.demo.model import demo_model
 from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.play import LoadedTeam, Policy, play_policy
+from trl_multiagent.evaluation.play import play_policy
+from trl_multiagent.evaluation.players import LoadedTeam, Policy
 from trl_multiagent.models import generation
 from trl_multiagent.models.sampling_loop import SamplingLoop
 from trl_multiagent.runs.evaluation import run_evaluation

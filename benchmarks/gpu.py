@@ -38,6 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -122,9 +123,10 @@ def main() -> None:
             settings = {**common, "steps": steps + 2}
             runs = ways(form, options.turns, options.kinds)
             runs = dict(list(runs.items())[-1:]) if options.smoke else runs
-            results["parts"].setdefault(part, {}).update(
-                run_part(size, runs, settings, results["rates"], on_gpu, options.seconds)
-            )
+            records = results["parts"].setdefault(part, {})
+            for name, record in run_part(size, runs, settings, results["rates"], on_gpu, options.seconds):
+                records[name] = record
+                options.output.write_text(json.dumps(results, indent=2) + "\n")  # a part may be cut off
         options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
 
@@ -168,9 +170,9 @@ def run_tests(files: list[str]) -> dict:
 
 def run_part(
     size: str, runs: dict, common: dict, speed: dict[str, float], on_gpu: bool, seconds: int
-) -> dict[str, dict]:
-    """Makes the runs of a size, until the time of a part is over."""
-    end, records = time.monotonic() + seconds, {}
+) -> Iterator[tuple[str, dict]]:
+    """Makes the runs of a size, until the time of a part is over. Yields the name and the record of each."""
+    end, reads = time.monotonic() + seconds, {}
     print(f"{'':26}" + "".join(f"{name:>13}" for name in COLUMNS))
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), size, "cuda" if on_gpu else "cpu")
@@ -183,19 +185,19 @@ def run_part(
                 signal.alarm(left)
                 (record,) = run_here(settings)
                 signal.alarm(0)
-                records[name] = {**record, "roofline": roofline(size, record["work"], settings, speed)}
-                print_record(name, records[name])
+                record["roofline"] = roofline(size, record["work"], settings, speed)
+                print_record(name, record)
+                reads = reads or record["reads"]
             except (RuntimeError, TimeoutError) as error:
                 signal.alarm(0)
-                records[name] = {"failed": str(error)}
+                record = {"failed": str(error)}
                 print(f"{name:26}  failed: {str(error).strip().splitlines()[-1][:120]}", flush=True)
+            yield name, record
             gc.collect()
             if on_gpu:
                 torch.cuda.empty_cache()
-    done = [record for record in records.values() if record.get("reads")]
-    for place, number in list(done[0]["reads"].items())[:10] if done else ():
+    for place, number in list(reads.items())[:10]:
         print(f"  {number:5} reads in {place.split('site-packages/')[-1]}")
-    return records
 
 
 def ways(form: str, turns: list[int], chosen: list[str] | None) -> dict[str, dict]:

@@ -10,12 +10,13 @@ import tokenize
 from pathlib import Path
 
 import pytest
+from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
 
 from trl_multiagent import cli
-from trl_multiagent.runs.evaluation import make_evaluation_parser
-from trl_multiagent.settings.command_line import make_parser
+from trl_multiagent.runs.evaluation_settings import make_evaluation_parser
+from trl_multiagent.runs.run import make_parser
 from trl_multiagent.settings.read import RECIPES, config_file
 
 from tiny import write_problems
@@ -82,7 +83,10 @@ def readers_folder(tmp_path, monkeypatch):
     for name in ("humaneval.jsonl", "mbpp_sanitized.jsonl"):
         write_problems(tmp_path / name, 200)
     (tmp_path / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
-    for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", (ROOT / "docs" / "tasks.md").read_text(), flags=re.DOTALL):
+    (tmp_path / "words.jsonl").write_text('{"words": "rain roof night"}\n' * 8)
+    (tmp_path / "rewards.py").write_text("def short_and_complete(completions, **columns):\n    return [0.0]\n")
+    page = (ROOT / "docs" / "workflows.md").read_text()
+    for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", page, flags=re.DOTALL):
         (tmp_path / block.split()[1]).write_text(block)
     pairs().save_to_disk(tmp_path / "outputs" / "demo_madpo" / "preferences")  # what an earlier command collects
     cli.main(["init", str(tmp_path / "written")])
@@ -93,12 +97,17 @@ def readers_folder(tmp_path, monkeypatch):
 
 def test_there_are_commands():
     assert len(COMMANDS) > 30 and len(by_program("accelerate launch recipes/code_generation/train_")) > 10
-    assert {path.name for path in COMMANDS.values()} >= {"README.md", "tasks.md", "train_marloo.py", "slurm.sbatch"}
+    assert {path.name for path in COMMANDS.values()} >= {
+        "README.md",
+        "workflows.md",
+        "train_marloo.py",
+        "slurm.sbatch",
+    }
 
 
 @pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))
 def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
-    words = shlex.split(re.sub(r" --(seeds|jobs) \S+", "", command))  # which start this command once per seed
+    words = shlex.split(re.sub(r" --seeds \S+", "", command))  # which start this command once per seed
     if words[0] == "sbatch":
         script = next(word for word in words if word.endswith(".sbatch"))
         assert (ROOT / script).is_file()
@@ -114,8 +123,7 @@ def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
         cli.main([*launched[0].training_script_args, "--dry_run"])
     else:
         arguments = launch_command_parser().parse_args(words[2:])
-        if arguments.config_file is not None:
-            cli.check_accelerate_config(arguments.config_file)
+        assert arguments.config_file is None or load_config_from_file(arguments.config_file)
         monkeypatch.syspath_prepend(readers_folder)
         runpy.run_path(arguments.training_script)["main"]([*arguments.training_script_args, "--dry_run"])
     assert "Dry run: no model was loaded" in capsys.readouterr().out

@@ -65,8 +65,8 @@ def test_the_table_of_trl_arguments_is_current():
 
 
 def test_readme_example(run_example, tmp_path, capsys):
-    (example,) = [block for block in python_blocks(ROOT / "README.md") if "FunctionEnvironment(" in block]
-    assert len(example.strip().splitlines()) <= 31
+    (example,) = [block for block in python_blocks(ROOT / "README.md") if "@workflow(" in block]
+    assert len(example.strip().splitlines()) <= 24
     run_example(example)
     assert (tmp_path / "editor" / "agents" / "writer" / "config.json").is_file()
     assert "'reward':" in capsys.readouterr().out
@@ -143,50 +143,24 @@ async def grade(left, right):
     return len(left)
 
 
-def test_environment_examples(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first, rewards, second = python_blocks(ROOT / "docs" / "environments.md")
-    names = {"grade": grade}
-    exec(first + rewards + second, names)
-    functions = names["environment"]
-    item = {"thing": "grass", "limit": 3}
-    outcome, other = functions.score(
-        [item, item], [{"left": "green", "right": " green"}, {"left": "a", "right": "b"}], [[], []]
-    )
-    assert (round(outcome.reward, 6), other.reward) == (0.9, 0.0)
-    turn = trl_multiagent.Turn(functions.prompts(item, []), {"left": "green", "right": "green"}, outcome)
-    assert functions.prompts(item, [turn])["right"] == "You agreed. Name the colour of grass again:"
-    actions = [{"left": "green", "right": "<think>x</think>green"}, {"left": "abc", "right": "abc"}]
-    for _ in range(2):
-        outcomes = names["judged"].score([item, item], actions, [[], []])
-        assert [outcome.reward for outcome in outcomes] == [0.0 + 5.0 + 1.0, 1.0 + 3.0 + 0.0]
-        assert [outcome.extra for outcome in outcomes] == [{"grade": 5}, {"grade": 3}]
-    numbers = names["GuessTheNumber"]()
-    items, settings = Dataset.from_dict({"number": [10, 50, 90]}), {"num_turns": 2, "trace_steps": 1, "max_steps": 2}
-    trainer = tiny_trainer("outputs/job_7", tiny_team(numbers.roles), numbers, train_dataset=items, **settings)
-    trainer.train()
-    assert trainer.state.log_history[0]["turn_2/error"] > 0
-    (reading,) = python_blocks(ROOT / "docs" / "output.md")
-    exec(reading, names)
-    assert len(names["trace"]) == trainer.env_step and len(names["best"]) == len(set(names["trace"]["item"]))
+def blocks_of_tasks():
+    return python_blocks(ROOT / "docs" / "workflows.md")
 
 
-def test_workflow_examples(run_example, tmp_path, capsys):
-    coroutine, functions, bargain, *_ = python_blocks(ROOT / "docs" / "workflows.md")
-    taboo, item = run_example(coroutine)["taboo"], {"word": "milk", "options": "milk, sun"}
-    first = trl_multiagent.Turn(taboo.prompts(item, []), {"describer": "White"}, trl_multiagent.Outcome(0.0))
-    assert [x.reward for x in taboo.score([item], [{"guesser": "Milk!"}], [[first]])] == [1.0]
-    assert [x.reward for x in taboo.score([item], [{"describer": "It is milk"}], [[]])] == [0.0]
-    names = run_example(functions)
+def test_examples_of_rewards_and_templates(run_example, tmp_path, capsys):
+    functions, rewards, *_ = blocks_of_tasks()
+    names = run_example(functions, {"grade": grade})
     drafts, texts = names["trainer"]._levels
     assert {node.roles for node in drafts} == {("writer",)} and {node.roles for node in texts} == {("editor",)}
-    good = {"writer": "x", "editor": "The moon pulls the tides."}
-    last = trl_multiagent.Turn({"writer": "?"}, {"writer": "x"}, trl_multiagent.Outcome(0.0))
-    rewards = [names["environment"].score([{"words": "tides moon"}], [good], [h])[0].reward for h in ([], [last])]
-    assert rewards == [0.0, 1.0]
     texts = ["rain rain, Rain!", "Rain fell on the roof all night.", "rain roof night " * 8]
-    rewards = names["short_and_complete"]([{"editor": text} for text in texts], ["rain roof night"] * 3)
-    assert rewards == pytest.approx([1 / 3, 1.0, 0.5])
+    found = names["short_and_complete"]([{"editor": text} for text in texts], ["rain roof night"] * 3)
+    assert found == pytest.approx([1 / 3, 1.0, 0.5])
+    run_example(rewards, names)
+    actions = [{"writer": "green", "editor": "<think>x</think>tides"}, {"writer": "abc", "editor": "moon"}]
+    for _ in range(2):
+        outcomes = names["judged"].score([{"words": "tides moon"}] * 2, actions, [[], []])
+        assert [outcome.reward for outcome in outcomes] == [0.5 + 2.5 + 1.0, 0.5 + 1.5 + 0.0]
+        assert [outcome.extra for outcome in outcomes] == [{"grade": 5}, {"grade": 3}]
 
     (settings,) = re.findall(
         r"```yaml\n(# editor.yaml\n.*?)```", (ROOT / "docs" / "workflows.md").read_text(), flags=re.DOTALL
@@ -198,36 +172,34 @@ def test_workflow_examples(run_example, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "writer: Qwen/Qwen2.5-0.5B-Instruct, editor: Qwen/Qwen2.5-0.5B-Instruct" in out
 
-    run_example(bargain, names)
-    environment, item = names["Bargain"](), {"worth": 9, "cost": 4}
-    history = []
-    for role, said in (("buyer", "5"), ("seller", "8"), ("buyer", "7"), ("seller", "deal")):
-        prompts = environment.prompts(item, history)
-        assert list(prompts) == [role]
-        (outcome,) = judge(environment, [item], [{role: said}], [history])
-        history.append(trl_multiagent.Turn(prompts, {role: said}, outcome))
-    assert [turn.outcome.reward for turn in history] == [0.0, 0.0, 0.0, 2.5]
-    assert outcome.role_rewards == {"buyer": 2, "seller": 3} and environment.prompts(item, history) == {}
-    items = Dataset.from_list([item] * 4)
-    settings = {"num_turns": 4, "branching": "episodes", "max_steps": 1}
-    trainer = tiny_trainer(tmp_path, tiny_team(environment.roles), environment, train_dataset=items, **settings)
+
+def test_examples_of_a_function_and_a_class(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, _, coroutine, guess, *_ = blocks_of_tasks()
+    names = {}
+    exec(coroutine + guess, names)
+    taboo, item = names["taboo"], {"word": "milk", "options": "milk, sun"}
+    first = trl_multiagent.Turn(taboo.prompts(item, []), {"describer": "White"}, trl_multiagent.Outcome(0.0))
+    assert [x.reward for x in taboo.score([item], [{"guesser": "Milk!"}], [[first]])] == [1.0]
+    assert [x.reward for x in taboo.score([item], [{"describer": "It is milk"}], [[]])] == [0.0]
+    numbers = names["GuessTheNumber"]()
+    items, settings = Dataset.from_dict({"number": [10, 50, 90]}), {"num_turns": 2, "trace_steps": 1, "max_steps": 2}
+    trainer = tiny_trainer("outputs/job_7", tiny_team(numbers.roles), numbers, train_dataset=items, **settings)
     trainer.train()
-    assert [node.roles for node in (nodes[0] for nodes in trainer._levels)] == [("buyer",), ("seller",)] * 2
+    assert trainer.state.log_history[0]["turn_2/error"] > 0
+    (reading,) = python_blocks(ROOT / "docs" / "output.md")
+    exec(reading, names)
+    assert len(names["trace"]) == trainer.env_step and len(names["best"]) == len(set(names["trace"]["item"]))
 
 
 def test_examples_of_seats_and_tools(run_example):
-    _, _, _, seat, tools, play = python_blocks(ROOT / "docs" / "workflows.md")
+    *_, seat, tools, _, _ = blocks_of_tasks()
     names: dict = {}
     exec(seat, names)
     (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])
     assert outcome.extra == {"answer/reader": "Missing: roof"}
     names = run_example(tools)
     assert {node.roles for nodes in names["trainer"]._levels for node in nodes} == {("agent",)}
-    exec(play, names)
-    played = trl_multiagent.SeatedEnvironment(names["Play"](), {"tools": names["tools"]})
-    call = '<tool_call>{"name": "guess", "arguments": {"number": 7}}</tool_call>'
-    (outcome,) = judge(played, [{"secret": 7}], [{"agent": call}], [()])
-    assert (outcome.reward, outcome.extra) == (1.0, {"answer/tools": "right"})
 
 
 def test_the_numbers_of_joint_actions_on_the_page_of_workflows():
@@ -307,7 +279,7 @@ def test_collection_examples(run_example, tiny_model, monkeypatch):
 
 
 def test_task_example(tmp_path, monkeypatch, capsys):
-    _, task, script = python_blocks(ROOT / "docs" / "tasks.md")
+    *_, task, script = blocks_of_tasks()
     (tmp_path / "task.py").write_text(task)
     (tmp_path / "topics.json").write_text('[{"topic": "rain"}, {"topic": "snow"}]')
     monkeypatch.syspath_prepend(tmp_path)

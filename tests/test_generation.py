@@ -3,16 +3,21 @@ from itertools import pairwise
 
 import pytest
 import torch
+from datasets import Dataset
+from pairs import pair_trainer, pairs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GPT2Config, GPT2ForSequenceClassification
 
+from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent.environments.reward_models import RewardModel
 from trl_multiagent.models import generation, sampling_loop
 from trl_multiagent.models.generation import Agents, generate_groups
+from trl_multiagent.models.pretrained import TooLongError, check_length
 from trl_multiagent.models.sampling_loop import FixedToken, GrowingToken, SeededChoice, StopStrings
 from trl_multiagent.models.shared_prompts import RoomyLayer
 
-from tiny import ARCHITECTURES, byte_tokenizer, other_model, tiny_llama
+from tiny import ARCHITECTURES, byte_tokenizer, count_reward, other_model, tiny_llama
 
 
 def config(**changes):
@@ -407,3 +412,28 @@ def test_logits_that_are_no_numbers_are_an_error():
     model.model.norm.weight.data.fill_(float("nan"))
     with pytest.raises(ValueError, match="logits of the model are not numbers"):
         generate_groups(model, PROMPTS, seeds_of(2), config(max_new_tokens=4))
+
+
+def test_a_text_beyond_learned_positions_is_refused(tmp_path):
+    """Nothing is scored, and computed positions, as in Llama, set no limit."""
+    roles, text = ("aux", "main"), "p" * 249
+    environment = FunctionEnvironment(dict.fromkeys(roles, "{x}"), count_reward)
+    tokenizers = {role: byte_tokenizer() for role in roles}
+    limited = AgentTeam({"aux": tiny_llama(), "main": other_model("gpt2")}, tokenizers)
+    with pytest.raises(
+        TooLongError, match=r"A prompt of 'main' with its completion may have 257 tokens, but .* only 256"
+    ):
+        limited.collaborate({"x": text}, environment, max_new_tokens=8)
+    (turn,) = limited.collaborate({"x": text}, environment, max_new_tokens=7)
+    assert turn.prompts["main"] == text
+    rope = tiny_llama(max_position_embeddings=64)
+    AgentTeam({"aux": rope, "main": rope}, tokenizers).collaborate({"x": text}, environment, max_new_tokens=8)
+    check_length("A text", other_model("gemma3"), 10**6)
+    rows = pairs(roles, 4).to_list()
+    rows[3]["main_rejected"] = "r" * 400
+    with pytest.raises(TooLongError, match=r"Row 3 of `train_dataset`: .* of 'main' may have 4\d\d tokens"):
+        pair_trainer(tmp_path, limited, train_dataset=Dataset.from_list(rows))
+    settings = {"vocab_size": 258, "n_positions": 256, "n_embd": 32, "n_layer": 1, "n_head": 2, "num_labels": 1}
+    reward = RewardModel(GPT2ForSequenceClassification(GPT2Config(**settings)), byte_tokenizer())
+    with pytest.raises(TooLongError, match="A text of the reward model"):
+        reward(["a"], ["b" * 300])

@@ -276,7 +276,7 @@ trainer.push_to_hub(dataset_name="openai/openai_humaneval")
     for message, files in commits.items():
         if message == "initial commit":
             continue
-        assert set(files) >= TEAM_FILES | {"reward_curve.png", "training_args.bin"}
+        assert set(files) >= TEAM_FILES | {"training_args.bin"}
         assert not {"tokenizer.json", "tokenizer_config.json", "model.safetensors"} & set(files)
         assert WRITER.encode() not in b"".join(blob.data for blob in files.values())
     files = repo.files()
@@ -372,7 +372,7 @@ except RuntimeError as error:
     client("from trl_multiagent.cli import main; main(['push', folder, 'user/late'])", folder=str(tmp_path))
     files = server.repos["user/late"].files()
     assert {path: files[path] for path in WEIGHTS} == whole
-    assert set(files) >= TEAM_FILES | {"reward_curve.png", "training_args.bin"}
+    assert set(files) >= TEAM_FILES | {"training_args.bin"}
     assert not any(path.startswith("checkpoint-") for path in files)
     assert sum("/complete/" in request for request in server.requests) == to_send  # uploaded files are not sent again
 
@@ -443,7 +443,7 @@ main(["push", str(folder), "user/command"])
 """
     client(TRAINER + code, folder=str(tmp_path / "run"), repo_id="user/run")
     of_agent = "config.json generation_config.json model.safetensors tokenizer.json tokenizer_config.json".split()
-    expected = {"README.md", "team.json", "training_args.bin", "reward_curve.png", ".gitattributes"}
+    expected = {"README.md", "team.json", "training_args.bin", ".gitattributes"}
     expected |= {"agents/main/vocab.txt"}
     expected |= {f"agents/{role}/{name}" for role in ("aux", "main") for name in of_agent}
     for name in ("user/run", "user/command"):
@@ -470,7 +470,7 @@ main(["push", folder, "user/" + form + "-run"])
     (tmp_path / "items.jsonl").write_text('{"x": "1"}\n{"x": "2"}\n')
     client(code, folder=str(tmp_path), form=form, model=tiny_model)
     files = server.repos[f"user/{form}-run"].files()
-    assert set(files) >= {"README.md", "team.json", "reward_curve.png", "training_args.bin", "config.yaml"}
+    assert set(files) >= {"README.md", "team.json", "training_args.bin", "config.yaml"}
     assert not any(path.startswith("checkpoint-") for path in files)
     card = files["README.md"].decode()
     assert str(tmp_path) not in card and f"# Model Card for {form}-run\n" in card
@@ -510,7 +510,7 @@ def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
     assert repo.messages == ["initial commit", "End of training"]
     assert sum(request == "POST /api/repos/create" for request in server.requests) == 1
     files = repo.files()
-    assert set(files) >= TEAM_FILES | {"config.yaml", "training_args.bin", "reward_curve.png"}
+    assert set(files) >= TEAM_FILES | {"config.yaml", "training_args.bin"}
     assert len([path for path in files if path.endswith(".safetensors")]) == 2  # the trained team, once
     assert yaml.safe_load(files["config.yaml"])["magrpo"]["hub_model_id"] == "user/recipe"
     assert WRITER.encode() not in b"".join(files.values())
@@ -560,7 +560,7 @@ from tiny import tiny_environment, tiny_items, tiny_team
 from trl_multiagent.cli import main
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 config = PreferenceConfig(
-    output_dir=folder, preference_num_candidates=4, max_completion_length=6, log_reward_distribution=True
+    output_dir=folder, preference_num_candidates=4, max_completion_length=6
 )
 collected = collect_preferences(tiny_team(), tiny_environment(), tiny_items(4), config)
 main(["push", folder, "user/preferences", "--commit_message", "Round 0"])
@@ -571,7 +571,7 @@ result = [len(collected), collected.to_list() == loaded.to_list()]
     number, equal = client(code, folder=str(tmp_path / "collected"))
     assert number > 4 and equal
     repo = server.repos["datasets/user/preferences"]
-    assert set(repo.files()) == {".gitattributes", "README.md", "rewards.png", "data/train-00000-of-00001.parquet"}
+    assert set(repo.files()) == {".gitattributes", "README.md", "data/train-00000-of-00001.parquet"}
     assert repo.messages[-1] == "Round 0" and b"| preference_num_candidates | 4 |" in repo.files()["README.md"]
     code = """
 from trl_multiagent.preferences import push_preferences

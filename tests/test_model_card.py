@@ -1,13 +1,10 @@
-import math
-
 import pytest
 import yaml
-from matplotlib.image import imread
 
 import trl_multiagent
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.hub import environment_name, hub_id, team_card
-from trl_multiagent.report.curves import draw_reward_curve, reward_series, run_table, series_of
+from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
@@ -81,8 +78,6 @@ def test_results_of_training_and_evaluation():
         ["eval_reward", "2.500", "2.500 (step 5)", "2.500"],
         ["eval_easy_reward", "1.500", "1.500 (step 10)", "1.500"],
     ]
-    assert [*reward_series(series_of(log))] == ["reward", "eval_reward", "eval_easy_reward"]
-    assert reward_series(series_of([{"step": 1, "loss": 0.0, "rewards/accuracies": 1.0}])) == {}
 
 
 def test_the_card_of_a_trainer(tmp_path):
@@ -108,15 +103,3 @@ def test_the_card_of_a_trainer(tmp_path):
     (tmp_path / "run" / "config.yaml").touch()
     trainer.create_model_card("collectors")
     assert "config.yaml" in (tmp_path / "run" / "README.md").read_text()
-
-
-def test_the_picture_shows_training_and_evaluation(tmp_path):
-    log = [{"step": step, "reward": math.sin(step)} for step in range(1, 31)]
-    both = [*log, {"step": 9, "eval_reward": 0.5}, {"step": 30, "eval_reward": 0.9}]
-    draw_reward_curve(reward_series(series_of(log)), tmp_path / "training.png")
-    draw_reward_curve(reward_series(series_of(both)), tmp_path / "both.png")
-    pictures = [imread(tmp_path / name)[..., :3] for name in ("training.png", "both.png")]
-    # Blue for training, orange for evaluation
-    orange = [(abs(picture - [1.0, 0.498, 0.055]).max(-1) < 0.02).sum() for picture in pictures]
-    blue = [(abs(picture - [0.122, 0.467, 0.706]).max(-1) < 0.02).sum() for picture in pictures]
-    assert orange[0] == 0 and orange[1] > 500 and min(blue) > 500

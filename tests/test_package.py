@@ -77,6 +77,23 @@ def test_every_part_imports_only_parts_of_lower_layers():
     assert all(f"`{part}" in text or f"/{part}/`" in text for part in layer)
 
 
+def test_modules_import_each_other_in_no_circle():
+    """Imports for type checkers and imports within functions count too."""
+    trees = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+        for path in (ROOT / "trl_multiagent").rglob("*.py")
+    }
+    imports: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        named = {(node.module, f"{node.module}.{alias.name}") for node in nodes for alias in node.names}
+        imports[name] = {whole if whole in trees else module for module, whole in named} & trees.keys()
+    imports["trl_multiagent"] = set()  # names the public classes of all parts
+    while leaves := {name for name, others in imports.items() if not others & imports.keys()}:
+        imports = {name: others for name, others in imports.items() if name not in leaves}
+    assert not imports, "these modules are in a circle, or import one that is"
+
+
 def test_teams_are_loaded_in_one_place():
     calls = [
         f"{path.parent.name}/{path.name}"

@@ -7,7 +7,7 @@ import pytest
 from py_mini_racer import MiniRacer
 
 from trl_multiagent.report.html import PAGE, json_values
-from trl_multiagent.report.trees import tree_page
+from trl_multiagent.report.run_page import tree_page
 
 
 @pytest.fixture(scope="module")

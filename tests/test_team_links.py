@@ -17,8 +17,18 @@ def test_a_link_out_of_the_folder_of_a_team_is_refused(part, tmp_path):
     (folder / part).rename(outside)
     (folder / part).symlink_to(outside)
     for load in (AgentTeam.from_pretrained, tiny_team().load_weights):
-        with pytest.raises(ValueError, match=rf"{folder}/.* is a link out of the team's folder: replace it by a copy"):
+        with pytest.raises(ValueError, match=rf"{folder}/.* leads out of the team's folder: replace it by a copy"):
             load(folder)
+
+
+@pytest.mark.parametrize("place", ["../other", "agents/../../other", "/tmp/other"])
+def test_a_team_file_names_only_folders_of_the_team(place, tmp_path):
+    tiny_team().save_pretrained(tmp_path / "team")
+    path = tmp_path / "team" / "team.json"
+    path.write_text(path.read_text().replace("agents/aux", place))
+    for load in (AgentTeam.from_pretrained, tiny_team().load_weights):
+        with pytest.raises(ValueError, match="leads out of the team's folder"):
+            load(path.parent)
 
 
 def test_links_of_a_cache_and_to_the_folder_of_a_team_are_followed(tmp_path):

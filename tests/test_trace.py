@@ -10,7 +10,7 @@ from datasets import load_dataset
 
 from trl_multiagent import Environment, Outcome
 from trl_multiagent.environments.task_errors import TaskError, task_code
-from trl_multiagent.report.trees import choose_trees, trees_of
+from trl_multiagent.report.run_page import choose_trees, trees_of
 from trl_multiagent.rollout.trace import item_id, trace_rows
 from trl_multiagent.rollout.tree import Samples, acting, grow_trees, judge_nodes
 from trl_multiagent.settings.read import fail

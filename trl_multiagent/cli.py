@@ -40,6 +40,7 @@ TASKS = {
     "functions": "trl_multiagent.environments.yaml_task:TASK",
     "textarena": "trl_multiagent.tasks.textarena:TASK",
     "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
+    "openenv": "trl_multiagent.tasks.openenv:TASK",
 }
 
 # `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step
@@ -70,7 +71,7 @@ LAUNCHED = ("train", "collect", "evaluate", "cross-play")  # they run in one or 
 WITH_HELP = ("train", "collect", "evaluate", "cross-play", "run")  # the help of these is that of a recipe
 GPUS = ("T4", "4090", "L40S", "A100-40", "A100", "H100", "H200")
 USAGE = (
-    "%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--seeds LIST [--jobs N]] [--task TASK] "
+    "%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--seeds LIST] [--task TASK] "
     "--config FILE [recipe arguments]"
 )
 
@@ -114,10 +115,8 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         add("--accelerate_config", metavar="FILE", help="For `accelerate launch`: a file, or a name such as zero3.")
         add("--num_processes", metavar="N", type=positive, help="Number of processes, for `accelerate launch`.")
     for name, default in {"train": None, "reproduce": [0, 1, 2]}.items():
-        add = parsers[name].add_argument
         seeds_help = "Train once per seed, such as 0,1,2, each in its own folder. Repeat it to train missing ones."
-        add("--seeds", metavar="LIST", type=several_seeds, default=default, help=seeds_help)
-        add("--jobs", metavar="N", type=positive, default=1, help="Seeds at the same time, 1 by default.")
+        parsers[name].add_argument("--seeds", metavar="LIST", type=several_seeds, default=default, help=seeds_help)
     for name in ("train", "run"):
         parsers[name].add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
     parsers["train"].usage = USAGE
@@ -151,8 +150,6 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
     try:
         file = file and config_file("--accelerate_config", file, ACCELERATE)
         check()
-        if file is not None:
-            check_accelerate_config(file)  # last, because accelerate takes seconds to import
     except ConfigError as error:
         fail(prog, error)
 
@@ -181,25 +178,6 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
         sys.exit(error.get_first_failure()[1].exitcode)
 
 
-def check_accelerate_config(file: str) -> None:
-    """
-    Raises `ConfigError` if `accelerate launch` cannot read the file, or if it needs a package that is not installed.
-    """
-    from accelerate.commands.config.config_args import load_config_from_file
-    from accelerate.utils import DistributedType, is_deepspeed_available
-    from yaml import YAMLError
-
-    from trl_multiagent.settings.read import ConfigError
-
-    try:
-        config = load_config_from_file(file)
-    except (YAMLError, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        problem = " ".join(str(error).split())
-        raise ConfigError(f"--accelerate_config {file} is not a configuration of accelerate: {problem}") from error
-    if config.distributed_type == DistributedType.DEEPSPEED and not is_deepspeed_available():
-        raise ConfigError(f"--accelerate_config {file} needs DeepSpeed: pip install 'trl-multiagent[deepspeed]'.")
-
-
 def env() -> None:
     """Prints the versions that a bug report needs."""
     from trl.scripts.env import print_env
@@ -220,7 +198,7 @@ def init(folder: str) -> None:
 
 def report(folders: Sequence[str], output: str | None) -> None:
     """Makes the page of a run or an evaluation, or of a comparison, and prints its path."""
-    from trl_multiagent.runs.report import make_report
+    from trl_multiagent.runs.seeds import make_report
 
     print(f"Report           {make_report(folders, output)}")
 
@@ -242,7 +220,7 @@ def plan(config: str, gpu: str, num_gpus: int, zero: int, rest: Sequence[str]) -
     print_memory_plan(TASKS, ["--config", config, *rest], "trl-multiagent plan", zero, num_gpus, gpu)
 
 
-def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], jobs: int, rest: Sequence[str]) -> None:
+def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], rest: Sequence[str]) -> None:
     """Reproduces an experiment, or lists all of them."""
     from trl_multiagent.runs.seeds import experiments, run_experiment
     from trl_multiagent.settings.read import fail
@@ -254,7 +232,7 @@ def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], jobs:
         fail("trl-multiagent reproduce", f"there is no experiment {name!r}: choose one of {', '.join(known)}.")
     folder = output_dir or Path("outputs") / "reproduce" / name
     os.environ.setdefault(*SAFE_PATH)
-    sys.exit(run_experiment(name, TASKS, seeds, jobs, folder, rest))
+    sys.exit(run_experiment(name, TASKS, seeds, folder, rest))
 
 
 def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
@@ -270,7 +248,7 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
         given = {name: vars(options)[name] for name in ("accelerate_config", "num_processes")}
         flags = [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
         os.environ.setdefault(*SAFE_PATH)
-        status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, options.jobs, flags)
+        status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, flags)
         if status or "--dry_run" in argv:
             sys.exit(status)
         return print_results(runs)
@@ -290,10 +268,13 @@ def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
 
 def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
     """Evaluates in processes that `options` describe, or in this one."""
-    from trl_multiagent.runs.evaluation import parse_evaluation, run_evaluation
+    from trl_multiagent.runs.evaluation_settings import make_evaluation_parser, parse_evaluation
 
     prog, cross_play = f"trl-multiagent {command}", command == "cross-play"
     if options is None:
+        make_evaluation_parser(prog, cross_play).parse_known_args(argv)  # prints the help
+        from trl_multiagent.runs.evaluation import run_evaluation
+
         return run_evaluation(TASKS, argv, prog, cross_play)
     launch([command, *argv], partial(parse_evaluation, TASKS, argv, prog, cross_play), prog, options)
 

@@ -1,12 +1,16 @@
 """
-What programs print: fewer messages of other libraries, no control characters, and tables, which are lists of rows with
-the heading first. Its import is fast.
+What programs print and show: fewer messages of other libraries, no control characters, and tables, which are lists of
+rows with the heading first. Its import is fast.
 """
 
 import logging
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
+
+
+MAX_TEXT = 300  # characters of a line that is shown in a prompt
 
 
 def quiet_libraries() -> None:
@@ -41,6 +45,15 @@ def is_no_list_of_defaults(record: logging.LogRecord) -> bool:
 def printable(text: str) -> str:
     """Returns a text with a dot for each character that could control the terminal. Line breaks and tabs stay."""
     return "".join(c if c in "\n\t" or c.isprintable() else "·" for c in text)
+
+
+def shown_line(text: str) -> str:
+    """
+    Shortens a text that an agent may have written, and makes it one line that is fit to stand in another agent's
+    prompt, without control characters. A space behind each `<` breaks the markers of chats, such as `<|im_end|>`,
+    which would end the prompt. Python code has this space anyway.
+    """
+    return re.sub(r"<(?=[^\s=])", "< ", printable(" ".join(text[:MAX_TEXT].split())))
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:

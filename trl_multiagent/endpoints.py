@@ -1,6 +1,5 @@
 """Models behind OpenAI-compatible endpoints. OpenAI's own client sends, repeats and limits the requests."""
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trl_multiagent.console import printable
+from trl_multiagent.folders import naming
 from trl_multiagent.limits import setting
 
 
@@ -28,7 +28,6 @@ PROVIDERS = (
     ("qwen3-coder", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1", "DASHSCOPE_API_KEY"),
     ("gpt-", "https://api.openai.com/v1", "OPENAI_API_KEY"),
 )
-SECRET = re.compile(r"api_?key|secret|password|authorization|access_token", re.IGNORECASE)
 CHARACTERS_PER_TOKEN = 3  # estimate
 MAX_MESSAGE = 500  # characters of an error
 
@@ -143,22 +142,14 @@ def make_endpoint(
             f"`{called('key_env')}` must be the name of an environment variable in capital letters, such as "
             "DEEPSEEK_API_KEY: keys do not belong in settings."
         )
-    for field in settings.get("extra_body") or {}:
-        if SECRET.search(field):
-            raise ValueError(
-                f"`{called('extra_body')}` has {field!r}, which looks like a key: settings are saved with the run. "
-                f"Name the environment variable that holds it in `{called('key_env')}`."
-            )
     if base_url is None:
         if provider is None:
             raise ValueError(f"The endpoint of the model {model!r} is not known: set `{called('base_url')}`.")
         _, base_url, own_key = provider
         key_env = key_env or own_key
-    elif re.search("[@?#]", base_url):  # not shown, because it may hold a key
-        name = called("base_url")
-        raise ValueError(f"`{name}` must not have a user, password or anything after a `?`: it is saved with the run.")
-    elif not re.match("https?://[^/]", base_url):
-        raise ValueError(f"`{called('base_url')}` must be a URL such as http://localhost:8000/v1.")
+    elif not re.fullmatch("https?://[^/@?#][^@?#]*", base_url):  # not shown, because it may hold a key
+        advice = "without a user, a password or a query, because settings are saved with the run"
+        raise ValueError(f"`{called('base_url')}` must be a URL such as http://localhost:8000/v1, {advice}.")
     base_url = re.sub(r"/(chat/completions|messages)/?$", "", base_url)  # as CoMLRL's files have it
     api = api or (ANTHROPIC if provider is PROVIDERS[0] else OPENAI)
     return EndpointSettings(model, api, base_url, key_env, **settings)
@@ -257,10 +248,10 @@ class EndpointClient:
                 return failures[0]
             try:
                 result = self._ask_one(sdk, missing[key])
-                self.write(key, result)
             except EndpointError as error:
                 failures.append(error)
                 return error
+            self.write(key, result)
             return result
 
         pool = ThreadPoolExecutor(endpoint.concurrency)
@@ -300,17 +291,13 @@ class EndpointClient:
             return None
 
     def write(self, key: str, answer: Answer) -> None:
-        """Keeps an answer. Other processes may write the same one. Raises `EndpointError` if the disk is full."""
+        """Keeps an answer. Other processes may write the same one."""
         path = self._path(key)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with naming(path):
             unfinished.write_text(json.dumps(asdict(answer)), encoding="utf-8")
-            unfinished.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
-            raise EndpointError(f"an answer cannot be kept in {path}: {error.strerror}") from None
+        unfinished.replace(path)
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

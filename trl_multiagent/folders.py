@@ -26,7 +26,6 @@ DATASET_STATE = "state.json"  # of `Dataset.save_to_disk`
 TEAM_FILE = "team.json"
 CRITICS_FOLDER = "critics"  # in the folder of a team
 RECIPE_FILE = "config.yaml"  # the settings of a run
-CURVE_FILE = "reward_curve.png"  # the picture in a team's model card
 RUN_FILE = "run.json"  # facts about a run
 LOG_FILE = "log.jsonl"  # the entries of its log
 ALARMS_FILE = "alarms.jsonl"

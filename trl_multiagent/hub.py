@@ -18,7 +18,6 @@ from trl_multiagent.folders import (
     ADAPTER_CONFIG,
     CARD_FILE,
     CRITICS_FOLDER,
-    CURVE_FILE,
     MODEL_CONFIG,
     RECIPE_FILE,
     TEAM_FILE,
@@ -33,7 +32,7 @@ PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # The files of a team other than those of its agents: its description, the card, and the files that the card shows or
 # links
-TOP_FILES = (TEAM_FILE, CARD_FILE, CURVE_FILE, RECIPE_FILE, "training_args.bin")
+TOP_FILES = (TEAM_FILE, CARD_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
 AGENT_FILES = (
     *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, "generation_config.json"),
@@ -54,6 +53,7 @@ def push_folder(
     commit_message: str = "Upload team",
     create_pr: bool = False,
     with_critics: bool = False,
+    advice: str | None = None,
 ) -> CommitInfo:
     """
     Uploads only the team in the folder of a saved team or of a training run, see [`team_files`]. Files that the
@@ -66,6 +66,7 @@ def push_folder(
         private, token, revision, commit_message, create_pr: See [`AgentTeam.push_to_hub`].
         with_critics (`bool`, *optional*, defaults to `False`): Whether to upload the critics of an actor-critic run,
             too.
+        advice (`str`, *optional*): How to repeat an upload that fails; by default by the command `push`.
 
     Raises:
         `ValueError`: The folder contains no team.
@@ -78,42 +79,41 @@ def push_folder(
         )
     repo_id = open_repo(repo_id, private, token, revision, create_pr)
     rename_card(folder, repo_id, None if create_pr else revision)
-    options = {"token": token, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
-    advice, files = push_command_advice(folder, repo_id, revision), team_files(folder, with_critics)
-    return upload_folder(folder, repo_id, advice, files, **options)
+    return upload_folder(
+        folder,
+        repo_id,
+        advice or push_command_advice(folder, repo_id, revision),
+        allow_patterns=team_files(folder, with_critics),
+        token=token,
+        revision=revision,
+        commit_message=commit_message,
+        create_pr=create_pr,
+    )
 
 
 def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     """
-    Lists the files of the team in a folder, as paths relative to the folder: `team.json`, the models and tokenizers of
-    its agents, the model card and its picture, and the settings. Links that lead out of the folder are left out.
+    Lists the files of the team in a folder, as patterns for the Hub's client that match only these paths: `team.json`,
+    the models and tokenizers of its agents, the model card, and the settings. Links that lead out of the folder are
+    left out.
     """
     folder = Path(folder)
     patterns = [*TOP_FILES, *(f"agents/*/{name}" for name in AGENT_FILES)]
     if with_critics:
         patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]
     paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return sorted(str(path.relative_to(folder)) for path in paths if not leads_out(path, folder))
+    return sorted(glob.escape(str(path.relative_to(folder))) for path in paths if not leads_out(path, folder))
 
 
-def as_patterns(files: Sequence[str]) -> list[str]:
-    """Returns patterns for the Hub's client that match only these paths."""
-    return [glob.escape(path) for path in files]
-
-
-def upload_folder(
-    folder: str | Path, repo_id: str, advice: str, files: Sequence[str] | None = None, **options: Any
-) -> CommitInfo:
+def upload_folder(folder: str | Path, repo_id: str, advice: str, **options: Any) -> CommitInfo:
     """
-    Uploads a folder, or some `files` in it, to a repository, see [`open_repo`]. `options` are those of the Hub's
-    client.
+    Uploads a folder to a repository, see [`open_repo`]. `options` are those of the Hub's client.
 
     Raises:
         `RuntimeError`: The upload failed or was interrupted. The message ends with `advice` on how to repeat it.
     """
     with upload_error_with_advice(repo_id, advice):
-        patterns = None if files is None else as_patterns(files)
-        return HfApi().upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=patterns, **options)
+        return HfApi().upload_folder(repo_id=repo_id, folder_path=folder, **options)
 
 
 def open_repo(

@@ -8,8 +8,8 @@ from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.joint_text import Text, plain
 from trl_multiagent.tasks.code_generation.data import mbpp_row
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.prompts import MAIN
-from trl_multiagent.tasks.problems import read_problem
+from trl_multiagent.tasks.code_generation.item_facts import read_problem
+from trl_multiagent.tasks.code_generation.reward import MAIN
 
 
 @dataclass

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from matplotlib.figure import Figure
 
 import trl_multiagent
-from trl_multiagent.configs.recipes.workflows import writer_editor
+from trl_multiagent.configs.recipes.workflows.writer_editor import TASK, writer_editor
 
 
 NAMES = ("MAGRPO", "MARLOO", "MAReMax", "MAREINFORCE", "IAC", "MAAC")
@@ -44,11 +44,11 @@ def rewards(name: str, seed: int) -> list[float]:
     """Returns the mean reward of the final texts at each step. Trains if there is no run yet."""
     file = RUNS / f"{name}_{seed}.json"
     if not file.exists():
-        environment = writer_editor.make_environment(None)
-        team = trl_multiagent.AgentTeam.from_pretrained(writer_editor.demo_model(), roles=environment.roles)
+        environment = writer_editor
+        team = trl_multiagent.AgentTeam.from_pretrained(TASK.models["demo"](), roles=environment.roles)
         settings = {**COMMON, **OTHER.get(name, {}), "seed": seed}
         args = getattr(trl_multiagent, f"{name}Config")(str(RUNS / "run"), **settings)
-        items, _ = writer_editor.load_datasets(None)
+        items, _ = TASK.load_datasets(None)
         trainer = getattr(trl_multiagent, f"{name}Trainer")(team, environment, args, train_dataset=items)
         trainer.train()
         log = [entry["final_turn/reward"] for entry in trainer.state.log_history if "final_turn/reward" in entry]

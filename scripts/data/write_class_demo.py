@@ -3,16 +3,15 @@ Writes `trl_multiagent/data/class_demo.jsonl.gz`: the generated classes of the d
 the split `test`. To be run after a change of `write_method`, or of an item's columns.
 """
 
-import gzip
 import itertools
-import json
 import random
 import textwrap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-import trl_multiagent
-from trl_multiagent.tasks.class_completion.data import DEMO, LOGS, make_item, write_method
+from write_bugs import DATA, write_rows
+from write_classes import make_item
+
+from trl_multiagent.tasks.class_completion.data import DEMO, LOGS, write_method
 
 
 SEED = 31
@@ -64,12 +63,5 @@ def write_test(kind: str, solution: str, names: Sequence[str], number: int) -> s
     return f"class Test{number}(unittest.TestCase):\n    def test(self):\n{body}\n"
 
 
-def main() -> None:
-    rows = "".join(json.dumps(item) + "\n" for item in demo_items())
-    path = Path(trl_multiagent.__file__).parent / "data" / "class_demo.jsonl.gz"
-    path.write_bytes(gzip.compress(rows.encode(), 9, mtime=0))
-    print(f"{rows.count(chr(10))} classes, {path.stat().st_size} bytes")
-
-
 if __name__ == "__main__":
-    main()
+    write_rows([*demo_items()], DATA / "class_demo.jsonl.gz")

@@ -31,15 +31,13 @@ def test_the_demo_shows_progress_result_and_paths(demo_run):
     assert "Warning" not in process.stderr
     rows = dict(re.findall(r"^(\S.*?) {2,}(\S+ +\S+)$", process.stdout, flags=re.MULTILINE))
     assert {"joint reward (0 to 4)", "tests passed", "both agents follow the same convention"} <= set(rows)
-    assert process.stdout.count("Sample answer:") == 2
+    assert process.stdout.count("Sample answer:") == 1
     lines = process.stdout.replace(str(outputs), "outputs").splitlines()
     assert max(map(len, lines)) <= 100
 
-    team_folder, picture = (re.search(rf"{name} +(\S+)", process.stdout).group(1) for name in ("Saved team", "curve"))
+    team_folder = re.search(r"Saved team +(\S+)", process.stdout).group(1)
     assert team_folder.startswith(str(outputs))
     assert AgentTeam.from_pretrained(team_folder).roles == ("aux", "main")
-    with open(picture, "rb") as file:
-        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
 
 
 def test_the_base_model_is_mediocre_as_it_should_be(demo_run, demo_cache, monkeypatch):

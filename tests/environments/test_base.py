@@ -277,8 +277,8 @@ def test_later_turns_come_from_the_transition():
         transition=lambda item, history: dict.fromkeys(PROMPTS, f"{item['topic']} {history[-1].outcome.reward}")
     )
     assert env.prompts(ITEMS[0], history) == {"poet": "rain 0.5", "critic": "rain 0.5"}
-    with pytest.raises(ValueError, match="needs a `transition`"):
-        environment().prompts(ITEMS[0], history)
+    with pytest.raises(ValueError, match="no `transition` makes the prompts"):
+        environment().check_turns(2)
 
 
 # Environments of a user's own
@@ -321,7 +321,7 @@ BAD_OUTCOMES = [
 BAD_PROMPTS = [
     (None, "`Own.prompts` returned None; it must return a dict with a prompt for each role that acts."),
     ({"poet": "p", "editor": "p"}, "`Own.prompts` returned a prompt for editor; the roles are poet, critic."),
-    ({}, "`Own.prompts` returned no prompt at the first turn; at least one role must act."),
+    ({}, "`Own.prompts` returned no prompt at the first turn: an episode must not end before"),
     ({"poet": "p", "critic": None}, "`Own.prompts`, for 'critic', returned None; a prompt is text, or messages"),
     ({"poet": "p", "critic": [{"role": "user"}]}, "a prompt is text, or messages"),
     (SystemExit(3), "`Own.prompts` called sys.exit(3)."),

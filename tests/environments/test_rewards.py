@@ -13,6 +13,7 @@ from trl.rewards import get_soft_overlong_punishment, think_format_reward
 from trl_multiagent.environments import FunctionEnvironment, TaskError, role_reward
 from trl_multiagent.environments.base import ScoringContext, scoring
 from trl_multiagent.environments.reward_models import RewardModel
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
 
 from tiny import byte_tokenizer
 
@@ -126,12 +127,33 @@ def test_functions_get_what_they_name():
         return [1.0, 1.0]
 
     def everything(**kwargs):
-        names = {"topic", "prompts", "completions", "episodes", "trainer_state", "log_metric", "log_extra"}
-        assert set(kwargs) == names
+        names = "topic prompts completions episodes groups trainer_state log_metric log_extra".split()
+        assert sorted(kwargs) == sorted(names)
         assert kwargs["episodes"] == [[action] for action in kwargs["completions"]]
         return [0.0, 0.0]
 
     assert rewards(environment(named, columns_alone, everything)) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("order", [None, [["poet"], ["critic"]]])
+def test_the_joint_actions_of_an_item_can_be_ranked(order):
+    """Also of equal items, which are different ones."""
+
+    def shortest(completions, groups, **columns):
+        lengths = [(group, len(by_role["critic"])) for group, by_role in zip(groups, completions, strict=True)]
+        return [float(x == min(y for y in lengths if y[0] == x[0])) for x in lengths]
+
+    def sample(nodes, number):
+        roles = {role for node in nodes for role in node.prompts}
+        texts = [["x" * (3 + 2 * node.tree + g) for g in range(number)] for node in nodes]
+        return {role: [Samples([1], [[1]] * number, own) for own in texts] for role in roles}
+
+    env, turns = environment(shortest, order=order), len(order or [1])
+    levels = grow_trees(
+        ITEMS[:1] * 2, env, sample, lambda nodes: judge_nodes(env, nodes), num_turns=turns, num_generations=2
+    )
+    assert [node.rewards for node in levels[-1]] == [[1.0, 0.0]] * 2**turns
+    assert rewards(env if order is None else environment(shortest)) == [1.0, 1.0]
 
 
 def test_what_a_trainer_knows():

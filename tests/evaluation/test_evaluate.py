@@ -16,13 +16,13 @@ from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 from trl_multiagent import Task, cli
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.play import EpisodeGenerator, Policy
-from trl_multiagent.evaluation.players import DiscussionEnvironment, PipelineSampler, answer_limit
+from trl_multiagent.evaluation.play import EpisodeGenerator
+from trl_multiagent.evaluation.players import PipelineSampler, Policy
 from trl_multiagent.evaluation.statistics import item_values
 from trl_multiagent.folders import locked
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, play_episodes
-from trl_multiagent.runs.evaluation import USED, algorithm_of, find_config, find_team, safe_settings
+from trl_multiagent.runs.evaluation_settings import USED, algorithm_of, find_config, find_team, safe_settings
 from trl_multiagent.settings.read import CONFIGS, RECIPES, read_yaml, renamed
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
@@ -50,7 +50,7 @@ def runs(tmp_path_factory):
 def evaluated(runs, tmp_path_factory):
     """An evaluation with all baselines, with which others are compared: its folder, and what it printed."""
     folder = tmp_path_factory.mktemp("evaluated") / "results"
-    names = "raw_single_agent,concatenation,pipeline,discussion"
+    names = "raw_single_agent,concatenation,pipeline"
     evaluate(runs / "plain", "--num_turns", "2", "--output_dir", folder, "--baselines", names)
     return folder
 
@@ -81,7 +81,7 @@ def test_numbers_are_those_of_the_transcripts(evaluated):
     assert team["cost"]["generated_tokens"] == tokens and team["cost"]["calls"] == len(records) * 4
     table = (evaluated / "evaluation.txt").read_text()
     assert "return" in table and "pass@1" in table and "the team minus" in table
-    assert set(contents["policies"]) == {"plain", "raw_single_agent", "concatenation", "pipeline", "discussion"}
+    assert set(contents["policies"]) == {"plain", "raw_single_agent", "concatenation", "pipeline"}
     assert set(contents["differences"]) == set(contents["policies"]) - {"plain"}
     page = read_page(evaluated / "report.html")["evaluation"]
     assert page["policies"]["plain"]["results"]["final"]["pass@1"] == pytest.approx(
@@ -143,7 +143,7 @@ def test_two_evaluations_do_not_write_into_one_folder(evaluated, runs, tmp_path,
 def test_what_the_baselines_see_and_cost(evaluated):
     team, single = transcripts(evaluated), transcripts(evaluated, "raw_single_agent")
     assert set(single[0]["turns"][0]["prompts"]) == {"main"}
-    for name, limit in (("concatenation", 6), ("pipeline", 6), ("discussion", 3), ("raw_single_agent", 12)):
+    for name, limit in (("concatenation", 6), ("pipeline", 6), ("raw_single_agent", 12)):
         records = transcripts(evaluated, name)
         lengths = [x for record in records for turn in record["turns"] for x in turn["tokens"].values()]
         assert max(lengths) == limit
@@ -155,22 +155,6 @@ def test_what_the_baselines_see_and_cost(evaluated):
             answer = turn["completions"]["aux"].strip()
             assert turn["prompts"]["main"].startswith(f"The answer of aux:\n\n{answer}\n\n")
             assert "The answer of" not in turn["prompts"]["aux"]
-    for record in transcripts(evaluated, "discussion"):
-        draft, answer, second_draft, _ = record["turns"]
-        assert draft["reward"] == 0.0 and draft["metrics"] == {} and "passed" in answer["metrics"]
-        for role, other in (("aux", "main"), ("main", "aux")):
-            shown = answer["prompts"][role]
-            assert f"The answer of {other}:\n\n{draft['completions'][other].strip()}\n\n" in shown
-            assert f"The answer of {role}:" not in shown and shown.endswith(draft["prompts"][role])
-        assert second_draft["prompts"] == dict.fromkeys(("aux", "main"), "Again:")
-    costs = report(evaluated)["policies"]
-    assert costs["discussion"]["cost"]["calls"] == 2 * costs["plain"]["cost"]["calls"]
-
-
-def test_answer_limits():
-    names = ("raw_single_agent", "pipeline", "discussion")
-    assert [answer_limit(name, 3, 100, "turn") for name in names] == [300, 100, 50]
-    assert answer_limit("raw_single_agent", 3, 100, "answer") == answer_limit("discussion", 3, 100, "answer") == 100
 
 
 def test_prompts_of_code_generation_do_not_contradict_what_is_shown():
@@ -180,21 +164,6 @@ def test_prompts_of_code_generation_do_not_contradict_what_is_shown():
     assert shown.startswith("The answer of aux:\n\ndef aux(): pass\n\n") and "cannot see" not in shown
     messages = environment.show_answers("main", [{"role": "user", "content": "Do it."}], {"aux": "x"})
     assert messages == [{"role": "user", "content": "The answer of aux:\n\nx\n\nDo it."}]
-    assert DiscussionEnvironment(environment).unwrapped is environment
-
-
-def test_pipeline_and_discussion_with_chat_templates():
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    team, environment = tiny_team(chat_template=template), LetterEnvironment(("aux", "main"))
-    config = EvaluationConfig(num_episodes=2, temperature=1.0)
-    generator = EpisodeGenerator(Policy("team", "team", environment, None, max_completion_length=4), team, config)
-    generator.items = [0]
-    for own, sampler in (
-        (environment, PipelineSampler(environment, team, generator)),
-        (DiscussionEnvironment(environment), TeamSampler(team, generator)),
-    ):
-        levels = play_episodes([{"x": "1"}], own, sampler, num_turns=2, num_episodes=2)
-        assert all(node.rewards for node in levels[-1])
 
 
 @pytest.mark.parametrize(("form", "calls"), [("lora", {"aux + main"}), ("full", {"aux", "main"})])
@@ -248,10 +217,10 @@ def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsy
 
 def test_several_teams_and_a_dry_run(runs, tmp_path, capsys):
     hostile = tmp_path / "\x1b[2J"
-    evaluate(runs / "plain", runs / "small", "--output_dir", hostile, "--dry_run", "--baselines", "discussion")
+    evaluate(runs / "plain", runs / "small", "--output_dir", hostile, "--dry_run", "--baselines", "raw_single_agent")
     out = capsys.readouterr().out
     assert f"{ITEMS}, with 4 episodes of 1 turns each" in out and "56 completions, 336 tokens at most" in out
-    assert "112 completions, 336 tokens at most" in out and "\x1b" not in out and not list(tmp_path.iterdir())
+    assert "28 completions, 336 tokens at most" in out and "\x1b" not in out and not list(tmp_path.iterdir())
     evaluate(runs / "plain", runs / "small", "--output_dir", tmp_path)
     contents = report(tmp_path)
     both, rows = contents["over_teams"]["final"]["return"], contents["policies"].values()
@@ -272,7 +241,7 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([tmp_path / "empty", "--split", "test"], "holds no team.json"),
         ([plain / "team.json"], "is a file"),
         ([plain, "--k", "1", "9"], "pass@9 needs at least 9 episodes per item, but `num_episodes` is 4"),
-        ([plain, "--split", "empty"], "the evaluation set is empty"),
+        ([plain, "--split", "empty"], "no items to evaluate on"),
         ([runs / "small"], "set `dataset.eval_split` or --split"),
         ([tmp_path / "others", "--split", "test"], "has the roles left, right, but the task has aux, main"),
         ([plain, plain], "one of them twice"),
@@ -429,7 +398,7 @@ def test_episodes_in_which_roles_do_not_act(runs, tmp_path, capsys):
     """
     rows = Dataset.from_dict({"x": ["1", "12", "1234"]})  # one of each of the kinds of `Workflow`
     task = Task(lambda settings: Workflow(), lambda settings: (rows, rows), settings=TASK.settings)
-    names = ("--baselines", "pipeline,discussion", "--contributions")
+    names = ("--baselines", "pipeline", "--contributions")
     common = ("--num_turns", "3", "--output_dir")
     evaluate(runs / "plain", *common, tmp_path / "results", *names, task=task)
     records, contents = transcripts(tmp_path / "results"), report(tmp_path / "results")
@@ -454,10 +423,6 @@ def test_episodes_in_which_roles_do_not_act(runs, tmp_path, capsys):
     for record in transcripts(tmp_path / "results", "pipeline"):
         for turn in record["turns"]:  # it sees the answers of this turn alone
             assert turn["prompts"].get("main", "").startswith("The answer of aux") == (len(turn["prompts"]) == 2)
-    for record in transcripts(tmp_path / "results", "discussion"):
-        drafts, answers = record["turns"][::2], record["turns"][1::2]
-        assert [[*turn["prompts"]] for turn in drafts] == [[*turn["prompts"]] for turn in answers]
-        assert all("role_rewards" in turn for turn in answers)
     evaluate(runs / "plain", runs / "small", *common, tmp_path / "crossed", task=task, cross_play=True)
     assert transcripts(tmp_path / "crossed") == records
     capsys.readouterr()
@@ -509,7 +474,7 @@ def test_the_items_of_a_task_without_a_split(runs, tmp_path, capsys):
         assert "2, with 4 episodes" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         dry_run(None)
-    assert "has to return an evaluation set" in capsys.readouterr().err
+    assert "or give --dataset" in capsys.readouterr().err
 
 
 def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, evaluated, tmp_path):

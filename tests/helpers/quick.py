@@ -5,14 +5,12 @@ import gc
 import importlib.metadata
 import os
 import sys
-from pathlib import Path
 
 import accelerate.utils.other
 import jinja2
 import torch
 
 from trl_multiagent.demo import problems as demo_problems
-from trl_multiagent.tasks import problems
 
 
 def make_libraries_quick() -> None:
@@ -34,14 +32,10 @@ def make_libraries_quick() -> None:
     if not torch.cuda.is_available():
         # Of a device that is not there, torch keeps every seed with the stack of its caller
         torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
-    hub = sys.modules.get("trl_multiagent.trainers.base.hub")
-    if hub is not None:  # every checkpoint has a picture, which takes as long to draw as a step
-        hub.draw_reward_curve = no_picture
     report = sys.modules.get("trl_multiagent.trainers.base.run_report")
     if report is not None:  # every training ends with a page, which takes as long
         report.RunReport.drawn, report.RunReport.refresh = report.RunReport.refresh, no_page
-    # Every start checks all problems of a benchmark, or makes those of the demo
-    problems.unusable_test = functools.cache(problems.unusable_test)
+    # Every start makes the problems of the demo
     demo_problems.demo_dataset = functools.cache(demo_problems.demo_dataset)
 
 
@@ -69,11 +63,3 @@ def train(self, mode=True):
 
 def no_page(*_, **__) -> None:
     """Stands in for the refresh of a run's report, which tests with the fixture `reports` write."""
-
-
-def no_picture(_, path: Path) -> None:
-    """
-    Stands in for the reward curve, which `test_model_card.py` and the runs of `test_hub.py` draw, and for the picture
-    of a reward model, which tests with the fixture `reports` draw.
-    """
-    path.touch()

@@ -250,15 +250,6 @@ def test_an_environment_with_a_state_continues_with_it(tmp_path):
     assert set(whole["chosen_metric_reward"]) == {7.0}
 
 
-def test_the_picture_of_the_rewards(tmp_path):
-    from matplotlib.image import imread
-
-    collect(tmp_path, log_reward_distribution=True)
-    height, width, _ = imread(tmp_path / "rewards.png").shape
-    assert width > height > 300
-    assert "![Rewards and gaps](./rewards.png)" in (tmp_path / "README.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

@@ -51,11 +51,11 @@ def test_the_plan_says_what_it_costs_and_writes_nothing(tmp_path, monkeypatch, c
     run_collection(TASK, [*argv, "--items_per_chunk", "4"])
     out = capsys.readouterr().out
     assert "to score         60 joint answers" in out
-    assert "12000 sampled at most" in out
+    assert "of 12000 tokens at most" in out
     assert "folder           outputs/preferences" in out
     run_collection(TASK, [*argv, "--comparator_policy", "current"])
     out = capsys.readouterr().out
-    assert "120 joint answers" in out and "24000 sampled" in out
+    assert "120 joint answers" in out and "24000 tokens" in out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.runs.prepared import PreparedRun, parse_recipe
 from trl_multiagent.tasks.code_generation.data import TASK
-from trl_multiagent.tasks.code_generation.feedback import MODES
+from trl_multiagent.tasks.code_generation.environment import MODES
 
 from tiny import byte_tokenizer, tiny_llama
 

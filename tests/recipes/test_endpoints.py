@@ -105,7 +105,7 @@ def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train,
         ({"expert_api_key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY, which must hold the key for m"),
         ({"expert_api_key_env": KEY}, "`external.expert_api_key_env` must be the name of an environment variable"),
         ({"expert_api_key": KEY}, "`external.expert_api_key` cannot be used"),
-        ({"expert_base_url": f"http://{KEY}@h/v1"}, "`external.expert_base_url` must not have a user"),
+        ({"expert_base_url": f"http://{KEY}@h/v1"}, "`external.expert_base_url` must be a URL"),
         ({"expert_on_failure": "panic"}, "`external.expert_on_failure`"),
     ],
 )

@@ -395,7 +395,7 @@ def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(script, for
     assert f"Saved team       {run.relative_to(folder)}" in done.stdout
 
     names = {path.name for path in run.iterdir()}
-    assert {"team.json", "agents", "README.md", "reward_curve.png", "config.yaml", "training_args.bin"} <= names
+    assert {"team.json", "agents", "README.md", "config.yaml", "training_args.bin"} <= names
     card = (run / "README.md").read_text()
     for target in re.findall(r"\]\((\./[^)]+)\)", card):
         assert (run / target).exists(), target
@@ -439,7 +439,7 @@ def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, script, f
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, "--max_steps", "1", cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     names = {path.name for path in (tmp_path / "team").iterdir()}
-    assert {"team.json", "agents", "README.md", "reward_curve.png", "config.yaml"} <= names
+    assert {"team.json", "agents", "README.md", "config.yaml"} <= names
     card = (tmp_path / "team" / "README.md").read_text()
     assert f'AgentTeam.from_pretrained("{tmp_path}/team")' in card
     for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):

@@ -5,8 +5,7 @@ import zipfile
 
 import pytest
 
-from trl_multiagent import cli
-from trl_multiagent.configs.recipes.real import hidden
+from trl_multiagent.configs.recipes.real import demo, hidden
 from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
 from trl_multiagent.environments.base import Turn, judge
 from trl_multiagent.models import packaged, pretrained
@@ -44,20 +43,19 @@ def test_held_out_words_are_in_no_training_item():
         assert all(row["word"] in row["options"].split(", ") for row in items)
 
 
-def test_the_recipe_trains_and_cuts_messages(tmp_path, tiny_model, monkeypatch, capsys):
+def test_the_demo_shows_answers_before_and_after(tmp_path, tiny_model, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "smollm2", lambda: str(tiny_model))
     override = [
         "--override",
         f"agent_model.name={tiny_model}",
         "magrpo.max_steps=1",
         "agent_model.torch_dtype=float32",
     ]
-    cli.main(["train", "magrpo", "--config", "hidden", *override, "output.base_dir=run"])
-    (run,) = (tmp_path / "run").iterdir()
-    evaluate = ["evaluate", str(run), "--config", "hidden", "--ablate", "messages", "--num_episodes", "1"]
-    cli.main(evaluate)
-    table = capsys.readouterr().out
-    assert "messages cut" in table and "messages shuffled" in table
+    demo.main(override, tmp_path / "run", items=1)
+    shown = capsys.readouterr().out.partition("Before and after")[2]
+    words = ["is hidden in a box", "before   speaker:", "after    speaker:", "messages cut", "0.25 at most"]
+    assert all(word in shown for word in [*words, "report.html"])
 
 
 def test_the_copy_of_a_model_is_converted_once(tmp_path, monkeypatch, capsys, tiny_model):

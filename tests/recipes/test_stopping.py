@@ -221,11 +221,10 @@ def test_a_launcher_waits_for_what_it_has_launched(number):
 # Runs its arguments as programs, one after the other
 SEEDS = """
 import sys
-from pathlib import Path
 from trl_multiagent.runs.seeds import run_all
 
 commands = {f"seed_{k}": [sys.executable, "-c", program] for k, program in enumerate(sys.argv[1:])}
-print(run_all(commands, 1, print, Path(".")))
+print(run_all(commands, print))
 """
 
 
@@ -243,39 +242,22 @@ def test_no_other_seed_starts_after_a_signal(forked, tmp_path):
     assert done.stdout.splitlines() == ["seed_0: complete", "seed_0", "0"], done.stderr
 
 
-# Starts two runs, and is killed
+# Starts a run, which kills it
 KILLED = """
-import os, signal, sys
-from pathlib import Path
+import sys
 from trl_multiagent.runs.seeds import run_all
 
-program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-commands = {f"seed_{k}": [sys.executable, "-c", program] for k in range(2)}
-folder = Path(sys.argv[1])
-
-def kill_after(_):
-    while not all((folder / f"{name}.log").is_file() and (folder / f"{name}.log").read_text() for name in commands):
-        sleep(0.05)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-import time
-sleep, time.sleep = time.sleep, kill_after
-run_all(commands, 2, print, folder)
+program = "import os,sys,time; open(sys.argv[1], 'w').write(f'{os.getpid()}'); os.kill(os.getppid(), 9); time.sleep(9)"
+run_all({"seed_0": [sys.executable, "-c", program, sys.argv[1]]}, print)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
 def test_seeds_end_with_the_program_that_started_them(tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run")], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    for process in (int((tmp_path / f"seed_{k}.log").read_text()) for k in range(2)):
-        wait_for_end(process)
-
-
-def wait_for_end(process: int) -> None:
-    """Waits until a process is gone, or only its status is left."""
+    status = Path(f"/proc/{(tmp_path / 'run').read_text()}/stat")
     for _ in range(200):
-        status = Path(f"/proc/{process}/stat")
         if not status.is_file() or status.read_text().rpartition(") ")[2].startswith("Z"):
             return
         time.sleep(0.05)
@@ -289,10 +271,10 @@ from trl_multiagent.runs import seeds
 
 def train(*arguments):
     first = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.kill(os.getppid(), 15); time.sleep(1)"
-    return seeds.run_all({"seed_0": [sys.executable, "-c", first]}, 1, print, None), ["seed_0"]
+    return seeds.run_all({"seed_0": [sys.executable, "-c", first]}, print), ["seed_0"]
 
 seeds.train_with_seeds = train
-sys.exit(seeds.run_experiment("needed", {}, [0], 1, seeds.Path("x"), []))
+sys.exit(seeds.run_experiment("needed", {}, [0], seeds.Path("x"), []))
 """
 
 

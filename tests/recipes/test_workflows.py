@@ -1,19 +1,19 @@
 """The recipes of workflows: their rewards, their demonstrations, and what is sampled and trained."""
 
+import asyncio
 import copy
 import random
-from collections import Counter
 
 import pytest
 import torch
+from datasets import Dataset
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, Turn, cli
-from trl_multiagent.configs.recipes.workflows import debate_judge, solver_critic, writer_editor
+from trl_multiagent import AgentTeam, Turn, cli, workflow
+from trl_multiagent.configs.recipes.workflows import debate_judge, demos, solver_critic, writer_editor
 from trl_multiagent.environments.base import judge
-from trl_multiagent.rollout.history import whole_prompt
 from trl_multiagent.trainers.base.trace_files import read_trace
 
-from tiny import FORMS, count_reward, team_of, tiny_team, tiny_trainer
+from tiny import FORMS, team_of, tiny_trainer
 
 
 WORKFLOWS = {"writer_editor": writer_editor, "solver_critic": solver_critic, "debate_judge": debate_judge}
@@ -45,7 +45,7 @@ def play(environment, item, *said):
 )
 def test_the_reward_of_a_final_sentence(sentence, reward):
     item = {"noun": "fox", "verb": "sings", "place": "tower"}
-    first, last = play(writer_editor.make_environment(None), item, {"writer": "any draft"}, {"editor": sentence})
+    first, last = play(writer_editor.writer_editor, item, {"writer": "any draft"}, {"editor": sentence})
     assert first.reward == 0.0 and last.reward == pytest.approx(reward) and not last.role_rewards
 
 
@@ -62,44 +62,36 @@ def test_the_reward_of_a_final_sentence(sentence, reward):
 )
 def test_the_rewards_of_a_solver_and_a_critic(answers, rewards):
     said = [{role: text} for role, text in zip(("solver", "critic", "solver"), answers, strict=False)]
-    outcomes = play(solver_critic.SolverCritic(), {"a": 2, "b": 3}, *said)
-    assert tuple(sum(x.role_rewards[role] for x in outcomes) for role in ("solver", "critic")) == rewards
+    outcomes = play(solver_critic.solver_critic, {"a": 2, "b": 3}, *said)
+    paid = tuple(sum(x.role_rewards.get(role, x.reward) for x in outcomes) for role in ("solver", "critic"))
+    assert paid == rewards and outcomes[1].metrics["confirmed"] == (answers[1].strip() == answers[0].strip())
 
 
 @pytest.mark.parametrize(
     ("verdict", "rewards"), [("Pro ", (1.0, -1.0, 1.0)), ("con", (-1.0, 1.0, 0.0)), ("both", (0.0, 0.0, 0.0))]
 )
 def test_the_rewards_of_a_debate(verdict, rewards):
-    environment = debate_judge.Debate()
+    environment = debate_judge.debate_judge
     item = {"dice": [6, 4, 1]}
     first, last = play(environment, item, {"pro": "6", "con": " 2"}, {"judge": verdict})
-    assert set(first.role_rewards.values()) == {0.0} and first.metrics == {"true_dice": 0.5}
+    assert first.reward == 0.0 and first.metrics == {"true_dice": 0.5}
     assert tuple(last.role_rewards.values()) == rewards
-    shown = environment.prompts(item, [Turn({}, {"pro": "6", "con": " 2"}, first)])["judge"]
+    shown = environment.prompts(item, [Turn(environment.prompts(item, ()), {"pro": "6", "con": " 2"}, first)])["judge"]
     assert "names a 6." in shown and "names a ?." in shown  # no die shows a 2
 
 
 def test_demonstrations_have_the_prompts_that_agents_get():
     """Those of a solver's second answer contain its first one, as the sampler writes it."""
-    environment = solver_critic.SolverCritic()
-    pairs = solver_critic.demonstrate(3000, random.Random(0))
-    item, history, expected = {"a": 2, "b": 3}, [], []
-    for role, answer in (("solver", "4"), ("critic", "5"), ("solver", "")):
-        prompts = environment.prompts(item, history)
-        expected.append(whole_prompt(role, history, prompts[role], as_chat=False))
-        history.append(Turn(prompts, {role: answer}, None))
-    assert len(pairs) == 3000 and set(expected) <= {prompt for prompt, _ in pairs}
-
-    environment, item = writer_editor.make_environment(None), {"noun": "fox", "verb": "sings", "place": "tower"}
-    prompts = {prompt for prompt, _ in writer_editor.demonstrate(9000, random.Random(0))}
-    (draft,) = environment.prompts(item, ()).values()
-    history = [Turn({"writer": draft}, {"writer": "a fox sings in the tower"}, None)]
-    assert {draft, *environment.prompts(item, history).values()} <= prompts
-
-    prompts = {prompt for prompt, _ in debate_judge.demonstrate(8000, random.Random(0))}
-    environment, item = debate_judge.Debate(), {"dice": [6, 4, 1]}
-    history = [Turn({}, {"pro": "6", "con": "1"}, None)]
-    assert {*environment.prompts(item, ()).values(), *environment.prompts(item, history).values()} <= prompts
+    first = "2 + 3 = ? Answer with a number only:\n"
+    checked = "2 + 3 = 4 ? Repeat the number if it is right, else write the right one:\n"
+    (pairs,) = demos.transcripts(solver_critic.solver_critic, [({"a": 2, "b": 3}, ("4", "5", "5"))])
+    assert pairs == [(first, "4"), (checked, "5"), (f"{first}4\n\nA critic says 5. Answer again:\n", "5")]
+    for recipe, demonstrate in (
+        (writer_editor.writer_editor, demos.careless_writing),
+        (solver_critic.solver_critic, demos.careless_sums),
+        (debate_judge.debate_judge, demos.careless_debates),
+    ):
+        assert len(demonstrate(recipe, 20, random.Random(0))) == 20
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -125,53 +117,22 @@ def test_recipes_train_offline(name, tiny_model, tmp_path, monkeypatch):
     assert written == sum(len(expected[turn]) for turn in trace["turn"])
 
 
-def positive(completions, **columns):
-    return [1.0 + reward for reward in count_reward(completions)]
-
-
-def test_every_sampled_token_of_writer_and_editor_is_used(tmp_path):
-    """Each draft is read by editors, and each answer, which only one agent gives, is a row of the update."""
-    environment = FunctionEnvironment(writer_editor.PROMPTS, positive, order=[["writer"], ["editor"]])
-    items, _ = writer_editor.load_datasets(None)
-    settings = {"num_turns": 2, "num_generations": 3, "advantage_mode": "raw", "trace_steps": 1}
-    trainer = tiny_trainer(tmp_path, tiny_team(environment.roles), environment, train_dataset=items, **settings)
-    batches, make = [], trainer._make_batches
-    trainer._make_batches = lambda *args: batches.extend(made := make(*args)) or made
-    trainer.train()
-    levels = trainer._levels
-    sampled = Counter()
-    for role, nodes in zip(environment.roles, levels, strict=True):
-        assert all(list(node.samples) == [role] for node in nodes)
-        sampled[role] = sum(len(ids) for node in nodes for ids in node.samples[role].completion_ids)
-        assert sum(int(x.agents[role].completion_mask.sum()) for x in batches) == sampled[role]
-    assert trainer.generated_tokens == sampled.total() > 0
-    for draft in levels[0]:
-        shown = [draft.children[g].prompts["editor"] for g in range(3)]
-        assert all(text in prompt for text, prompt in zip(draft.samples["writer"].texts, shown, strict=True))
-    trace = read_trace(tmp_path / "trace")
-    assert len(trace) == 2 * 3 + 2 * 9
-    assert (trace["completion/writer"].isna() != trace["completion/editor"].isna()).all()
-    assert (trace["completion/writer"].isna() == trace["advantage/writer"].isna()).all()
-
-
-class Decided(debate_judge.Debate):
-    """A debate whose judge may write anything: the first byte is the verdict."""
-
-    def decide(self, item, joint_action, history):
-        if "judge" in joint_action:
-            is_pro = sum(joint_action["judge"].encode()) % 2
-            joint_action = {"judge": "pro" if is_pro else "con"}
-        return super().decide(item, joint_action, history)
+@workflow(roles=("pro", "con", "judge"))
+async def decided(item, agents):
+    """A debate whose judge may write anything."""
+    await asyncio.gather(agents.pro(f"For {item['x']}:"), agents.con(f"Against {item['x']}:"))
+    won = 1.0 - 2 * (sum((await agents.judge("Who is right?")).encode()) % 2)
+    return {"pro": won, "con": -won, "judge": max(won, 0.0)}
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_debate_trains_in_every_form_of_team(tmp_path, form):
-    team, roles = team_of(form, Decided.roles), Decided.roles
+    team, roles = team_of(form, decided.roles), decided.roles
     frozen = [] if team.has_shared_weights else ["con"]
     before = copy.deepcopy(team)
     settings = {"num_turns": 2, "max_steps": 2, "frozen_agents": frozen}
-    items, _ = debate_judge.load_datasets(None)
-    trainer = tiny_trainer(tmp_path, team, Decided(), train_dataset=items, **settings)
+    items = Dataset.from_list([{"x": str(k)} for k in range(8)])
+    trainer = tiny_trainer(tmp_path, team, decided, train_dataset=items, **settings)
     trainer.train()
     (log,) = (x for x in trainer.state.log_history if x.get("step") == 1 and "reward" in x)
     assert log["agents/pro/return"] == -log["agents/con/return"]

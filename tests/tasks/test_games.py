@@ -1,7 +1,16 @@
 """The tasks `textarena` and `reasoning_gym`, which play games and puzzles of other packages."""
 
+import contextlib
 import importlib.util
+import os
 import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +18,10 @@ import yaml
 
 from trl_multiagent import cli
 from trl_multiagent.environments.task import TaskSettings
-from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes, play_episodes, turns_of_episodes
 from trl_multiagent.runs.prepared import parse_recipe
-from trl_multiagent.tasks import reasoning_gym, textarena
+from trl_multiagent.tasks import openenv, reasoning_gym, textarena
 from trl_multiagent.tasks.seeded import OwnDraws, Seeds
 
 from random_games import HANABI, PLAYERS, environment_of, play
@@ -126,7 +135,6 @@ def test_a_game_trains(games, tmp_path):
 
 def test_a_seat_plays_against_the_trained_player(games):
     from trl_multiagent import FunctionSeat, SeatedEnvironment
-    from trl_multiagent.rollout.tree import play_episodes, turns_of_episodes
 
     def opponent(item, prompt, history):
         return PLAYERS["TicTacToe-v0"][1](random.Random(prompt), prompt)
@@ -165,7 +173,7 @@ def test_settings_of_a_game(games, tmp_path):
             textarena.Game(**section)
 
 
-@pytest.mark.parametrize("task, extra", [("textarena", "games"), ("reasoning_gym", "puzzles")])
+@pytest.mark.parametrize("task, extra", [("textarena", "games"), ("reasoning_gym", "puzzles"), ("openenv", "openenv")])
 def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch, capsys, task, extra):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
@@ -238,3 +246,100 @@ def test_wrong_names_of_generators(puzzles):
     ]:
         with pytest.raises(ValueError, match=message):
             reasoning_gym.Puzzles(**settings)
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """Starts three servers of OpenEnv. Returns their addresses and process ids."""
+    pytest.importorskip("openenv")
+    free = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [str(x.getsockname()[1]) for x in free]
+    for x in free:
+        x.close()
+    program = Path(__file__).parents[1] / "helpers" / "openenv_server.py"
+    with subprocess.Popen([sys.executable, program, *ports], stdout=subprocess.PIPE, text=True) as started:
+        pids = [int(started.stdout.readline()) for _ in ports]
+    for port in ports:
+        while os.path.exists(f"/proc/{pids[0]}"):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/text/schema", timeout=9)
+                break
+            time.sleep(0.1)
+    yield [(f"http://127.0.0.1:{port}", pid) for port, pid in zip(ports, pids, strict=True)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def act(urls, answer, seeds, reward_none="error", **section):
+    """Plays an episode for each seed. `answer(history)` is what all agents say. Returns the turns of the episodes."""
+
+    class Settings:
+        sections = {"openenv": openenv.Servers(urls, **section)}
+
+    environment = openenv.make_environment(Settings)
+
+    def sample(nodes, number):
+        samples = {}
+        for node in nodes:
+            for role in node.prompts:
+                samples.setdefault(role, []).append(Samples([1], [[1]], [answer(node.history)], truncated=[False]))
+        return samples
+
+    def score(nodes):
+        return judge_nodes(environment, nodes, evaluation=True, reward_none=reward_none)
+
+    items = [{"seed": seed} for seed in seeds]
+    return turns_of_episodes(play_episodes(items, environment, sample, score, num_turns=4))
+
+
+def test_agents_act_on_a_server(servers):
+    text, form, tools = (f"{servers[0][0]}/{path}" for path in ("text", "form", "tools"))
+    (turns,) = act([text], lambda history: ["x", "2", "4"][len(history)], [11], roles=["a", "b"], reset={"top": 7})
+    assert turns[0].prompts == {"a": "Guess a number below 7."}
+    assert turns[1].prompts["b"].startswith("Guess a number below 7.\n[a] x\nInvalid:")
+    assert turns[2].prompts["a"].startswith("Invalid:") and turns[2].prompts["a"].endswith("\n[b] 2\n2 is wrong")
+    assert [turn.outcome.reward for turn in turns] == [0, 0, 1]
+    assert turns[2].outcome.metrics == {"invalid_actions": pytest.approx(1 / 3), "out_of_turns": 0}
+
+    (turns,) = act([form], lambda history: ["3", 'So: {"x": 1, "y": 1}'][len(history)], [2])
+    assert '"required": ["x", "y"]' in turns[0].prompts["agent"]
+    assert [(turn.outcome.reward, turn.outcome.metrics["invalid_actions"]) for turn in turns] == [(0, 1), (1, 0.5)]
+
+    calls = '<tool_call>{"name": "add", "arguments": {"number": 2}}</tool_call>', "add", '{"name": "nope"}'
+    (turns,) = act([tools], lambda history: calls[min(len(history), 2)], [5])
+    prompts = [turn.prompts["agent"] for turn in turns]
+    assert '"name": "add", "description": "Adds a number."' in prompts[0] and '"data": 7' in prompts[1]
+    assert prompts[2].startswith("Invalid:") and "Unknown tool" in prompts[3]
+    assert turns[-1].outcome.metrics["out_of_turns"] == 1
+
+
+def test_a_server_that_has_lost_the_session_ends_the_run(servers, monkeypatch):
+    from openenv import GenericEnvClient
+
+    step = GenericEnvClient._step_async
+
+    async def step_after_restart(self, action):
+        await self._ws.close()
+        return await step(self, action)
+
+    monkeypatch.setattr(GenericEnvClient, "_step_async", step_after_restart)
+    with pytest.raises(UnavailableError, match="failed: ConnectionError: the session was lost"):
+        act([f"{servers[0][0]}/text"], lambda history: "1", [0])
+
+
+def test_episodes_of_other_servers_go_on(servers, capfd):
+    urls, (_, dead, hanging) = zip(*[(f"{url}/text", pid) for url, pid in servers], strict=True)
+
+    def answer(history):
+        if len(history) == 1:
+            os.kill(dead, signal.SIGKILL), os.kill(hanging, signal.SIGSTOP)
+        return str(len(history))
+
+    ends = [turns[-1].outcome for turns in act(urls, answer, [3, 4, 5, 6], reward_none="drop", timeout=2.0)]
+    assert [end.metrics["reward_none"] for end in ends] == [0, 1, 1, 0]
+    assert [end.reward for end in ends if not end.metrics["reward_none"]] == [1, 0]
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(f"server {url} failed: " in "\n".join(lines) for url in urls[1:])
+    with pytest.raises(ValueError, match=f"{urls[1]} is no server of OpenEnv: .*refused"):
+        act(urls[1:2], answer, [0])

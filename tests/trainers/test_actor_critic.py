@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 import shutil
 
 import pytest
@@ -12,10 +11,10 @@ from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModel, BitsAndBytesConfig
-from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from trl_multiagent.hub import push_folder
+from trl_multiagent.models.pretrained import TooLongError
 from trl_multiagent.trainers.base.actor_critic_trainer import explained_variance, value_errors
 from trl_multiagent.trainers.maac_trainer import team_text
 
@@ -81,7 +80,7 @@ def update_by_hand(trainer, before, num_generations):
                 ids += node.samples[critic].completion_ids[node.indices[j][[*node.prompts].index(critic)]]
         critics = before.critics
         with before._computing(critics.backbones[critic].role, critic):
-            model = critics.model(critic, before)
+            model = critics.backbones[critic].model
             model = model.get_base_model() if hasattr(model, "get_base_model") else model
             hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
         return 0.3 + (0.5 - 0.09) ** 0.5 * critics.heads[critic](hidden)[0]
@@ -211,7 +210,7 @@ def test_a_quantized_base(tmp_path, bits, algorithm, form):
     trainer = critic_trainer(tmp_path / "run", algorithm, form, team, gradient_checkpointing=bits == 4, **TREE)
     check_by_hand(trainer, 2)
     trainer.save_model()
-    trainer.team.critics.load(tmp_path / "run", trainer.team)
+    trainer.team.critics.load(tmp_path / "run")
 
 
 def test_episodes_that_end_early(tmp_path):
@@ -406,23 +405,12 @@ def test_models_that_do_not_fit(tmp_path):
         critic_trainer(tmp_path, form="adapter")
 
 
-def test_a_text_longer_than_the_learned_positions(tmp_path, caplog):
-    """The critic reads the end of the text. Positions that are computed set no limit."""
+def test_a_text_of_a_critic_beyond_learned_positions_is_refused(tmp_path):
     roles = ("aux", "main")
-
-    def gpt2_team():
-        return AgentTeam({role: other_model("gpt2") for role in roles}, {role: byte_tokenizer() for role in roles})
-
+    team = AgentTeam({role: other_model("gpt2") for role in roles}, {role: byte_tokenizer() for role in roles})
     environment = FunctionEnvironment(dict.fromkeys(roles, "Task {x}" + "." * 200), count_reward)
-    transformers_logging.warning_once.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        trainer = critic_trainer(tmp_path, "maac", "model", gpt2_team(), environment=environment)
-        trainer.train()
-    assert "longer than the 256 positions" in caplog.text
-    assert {len(row.input_ids) for row in trainer._rows["central"]} == {256}
-    whole = trainer.critic_text("central", trainer._levels[0][0], None)
-    row = next(row for row in trainer._rows["central"] if row.node is trainer._levels[0][0])
-    assert row.input_ids == whole[-256:] and len(whole) > 400
+    with pytest.raises(TooLongError, match="A text of the critic 'central' may have 4"):
+        critic_trainer(tmp_path, "maac", "model", team, environment=environment).train()
 
 
 def test_changes_of_critics(tmp_path):

@@ -1,6 +1,7 @@
 """Tasks that are coroutines, in trees and in episodes that live, against computations in plain PyTorch."""
 
 import asyncio
+import json
 import os
 import sqlite3
 import sys
@@ -14,6 +15,7 @@ from trl_multiagent.environments.function_environment import event_loop
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.players import MessageAblation
 from trl_multiagent.rollout.tree import Samples, first_nodes, grow_trees, judge_nodes
+from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero
@@ -214,20 +216,26 @@ def test_a_configuration_names_a_workflow(tmp_path, tiny_model, monkeypatch, cap
     (tmp_path / "items.jsonl").write_text('{"x": "say"}\n' * 8)
     (tmp_path / "config.yaml").write_text(
         f"task: my_task.relay\nagent_model: {{name: {tiny_model}}}\ndataset: {{name: items.jsonl}}\n"
-        "magrpo: {num_turns: 2, max_steps: 1, max_completion_length: 4, items_per_device: 2}\n"
+        "magrpo: {max_steps: 1, max_completion_length: 4, items_per_device: 2, trace_steps: 1}\n"
         "output: {base_dir: runs}\n"
     )
-    train = ["train", "magrpo", "--config", "config.yaml", "--override"]
+    train = ["train", "magrpo", "--config", "config.yaml", "--output_dir", "run", "--override"]
     with pytest.raises(SystemExit):
         cli.main([*train, "magrpo.branching=tree", "--dry_run"])
     assert "`relay` lives in its episodes and cannot be replayed" in capfd.readouterr().err
     cli.main([*train, "magrpo.branching=episodes"])
-    assert any((tmp_path / "runs").rglob("report.html"))
+    assert read_trace(tmp_path / "run" / "trace")["turn"].max() == 2  # it goes on until the function ends
+    evaluate = ["evaluate", "run", "--config", "run/config.yaml", "--dataset", "items.jsonl", "--num_episodes", "1"]
+    cli.main([*evaluate, "--output_dir", "results"])
+    (played,) = (tmp_path / "results" / "transcripts").rglob("*.jsonl")
+    assert all(len(json.loads(line)["turns"]) == 2 for line in played.read_text().splitlines())
 
 
-def test_a_workflow_that_lives_refuses_a_tree(tmp_path):
+def test_a_tree_refuses_a_workflow_that_lives_or_has_no_number_of_turns(tmp_path):
     with pytest.raises(TaskError, match="set `branching: episodes`"):
         tiny_trainer(tmp_path, tiny_team(("aux",)), holding(), num_turns=2)
+    with pytest.raises(TaskError, match="a tree needs its number of turns: set `num_turns`"):
+        tiny_trainer(tmp_path, environment=debate())
     with pytest.raises(TaskError, match="set `branching: episodes`"):
         play(holding(), [{"x": 0}], scripted(ANSWERS), num_generations=2)
 
@@ -333,6 +341,13 @@ def test_mistakes_get_a_sentence():
     with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):
         play(debate(max_open=4), [{"x": "1"}] * 2, scripted(ANSWERS), num_episodes=3)
 
+    @workflow(roles=ROLES)
+    async def nobody(item, agents):
+        return 1.0
+
+    with pytest.raises(TaskError, match=r"must not end before one of the trained roles \(aux, main\) has acted"):
+        play(nobody, [{}], scripted(ANSWERS))
+
 
 def test_other_waits_run_side_by_side():
     barrier = []
@@ -375,6 +390,14 @@ def test_seats_play_roles_of_a_workflow():
     environment = SeatedEnvironment(debate(), {"main": FunctionSeat(lambda item, prompt, history: "yes")})
     levels = play(environment, [{"x": "1"}], scripted(ANSWERS), num_episodes=2)
     assert all(node.roles == ("aux",) for level in levels for node in level)
+
+    @workflow(roles=ROLES)
+    async def ended(item, agents):
+        await agents.main("Begin.")
+        return 1.0
+
+    with pytest.raises(TaskError, match=r"must not end before one of the trained roles \(aux\) has acted"):
+        play(SeatedEnvironment(ended, {"main": FunctionSeat(lambda *_: "no")}), [{}], scripted(ANSWERS))
 
 
 @pytest.mark.parametrize("num_episodes", [None, 2], ids=["tree", "episodes"])

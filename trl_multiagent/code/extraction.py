@@ -2,20 +2,20 @@
 Extracts the code from completions.
 
 Completions are parsed here, never run. The code of a completion consists of its functions, classes and imports at
-module level, and of the other statements that these need, including calls that fill a table. The statements of a
-script (`if __name__ == ...`, prints, example calls, asserts, input) are left out. If a completion does not parse as a
-whole, its fenced blocks are read. If these do not parse either, every run of lines that parses is read.
+module level, and of the other statements that these need, including loops and calls that fill a table. The statements
+of a script (`if __name__ == ...`, prints, example calls, asserts, input) are left out. If a completion does not parse
+as a whole, its fenced blocks are read, or all of it if no block defines the function, and every run of lines that
+parses is code.
 
 A completion defines a function if the last statement that binds its name is a `def` that returns a value other than a
-bare `None`, or yields. The rule is the same for `aux` and for the entry point. A `def` without a body beside one with
-a result, such as the prompt repeated, is left out.
+bare `None`, or yields. The rule is the same for `aux` and for the entry point. A `def` without a body, such as the
+prompt repeated, is left out.
 """
 
 import ast
 import itertools
 import re
 import textwrap
-import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -33,18 +33,17 @@ from trl_multiagent.code.dependencies import (
 
 
 MAX_CHARS = 32_000  # a longer completion counts as empty
-MAX_ATTEMPTS = 64  # runs of lines that are parsed in one completion
-MAX_PARSED = 4 * MAX_CHARS  # total characters of these runs
+MAX_PARSED = 4 * MAX_CHARS  # total characters of the runs of lines that are parsed in one completion
+MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short it is
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CODE_START = re.compile(
     r"(?:async|def|class|import|from|if|for|while|with|try)\b|@|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
 )
-INDENTED_START = re.compile(r"([ \t]+)(?:(?:async\s+)?def|class|import|from|@)\b")
-VISIBLE = {"Zs": " ", "Zl": "\n", "Zp": "\n", "Cf": "", "Cc": ""}  # what takes the place of invisible characters
-DEFINITION_START = re.compile(r"(?:async\s+def|def|class)\b")
+DEFINITION = re.compile(r"(?:async[ \t]+def|def|class)\b")
+# A statement may end before such a line
+MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b)\S")
 RESULT = re.compile(r"^[ \t]+(?:return\b(?!\s*(?:None\s*)?(?:#|$))|yield\b)", re.MULTILINE)
-CONTINUATION = re.compile(r"(?:elif|else|except|finally)\b")
 
 
 def _parse(source: str) -> tuple[ast.Module | None, str]:
@@ -96,70 +95,43 @@ def join_sources(*parts: str) -> str:
 
 def parse_completion(completion: str) -> ast.Module:
     """
-    Returns the syntax tree of an answer: of all of it, or else of the code in its fences, or else of the runs of lines
-    that are code. Of a class that does not parse as a whole, the parts that do are read as if they stood outside of
-    it.
+    Returns the syntax tree of an answer: of all of it, or else of the runs of lines that are code, in its fences if it
+    has any. Of a class that does not parse as a whole, the parts that do are read as if they stood outside of it.
     """
-    text = textwrap.dedent(_with_line_feeds(completion[:MAX_CHARS]))
-    tree = _parse(text)[0]
-    if tree is not None:
-        return tree
-    segments, budget = FENCE.split(text), _Budget()
     good = []
-    for segment in segments[1::2] if len(segments) > 1 else segments:
-        for stretch, parses in _stretches(textwrap.dedent(segment), budget):
-            header, _, body = stretch.partition("\n")
-            inner = _stretches(textwrap.dedent(body), budget) if not parses and header.startswith("class ") else ()
-            good += [stretch] if parses else [part for part, is_code in inner if is_code]
+    for run, parses in _runs(_text_of(completion[:MAX_CHARS]), DEFINITION):
+        if not parses and run.startswith("class "):
+            good += [part for part, is_code in _runs(textwrap.dedent(run.partition("\n")[2]), DEFINITION) if is_code]
+        elif parses:
+            good.append(run)
     return _parse("\n".join(good))[0] or ast.Module([], [])
 
 
 def read_completion(completion: str, name: str) -> Code:
     """Reads an agent's answer to the request for the function `name`."""
-    text = _with_line_feeds(completion) if len(completion) <= MAX_CHARS else ""
-    code = _read_text(text, name)
-    visible = "".join(one if one in "\n\t" else VISIBLE.get(unicodedata.category(one), one) for one in text)
-    # The first attempt keeps invisible characters, since a string may contain them
-    return _read_text(visible, name) if code.problem and visible != text else code
-
-
-def _with_line_feeds(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
-
-
-def _read_text(text: str, name: str) -> Code:
-    text = textwrap.dedent(text)
+    text = _text_of(completion) if len(completion) <= MAX_CHARS else ""
     visible = _visible_length(FENCE.sub("", text))
     asked = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b.*", re.MULTILINE)
-    tree = _parse(text)[0]
-    broken = ""  # the last definition of the function that does not parse
-    if tree is None:
-        segments, good, budget = FENCE.split(text), [], _Budget()
-        fenced = [textwrap.dedent(segment) for segment in segments[1::2]]
-        for segment in fenced if any(map(asked.search, fenced)) else segments:
-            for stretch, parses in _stretches(textwrap.dedent(segment), budget):
-                if parses:
-                    good.append(stretch)
-                elif asked.search(stretch):
-                    broken = stretch
-        text = "\n".join(good)
-        tree = ast.parse(text)
-    lines = text.encode(errors="surrogatepass").split(b"\n")  # a syntax tree counts columns in bytes
-    module = _read_module(tree, lines, name)
-    places = [k for k, one in enumerate(module.statements) if isinstance(one.node, (*DEFINITIONS, *IMPORTS))]
-    imports = [k for k in places if isinstance(module.statements[k].node, IMPORTS)]
+    runs = [*_runs(text, asked)]
+    # The last definition of the function that does not parse
+    broken = next((run for run, parses in reversed(runs) if not parses and asked.search(run)), "")
+    text = "\n".join(run for run, parses in runs if parses)
+    tree = _parse(text)[0] or ast.Module([], [])
+    lines = text.encode(errors="surrogatepass").split(b"\n")  # a tree counts columns in bytes
+    module = Module([Statement(x, _segment(lines, x)) for x in tree.body if not _is_stub(x, name)], name)
+    nodes = [statement.node for statement in module.statements]
+    places = [k for k, node in enumerate(nodes) if isinstance(node, (*DEFINITIONS, *IMPORTS))]
+    imports = [k for k in places if isinstance(nodes[k], IMPORTS)]
     roots = {name, SETTING}
-    kept = sorted(
-        {*places, *module.needs(roots.union(*(module.statements[k].binds for k in places)), only_last=False)}
-    )
-    future = [
-        k for k in imports if getattr(module.statements[k].node, "module", "") == "__future__"
-    ]  # has to come first
-    parts = [ast.unparse(module.statements[k].node) for k in future]
-    source = "\n".join(parts + [_segment(lines, module.statements[k].node) for k in kept if k not in future])
+    kept = {*places, *module.needs(roots.union(*(module.statements[k].binds for k in places)), only_last=False)}
+    # Imports from `__future__` have to come first
+    order = sorted(kept, key=lambda k: (getattr(nodes[k], "module", "") != "__future__", k))
+    source = "\n".join(module.statements[k].text for k in order)
     needed = module.needs(roots, only_last=True)
-    own = _text_length(lines, module, {*needed, *imports})
-    defined, has_result, error = *_find_function(module, name), ""
+    own = _text_length(lines, [nodes[k] for k in {*needed, *imports}])
+    function, error = nodes[module.binders[name][-1]] if module.binders[name] else None, ""
+    defined = isinstance(function, FUNCTIONS)
+    has_result = isinstance(function, FUNCTIONS) and any(map(_is_result, own_nodes(*function.body)))
     if broken and not defined:
         source = f"{source}\n\n\n{broken}".strip("\n")
         error, needed, own = _parse(source)[1], [], _visible_length(broken)
@@ -168,11 +140,11 @@ def _read_text(text: str, name: str) -> Code:
         defined = _parse(f"{header.group()} ...")[0] is not None
         has_result = defined and RESULT.search(broken) is not None
     problem = f"`{name}` does not return a value" if defined else f"there is no function `{name}`"
-    examples = _text_length(lines, module, [k for k, one in enumerate(module.statements) if module.is_example(one)])
+    examples = _text_length(lines, [nodes[k] for k in module.examples])
     return Code(
         source,
         error,
-        [module.statements[place] for place in kept],
+        [module.statements[place] for place in sorted(kept)],
         defined,
         "" if has_result else problem,
         [module.statements[place] for place in needed],
@@ -181,31 +153,16 @@ def _read_text(text: str, name: str) -> Code:
     )
 
 
-def _read_module(tree: ast.Module, lines: list[bytes], name: str) -> Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        statements = [Statement(node, _segment(lines, node)) for node in tree.body]
-    stubs = {
-        one: _is_stub(one.node) for one in statements if isinstance(one.node, FUNCTIONS) and one.node.name == name
-    }
-    if not all(stubs.values()):
-        statements = [one for one in statements if not stubs.get(one)]
-    return Module(statements, name)
+def _text_of(completion: str) -> str:
+    return textwrap.dedent(completion.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff"))
 
 
-def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Returns whether a function has no body but a docstring, `...` or `pass`."""
-    body = (node.value if isinstance(node, ast.Expr) else node for node in function.body)
-    return all(isinstance(node, (ast.Constant, ast.Pass)) for node in body)
-
-
-def _find_function(module: Module, name: str) -> tuple[bool, bool]:
-    """Returns whether the last statement that binds a name defines it as a function, and whether that has a result."""
-    for place in module.binders.get(name, [])[-1:]:
-        for node in own_nodes(module.statements[place].node):
-            if isinstance(node, FUNCTIONS) and node.name == name:
-                return True, any(map(_is_result, own_nodes(*node.body)))
-    return False, False
+def _is_stub(node: ast.stmt, name: str) -> bool:
+    """Returns whether a statement is the function without a body but a docstring, `...` or `pass`."""
+    if not isinstance(node, FUNCTIONS) or node.name != name:
+        return False
+    body = (statement.value if isinstance(statement, ast.Expr) else statement for statement in node.body)
+    return all(isinstance(statement, (ast.Constant, ast.Pass)) for statement in body)
 
 
 def _is_result(node: ast.AST) -> bool:
@@ -219,99 +176,67 @@ def _is_code(node: ast.stmt) -> bool:
     return value is not None and (not isinstance(node, ast.Expr) or isinstance(value, ast.Call))
 
 
-@dataclass
-class _Budget:
-    """Limits the number and the length of the texts that are parsed for one completion."""
-
-    attempts: int = MAX_ATTEMPTS
-    characters: int = MAX_PARSED
-
-    def parses(self, lines: list[str]) -> bool:
-        text = "\n".join(lines)
-        self.attempts -= 1
-        self.characters -= len(text)
-        return not self.spent and _parse(text)[0] is not None
-
-    @property
-    def spent(self) -> bool:
-        return self.attempts < 0 or self.characters < 0
-
-
-def _stretches(text: str, budget: _Budget) -> Iterator[tuple[str, bool]]:
+def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
     """
-    Yields the runs of lines that may be code, in order, each with whether it parses. Code between prose may be
-    indented.
+    Yields the runs of lines that may be code, in order, each with whether it parses: the whole text, or its statements
+    without what is between them. If a fenced block has what is `wanted`, only the fenced blocks are read.
+
+    A statement may end before any line at the margin. If it does not parse up to there, it is extended to the next
+    such line, because lines inside brackets and long strings need no indentation. It is not extended past the next
+    definition. The number and the length of the runs that are parsed is limited.
     """
-    lines = text.split("\n")
-    if budget.parses(lines):
-        yield text, True
-        return
-    start = 0
-    while start < len(lines):
-        end = start + 1
+    fenced = [textwrap.dedent(block) for block in FENCE.split(text)[1::2]]
+    code = "\n".join(fenced) if any(map(wanted.search, fenced)) else FENCE.sub("", text)
+    for whole in (text, code):
+        if _parse(whole)[0] is not None:
+            yield whole, True
+            return
+    lines = code.split("\n")
+    starts = [k for k, line in enumerate(lines) if MARGIN.match(line) and not (k and lines[k - 1].startswith("@"))]
+    starts.append(len(lines))
+    left, number = MAX_PARSED, 0
+    while number < len(starts) - 1:
+        start, following = starts[number], number + 1
         if CODE_START.match(lines[start]):
-            end, parses = _stretch_end(lines, start, budget)
-            yield "\n".join(lines[start:end]), parses
-        elif not budget.spent and (indented := INDENTED_START.match(lines[start])):
-            while end < len(lines) and (not lines[end].strip() or lines[end].startswith(indented.group(1))):
-                end += 1
-            yield from _stretches(textwrap.dedent("\n".join(lines[start:end])), budget)
-        start = end
-
-
-def _stretch_end(lines: list[str], start: int, budget: _Budget) -> tuple[int, bool]:
-    """
-    Returns the index of the line after the statement that starts at a line, and whether the statement parses.
-
-    A statement may end before any line that is not indented. If it does not parse up to there, it is extended to the
-    next such line, because lines inside brackets and long strings need no indentation. It is not extended past the
-    next definition.
-    """
-    head = start
-    while not budget.spent and head < len(lines) - 1 and lines[head].startswith("@"):
-        head += 1
-    margin = (index for index in range(head + 1, len(lines)) if lines[index].strip() and not lines[index][0].isspace())
-    ends = itertools.chain(margin, [len(lines)])
-    first_end = next(ends)
-    for end in itertools.chain([first_end], ends):
-        if budget.spent:
-            break
-        more = end < len(lines) and CONTINUATION.match(lines[end])
-        if not more and budget.parses(lines[start:end]):
-            return end, True
-        if end < len(lines) and DEFINITION_START.match(lines[end]):
-            break
-    return first_end, False
-
-
-def _start(node: ast.stmt) -> tuple[int, int]:
-    """Line (from 1) and column of a statement, decorators included."""
-    if isinstance(node, DEFINITIONS) and node.decorator_list:
-        return node.decorator_list[0].lineno, 0
-    return node.lineno, node.col_offset
+            for last in range(number + 1, len(starts)):
+                run = "\n".join(lines[start : starts[last]])
+                left -= max(len(run), MIN_PARSED)
+                if left >= 0 and _parse(run)[0] is not None:
+                    yield run, True
+                    following = last
+                    break
+                if left < 0 or starts[last] == len(lines) or DEFINITION.match(lines[starts[last]]):
+                    yield "\n".join(lines[start : starts[number + 1]]), False
+                    break
+        number = following
 
 
 def _segment(lines: list[bytes], node: ast.stmt) -> str:
     """Returns the text of a statement."""
-    first, column = _start(node)
-    segment = lines[first - 1 : node.end_lineno]
+    segment = lines[_first_line(node) : node.end_lineno]
     segment[-1] = segment[-1][: node.end_col_offset]
-    segment[0] = segment[0][column:]
+    if _first_line(node) == node.lineno - 1:
+        segment[0] = segment[0][node.col_offset :]
     space = "\n\n" if isinstance(node, DEFINITIONS) else ""
     return space + b"\n".join(segment).decode(errors="surrogatepass")
 
 
-def _text_length(lines: list[bytes], module: Module, places: Iterable[int]) -> int:
+def _first_line(node: ast.stmt) -> int:
+    """Returns the index of a statement's first line, decorators included."""
+    return min(one.lineno for one in (node, *getattr(node, "decorator_list", ()))) - 1
+
+
+def _text_length(lines: list[bytes], nodes: Iterable[ast.stmt]) -> int:
     """
     Returns the number of visible characters in the lines of some statements, to which indented comments that follow
     belong. Identical statements count once.
     """
     texts = set()
-    for node in (module.statements[place].node for place in places):
+    for node in nodes:
         last = node.end_lineno or 0
         while last < len(lines) and re.match(rb"[ \t]+#|\s*$", lines[last]):
             last += 1
-        texts.add(b"\n".join(lines[_start(node)[0] - 1 : last]).strip().decode(errors="surrogatepass"))
+        texts.add(b"\n".join(lines[_first_line(node) : last]).strip().decode(errors="surrogatepass"))
     return _visible_length("".join(texts))
 
 

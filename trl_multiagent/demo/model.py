@@ -20,9 +20,9 @@ from pathlib import Path
 from trl_multiagent.demo.problems import Problem, demo_dataset, demo_prompts, problem_of
 from trl_multiagent.environments.base import History, Turn, ask, judge
 from trl_multiagent.models.imitation import Demonstration, ImitationModel
-from trl_multiagent.tasks.code_generation import feedback
+from trl_multiagent.tasks.code_generation import environment as code_generation
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
+from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 
 
 ROLES = (AUX, MAIN)
@@ -156,7 +156,7 @@ def revise(item: dict, role: str, convention: str, fault: str, answer: str, pass
 
 
 ONE_TURN = ImitationModel("demo", make_demonstrations, 600)
-TWO_TURNS = ImitationModel("demo-two-turns", with_revisions, 1000, [Path(feedback.__file__)])
+TWO_TURNS = ImitationModel("demo-two-turns", with_revisions, 1000, [Path(code_generation.__file__)])
 
 
 def demo_model(progress: bool = True, num_turns: int = 1) -> str:

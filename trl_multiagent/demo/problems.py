@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
-from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
+from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 
 
 SEED = 20

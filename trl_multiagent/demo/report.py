@@ -1,11 +1,8 @@
 """The demo's output: one progress bar per phase, and a comparison of the team before and after its training."""
 
 import random
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from pathlib import Path
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -20,14 +17,11 @@ from trl_multiagent.console import printable, text_table
 from trl_multiagent.demo.model import CONVENTIONS, write_aux
 from trl_multiagent.demo.problems import Problem, problem_of
 from trl_multiagent.environments.base import JointAction, Turn
-from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.report.pictures import COLORS, GREY, draw_curve, picture
-from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
+from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.trackers import show_one_bar
 
 
-WIDTH = 98
 INPUTS = 3  # on which a function is tried
 CHUNK = 16  # held-out problems that are played at once; the progress bar advances by this number
 
@@ -93,20 +87,10 @@ class DemoReport(TrainerCallback):
     ) -> None:
         self.seconds = perf_counter() - self.started_at
         self.end = self.evaluate(self.trainer, "Held-out problems, after")
-        with fail_together(self.trainer.accelerator):
-            if self.is_main_process:
-                self.show(state.global_step, state.log_history)
-
-    def show(self, num_steps: int, log_history: list[dict]) -> None:
-        """Prints the comparison and draws the learning curve."""
-        print(comparison(self.start, self.end, len(self.items), self.num_episodes))
-        for k in sample_episodes(self.items, self.num_episodes):
-            print(sample(self.start, self.end, k))
-        print(f"\nTraining         {num_steps} steps in {self.seconds:.0f} s", flush=True)
-        path = Path(self.trainer.args.output_dir) / "learning_curve.png"
-        if any("reward" in entry for entry in log_history):  # a training without sampling logs no reward
-            draw_learning_curve(log_history, self.start, self.end, path)
-            print(f"Learning curve   {path}", flush=True)
+        if self.is_main_process:
+            print(comparison(self.start, self.end, len(self.items), self.num_episodes))
+            print(sample(self.start, self.end))
+            print(f"\nTraining         {state.global_step} steps in {self.seconds:.0f} s", flush=True)
 
     def evaluate(self, trainer: RolloutTrainer, description: str) -> Evaluation:
         """Evaluates the team's current state on the held-out problems, with sampled episodes."""
@@ -147,56 +131,16 @@ def numbers(side: Evaluation) -> dict[str, str]:
     }
 
 
-def sample_episodes(items: list[dict], num_episodes: int) -> list[int]:
-    """Returns the first episodes of the first problem about lists and of the first problem about strings."""
-    positions = ([k for k, item in enumerate(items) if f"({name}):" in item["prompt"]] for name in ("xs", "s"))
-    return [same_argument[0] * num_episodes for same_argument in positions if same_argument]
-
-
-def sample(start: Evaluation, end: Evaluation, episode: int) -> str:
-    """Returns one problem and the team's answers to it, before and after side by side."""
-    column = WIDTH // 2 - 2
-    signature, docstring = start.items[episode]["prompt"].splitlines()[:2]
+def sample(start: Evaluation, end: Evaluation) -> str:
+    """Returns the first problem and the first answer of the team to it, before and after."""
+    signature, docstring = start.items[0]["prompt"].splitlines()[:2]
     lines = [f"\nSample answer: {signature[4:-1]}", f"  {docstring.strip().strip(chr(34))}"]
-    headings = []
     for name, side in (("before", start), ("after", end)):
-        metrics = side.episodes[episode][-1].outcome.metrics
-        headings.append(f"{name}: reward {metrics['paper_reward']:.2f}, {metrics['test_pass_rate']:.0%} of the tests")
-    lines += [f"  {headings[0]:<{column}}  {headings[1]}", f"  {'-' * column}  {'-' * column}"]
-    for role in (AUX, MAIN):
-        sides = [printable(side.joint_actions[episode][role].expandtabs(4)).split("\n") for side in (start, end)]
-        sides = [[line for code in lines for line in wrap(code, column)] for lines in sides]
-        lines += [f"  {left:<{column}}  {right}".rstrip() for left, right in zip_longest(*sides, fillvalue="")]
-        lines.append("")
-    return "\n".join(lines[:-1])
-
-
-def wrap(line: str, width: int) -> list[str]:
-    """Splits a line of code into pieces that fit into a column."""
-    return textwrap.wrap(line, width, drop_whitespace=False, break_on_hyphens=False) or [""]
-
-
-def draw_learning_curve(log_history: list[dict], start: Evaluation, end: Evaluation, path: Path) -> None:
-    """
-    Draws joint reward and share of tests passed in the last turn against the optimizer step, with the held-out values
-    as dots.
-    """
-    logs = [entry for entry in log_history if "reward" in entry]
-    turn = f"turn_{start.num_turns}"
-    reward = "reward" if start.num_turns == 1 else f"{turn}/reward_mean"
-    if f"{turn}/rewards/task" in logs[0]:  # the training uses a reward model, whose scale differs
-        reward = f"{turn}/rewards/task"
-    steps = [entry["step"] for entry in logs]
-    panels = (
-        ("Joint reward", reward, 4.0, [fmean(x[-1].outcome.reward for x in side.episodes) for side in (start, end)]),
-        ("Share of tests passed", f"{turn}/test_pass_rate", 1.0, [x.mean("test_pass_rate") for x in (start, end)]),
-    )
-    with picture(path, panels=2) as all_axes:
-        for axes, (title, key, maximum, held_out) in zip(all_axes, panels, strict=True):
-            draw_curve(axes, steps, [entry[key] for entry in logs], "training")
-            axes.axhline(maximum, color=GREY, linestyle=":", label="maximum")
-            axes.plot([0, steps[-1]], held_out, "o", color=COLORS[1], markersize=8, label="held-out problems")
-            axes.set(title=title, xlabel="optimizer step", ylim=(-0.03 * maximum, maximum * 1.05))
+        metrics = side.episodes[0][-1].outcome.metrics
+        lines.append(f"  {name}: reward {metrics['paper_reward']:.2f}, {metrics['test_pass_rate']:.0%} of the tests")
+        answers = printable("\n".join(side.joint_actions[0].values()).expandtabs(4))
+        lines += [f"      {line[:90]}" for line in answers.splitlines()]
+    return "\n".join(lines)
 
 
 # Which convention an agent follows

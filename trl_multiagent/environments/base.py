@@ -66,9 +66,9 @@ class Reply(str):
     truncated: bool
 
     @classmethod
-    def of(cls, text: str, truncated: bool = False) -> "Reply":
+    def of(cls, text: str, truncated: bool = False, full: str | None = None) -> "Reply":
         reply = cls(text)
-        reply.full, reply.truncated = text, truncated
+        reply.full, reply.truncated = text if full is None else full, truncated
         return reply
 
 
@@ -86,6 +86,7 @@ ID_COLUMNS = ("item_id", "task_id", "id")  # columns that name an item
 # name
 RESERVED_ROLES = ("shared", "default")
 MAX_ROLE = 100  # characters; names are in prompts, too
+MAX_TURNS = 20  # of a workflow, if neither it nor `num_turns` sets another bound
 
 
 def item_ids(dataset: "Dataset") -> list[str]:
@@ -228,13 +229,20 @@ class Environment(ABC):
         """
         return [self.prompts(item, history) for item, history in zip(items, histories, strict=True)]
 
-    def check_turns(self, num_turns: int) -> None:
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
         """
-        Raises `ValueError` if this environment cannot play so many turns: by default, if its `order` has more. It must
-        not load anything.
+        Returns the largest number of turns of an episode: `num_turns` or, if it is `None`, by default 1. Raises
+        `ValueError` if this environment cannot play so many turns, by default if its `order` has more. It must not
+        load anything.
+
+        Args:
+            num_turns (`int`, *optional*): The setting `num_turns`.
+            are_episodes (`bool`, *optional*, defaults to `True`): Whether branches never divide.
         """
-        if self.order is not None and num_turns < len(self.order):
-            raise ValueError(f"`num_turns` is {num_turns}, but an episode has {len(self.order)}: set it to that.")
+        number = num_turns or 1
+        if self.order is not None and number < len(self.order):
+            raise ValueError(f"`num_turns` is {number}, but an episode has {len(self.order)}: set it to that.")
+        return number
 
     def answers(self, joint_action: JointAction) -> JointAction:
         """
@@ -370,6 +378,7 @@ class ScoringContext:
     trainer_state: "TrainerState | None" = None  # `None` without a trainer
     reward_none: str = "error"  # with "drop", NaN is the reward of a joint action that nothing scores
     metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
+    trees: list[int] | None = None  # the number of the item of each joint action
 
 
 _CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", default=None)
@@ -408,7 +417,10 @@ def ask(environment: Environment, items: list[dict], histories: list[History]) -
     for item_prompts, history in zip(prompts, histories, strict=True):
         check_prompts(name, item_prompts, environment.roles)
         if not item_prompts and not history:
-            raise TaskError(f"{name} returned no prompt at the first turn; at least one role must act.")
+            raise TaskError(
+                f"{name} returned no prompt at the first turn: an episode must not end before one of the trained "
+                f"roles ({', '.join(environment.roles)}) has acted. Leave such items out, or train a role that begins."
+            )
     return [{role: by_role[role] for role in environment.roles if role in by_role} for by_role in prompts]
 
 
@@ -540,6 +552,15 @@ def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
 # Environments that change another one
 
 
+def of_task(name: str) -> Any:
+    """Returns a method that calls that of the task."""
+
+    def method(self: "EnvironmentWrapper", *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.task, name)(*args, **kwargs)
+
+    return method
+
+
 class EnvironmentWrapper(Environment):
     """
     Base class of environments that change a part of another one. It delegates everything to its task; a subclass
@@ -557,34 +578,22 @@ class EnvironmentWrapper(Environment):
     def unwrapped(self) -> Environment:
         return self.task.unwrapped
 
-    def answers(self, joint_action: JointAction) -> JointAction:
-        return self.task.answers(joint_action)
-
-    def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
-        return self.task.show_answers(role, prompt, answers)
+    answers = of_task("answers")
+    show_answers = of_task("show_answers")
+    check_turns = of_task("check_turns")
+    playing = of_task("playing")
+    group_rewards = of_task("group_rewards")
+    prepare = of_task("prepare")
+    plan = of_task("plan")
+    metrics = of_task("metrics")
+    state_dict = of_task("state_dict")
+    load_state_dict = of_task("load_state_dict")
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         return ask(self.task, items, histories)
-
-    def check_turns(self, num_turns: int) -> None:
-        self.task.check_turns(num_turns)
-
-    def playing(
-        self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
-    ) -> contextlib.AbstractContextManager[None]:
-        return self.task.playing(num_turns, are_episodes, seats)
-
-    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
-        return self.task.group_rewards(item, histories)
-
-    def prepare(self, num_turns: int) -> None:
-        self.task.prepare(num_turns)
-
-    def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
-        return self.task.plan(items, num_later_prompts, answer_tokens)
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         return self.judge(items, joint_actions, histories, evaluation=False)
@@ -597,15 +606,6 @@ class EnvironmentWrapper(Environment):
     ) -> list[Outcome]:
         """Scores joint actions, in training or in an evaluation."""
         return judge(self.task, items, joint_actions, histories, evaluation)
-
-    def metrics(self) -> dict[str, float]:
-        return self.task.metrics()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.task.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.task.load_state_dict(state)
 
     def resume_settings(self) -> dict[str, Any]:
         return resume_settings(self.task)

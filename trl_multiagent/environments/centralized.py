@@ -104,10 +104,10 @@ class CentralizedEnvironment(EnvironmentWrapper):
         roles = self.task.roles
         return [{CENTRAL_ROLE: central_prompt(roles, prompts)} for prompts in ask(self.task, items, histories)]
 
-    def check_turns(self, num_turns: int) -> None:
-        if num_turns > 1:
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
+        if (num_turns or 1) > 1:
             raise ValueError(f"`num_turns` is {num_turns}, but a model that answers for all roles plays one turn.")
-        self.task.check_turns(num_turns)
+        return self.task.check_turns(1, are_episodes)
 
     def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool

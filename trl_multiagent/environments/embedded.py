@@ -31,13 +31,18 @@ SHORT_NAMES = tuple(name for name in EMBEDDED if "/" not in name)  # the others 
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
 
 
-def read_embedded(name: str, split: str | None) -> list[dict]:
-    """Reads the rows of an embedded benchmark, a key of `EMBEDDED`, that a split selects, see [`read_split`]."""
+def read_embedded(name: str, split: str | None, ending: str = "") -> list[dict]:
+    """
+    Reads the rows of an embedded benchmark, a key of `EMBEDDED`, that a split selects, see [`read_split`]. `ending`:
+    of the name of another file with a row for each of these.
+    """
     file, only_split = EMBEDDED[name]
-    rows = [json.loads(line) for line in read_data(f"{file}.jsonl.gz").splitlines()]
+    rows = [json.loads(line) for line in read_data(f"{file}{ending}.jsonl.gz").splitlines()]
     splits = {only_split: rows}
     if only_split == "by id":
-        splits = {key: [row for row in rows if row["task_id"] in ids] for key, ids in MBPP_SPLITS.items()}
+        numbers = [int(str(row["task_id"]).removeprefix("MBPP/")) for row in rows]
+        pairs = list(zip(numbers, rows, strict=True))
+        splits = {key: [row for number, row in pairs if number in ids] for key, ids in MBPP_SPLITS.items()}
     chosen = read_split(split, {key: len(rows) for key, rows in splits.items()}, name)
     return [splits[key][position] for key, position in chosen]
 

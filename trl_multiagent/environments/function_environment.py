@@ -57,8 +57,9 @@ class FunctionEnvironment(Environment):
             [`~trl.GRPOTrainer`]. Each is called with keyword arguments, and returns one float per joint action, or
             `None` where it does not apply, or a dict of floats by role, which only those roles get. It gets the
             arguments that it names, or all if it takes `**kwargs`: `prompts` (list of `{role: prompt}`), `completions`
-            (list of `{role: text}`), `episodes` (list of the joint actions of all turns), every column of the items,
-            and from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`,
+            (list of `{role: text}`), `episodes` (list of the joint actions of all turns), `groups` (list of numbers:
+            joint actions of one item have the same one, so that they can be ranked), every column of the items, and
+            from a trainer or team also `completion_ids` (list of `{role: token ids}`), `trainer_state`,
             `log_metric` and `log_extra`. [`role_reward`] makes one for a single agent. A reward model or its id alone
             needs a single role, unless [`JointRewardTrainer`] trained it on these roles.
         reward_weights (`list[float]`, *optional*): Weight of each reward function, all 1.0 by default.
@@ -155,10 +156,11 @@ class FunctionEnvironment(Environment):
         names = ", ".join(self.reward_names)
         return f"FunctionEnvironment(reward_funcs=[{names}], reward_weights={self.reward_weights})"
 
-    def check_turns(self, num_turns: int) -> None:
-        super().check_turns(num_turns)
-        if num_turns > 1 and self.transition is None and self.order is None:
-            raise ValueError(f"`num_turns` is {num_turns}, but no `transition` makes the prompts of later turns.")
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
+        number = super().check_turns(num_turns, are_episodes)
+        if number > 1 and self.transition is None and self.order is None:
+            raise ValueError(f"`num_turns` is {number}, but no `transition` makes the prompts of later turns.")
+        return number
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         if self.order is not None:
@@ -170,7 +172,7 @@ class FunctionEnvironment(Environment):
         if not history:
             return {role: first_prompt(role, template, item) for role, template in self.templates.items()}
         if self.transition is None:
-            raise TaskError("More than one turn needs a `transition` that builds the next turn's prompts.")
+            return {}
         name = f"The transition `{function_name(self.transition)}`"
         with task_code(name):
             prompts = self.transition(item, history)
@@ -203,7 +205,9 @@ class FunctionEnvironment(Environment):
         ]
         heard = [last_answers(histories[k]) | joint_actions[k] for k in ends]
         answers = [{role: texts[role] for role in self.roles} for texts in heard]
-        with scoring(replace(scoring_context(), prompts=shown, completion_ids=None)):
+        context = scoring_context()
+        trees = [context.trees[k] for k in ends] if context.trees else None
+        with scoring(replace(context, prompts=shown, completion_ids=None, trees=trees)):
             for k, outcome in zip(ends, self._score(last, answers, past), strict=True):
                 outcomes[k] = outcome
         return outcomes
@@ -214,7 +218,8 @@ class FunctionEnvironment(Environment):
             return []
         context = scoring_context()
         chat_roles, outcomes = context.chat_roles, [Outcome(0.0) for _ in items]
-        arguments: dict[str, Any] = {name: [item[name] for item in items] for name in items[0]}
+        trees = context.trees if context.trees and len(context.trees) == len(items) else [*map(items.index, items)]
+        arguments: dict[str, Any] = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
             arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
         else:  # the environment was called directly

@@ -33,7 +33,7 @@ from trl_multiagent.environments.base import (
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.joint_text import CONFIG_KEY, JointText
-from trl_multiagent.models.positions import check_texts
+from trl_multiagent.models.pretrained import check_length
 
 
 BATCH_SIZE = 16  # texts in one forward
@@ -80,7 +80,7 @@ class RewardModel:
     @torch.inference_mode()
     def __call__(self, prompts: list, completions: list, **kwargs: Any) -> list[float]:
         texts = [self._encode(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
-        check_texts(f"the reward model {self.__name__!r}", self.model, [len(ids) for ids in texts])
+        check_length(f"A text of the reward model {self.__name__!r}", self.model, max(map(len, texts), default=0))
         if not self._placed:  # not earlier, because the trainer sets the device of this process
             self.model.to(torch.accelerator.current_accelerator() or "cpu")
             self._placed = True

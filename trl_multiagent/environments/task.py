@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
+from trl_multiagent.environments.workflow import WorkflowEnvironment
 from trl_multiagent.limits import setting
 
 
@@ -130,4 +131,8 @@ class Task:
         Builds the environment of a run with `make_environment`, and wraps it if a single agent answers for all roles.
         """
         environment = self.make_environment(settings)
+        if isinstance(environment, WorkflowEnvironment):  # its function reads them
+            environment.settings = {
+                name: dataclasses.asdict(settings.sections[name]) for name in self.settings if name != "dataset"
+            }
         return CentralizedEnvironment(environment) if settings.is_centralized else environment

@@ -22,6 +22,7 @@ from concurrent import futures
 from typing import Any
 
 from trl_multiagent.environments.base import (
+    MAX_TURNS,
     AgentCall,
     Environment,
     History,
@@ -35,7 +36,7 @@ from trl_multiagent.environments.base import (
     with_call,
 )
 from trl_multiagent.environments.function_environment import event_loop
-from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, describe, show, task_code
+from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, describe, show, task_code
 
 
 PASSES = 3  # of the event loop without a new question, after which an episode waits for its agents
@@ -66,10 +67,13 @@ class Agents:
     def __init__(self, episode: "Episode", roles: Sequence[str]):
         self._episode, self._roles = episode, roles
 
+    def _check(self, role: str) -> str:
+        if role not in self._roles:
+            raise AttributeError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
+        return role
+
     def __getitem__(self, role: str | int) -> Callable[..., Awaitable[str]]:
-        name = self._roles[role] if isinstance(role, int) else role
-        if name not in self._roles:
-            raise KeyError(f"There is no role {name!r}; the roles are {', '.join(self._roles)}.")
+        name = self._roles[role] if isinstance(role, int) else self._check(role)
 
         def call(
             prompt: Prompt, *, stop: str | Sequence[str] = (), max_tokens: int | None = None, memory: bool = True
@@ -87,17 +91,13 @@ class Agents:
         return call
 
     def __getattr__(self, role: str) -> Callable[..., Awaitable[str]]:
-        if role.startswith("_") or role not in self._roles:
-            raise AttributeError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
         return self[role]
 
     def reward(self, number: float, role: str | None = None) -> None:
         """Pays a role, or all of them, for what has happened since the last turn."""
         if as_number(number) is None:
             raise TypeError(f"`agents.reward` got {show(number)}; it needs a number.")
-        if role is not None and role not in self._roles:
-            raise KeyError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
-        for name in self._roles if role is None else [role]:
+        for name in self._roles if role is None else [self._check(role)]:
             self._episode.paid[name] += float(number)
         self._episode.was_paid = True
 
@@ -181,12 +181,14 @@ class WorkflowEnvironment(Environment):
         roles (`Sequence[str]`): The roles.
         live (`bool`, *optional*, defaults to `False`): Whether the coroutine holds something that cannot be replayed.
             Such a workflow needs `branching: episodes`.
-        max_turns (`int`, *optional*, defaults to `20`): Turns of an episode whose number `num_turns` does not set.
+        max_turns (`int`, *optional*, defaults to `20`): Most turns of an episode if `num_turns` is not given.
         timeout (`float`, *optional*): Seconds that a workflow may wait for anything but agents, per turn.
         max_open (`int`, *optional*): Most episodes that may be open at once.
         group_reward (`Callable`, *optional*): `group_reward(item, episodes) -> list[float]`, called once per item with
             the turns of all its finished branches. What it returns is added to the last reward of each.
         metric_ranges (`Mapping`, *optional*): See [`Environment`].
+
+    [`Task`] stores its settings in `settings`. A checkpoint can only be resumed with the same ones.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class WorkflowEnvironment(Environment):
         roles: Sequence[str],
         *,
         live: bool = False,
-        max_turns: int = 20,
+        max_turns: int = MAX_TURNS,
         timeout: float | None = None,
         max_open: int | None = None,
         group_reward: Callable[[dict, list[History]], Sequence[float]] | None = None,
@@ -205,7 +207,7 @@ class WorkflowEnvironment(Environment):
             raise TypeError(f"A workflow is an `async def` function of `item` and `agents`, not {show(run)}.")
         self.run, self.roles, self.live, self.max_turns = run, check_roles(roles), live, max_turns
         self.timeout, self.max_open, self.group_reward = timeout, max_open, group_reward
-        self.metric_ranges = metric_ranges or {}
+        self.metric_ranges, self.settings = metric_ranges or {}, dict[str, Any]()
         self.name = f"The workflow `{run.__name__}`"
         self._num_turns: int | None = None
         self._seats: frozenset[str] = frozenset()
@@ -215,15 +217,22 @@ class WorkflowEnvironment(Environment):
         return f"workflow {self.run.__module__}.{self.run.__name__}"
 
     def resume_settings(self) -> dict[str, Any]:
-        return {"workflow": self.run.__name__, "roles": [*self.roles], "live": self.live}
+        workflow = {"workflow": self.run.__name__, "roles": self.roles, "max_turns": self.max_turns}
+        return {**workflow, "live": self.live, **self.settings}
 
-    def check_turns(self, num_turns: int) -> None:
-        pass
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
+        if self.live and not are_episodes:
+            raise TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
+        if num_turns is None and not are_episodes:
+            raise TaskError(
+                f"{self.name} goes on until it ends, so a tree needs its number of turns: set `num_turns`, or "
+                "`branching: episodes`."
+            )
+        return num_turns or self.max_turns
 
     @contextlib.contextmanager
     def playing(self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()) -> Iterator[None]:
-        if self.live and not are_episodes:
-            raise TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
+        self.check_turns(num_turns, are_episodes)
         self._num_turns, self._open, self._seats = num_turns, {} if are_episodes else None, frozenset(seats)
         try:
             yield
@@ -280,13 +289,8 @@ class WorkflowEnvironment(Environment):
             return None
         name = f"The group reward of `{self.run.__name__}`"
         with task_code(name):
-            added = self.group_reward(item, histories)
-        numbers = [as_number(x) for x in as_list(added) or ()]
-        if len(numbers) != len(histories) or not all(x is not None and math.isfinite(x) for x in numbers):
-            raise TaskError(
-                f"{name} returned {show(added)}; it must return a list of {len(histories)} numbers, one per branch."
-            )
-        return [x for x in numbers if x is not None]
+            added: list[Any] = as_rewards(name, self.group_reward(item, histories), len(histories))
+        return [x or 0.0 for x in added]
 
     @contextlib.asynccontextmanager
     async def _reached(self, items: list[dict], histories: Sequence[History]) -> Any:
@@ -296,12 +300,12 @@ class WorkflowEnvironment(Environment):
             new = [
                 item for item, history in zip(items, histories, strict=True) if not history and id(item) not in opened
             ]
+            number = len(new) + sum(not episode.task.done() for episode in opened.values())
             is_played = self._num_turns is not None  # else, the first prompts are looked at
-            if is_played and self.max_open is not None and len(opened) + len(new) > self.max_open:
+            if is_played and self.max_open is not None and number > self.max_open:
                 raise TaskError(
-                    f"{self.name} would hold {len(opened) + len(new)} open episodes, but `max_open` is "
-                    f"{self.max_open}: "
-                    "lower `items_per_device` or `num_generations`."
+                    f"{self.name} would hold {number} open episodes, but `max_open` is {self.max_open}: lower "
+                    "`items_per_device` or `num_generations`."
                 )
             for item in new:
                 opened[id(item)] = Episode(self.run, item, self.roles)
@@ -356,6 +360,8 @@ class WorkflowEnvironment(Environment):
             return
         error = asyncio.CancelledError() if episode.task.cancelled() else episode.task.exception()
         if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
+            if isinstance(error, TaskError):
+                raise error
             raise TaskError(f"{self.name} raised {describe(error)}{self._line_of(error)}.") from error
         left = [role for role, (_, future) in episode.asked.items() if not future.done()]
         if left:
@@ -381,21 +387,19 @@ class WorkflowEnvironment(Environment):
             if not episode.was_paid and reward_none != "drop":
                 raise TaskError(f"{self.name} returned None; it must return a reward, or pay with `agents.reward`.")
             reward = 0.0 if episode.was_paid else math.nan
-        if isinstance(reward, Mapping):
-            if set(reward) != set(self.roles) or any(as_number(x) is None for x in reward.values()):
-                roles = ", ".join(self.roles)
-                raise TaskError(f"{self.name} returned {show(reward)}; a reward per role needs a number for {roles}.")
-            reward = {role: float(reward[role]) + paid[role] for role in self.roles}
-        elif as_number(reward) is None:
+        returned = reward if isinstance(reward, Mapping) else dict.fromkeys(self.roles, reward)
+        if returned.keys() != paid.keys() or any(as_number(x) is None for x in returned.values()):
             raise TaskError(
-                f"{self.name} returned {show(reward)}; it must return a number, a dict by role or an `Outcome`."
+                f"{self.name} returned {show(reward)}; it must return a number, an `Outcome`, or a dict with a number "
+                f"for each of {', '.join(self.roles)}."
             )
-        elif len(set(paid.values())) > 1:
-            reward = {role: float(reward) + paid[role] for role in self.roles}
-        else:
-            reward = float(reward) + paid[self.roles[0]]
+        is_shared = returned is not reward and len(set(paid.values())) == 1
+        reward = {role: float(returned[role]) + paid[role] for role in self.roles}
         return dataclasses.replace(
-            outcome, reward=reward, metrics={**metrics, **outcome.metrics}, extra={**notes, **outcome.extra}
+            outcome,
+            reward=reward[self.roles[0]] if is_shared else reward,
+            metrics={**metrics, **outcome.metrics},
+            extra={**notes, **outcome.extra},
         )
 
     def _wait(self, coroutine: Coroutine) -> Any:

@@ -8,7 +8,7 @@ from trl_multiagent.limits import check_arguments, setting
 from trl_multiagent.rollout.options import HistoryOptions
 
 
-BASELINES = ("raw_single_agent", "concatenation", "pipeline", "discussion")
+BASELINES = ("raw_single_agent", "concatenation", "pipeline")
 # Settings that decide which answers are sampled. An evaluation can only be resumed with the same values
 SAMPLING_FIELDS = (
     *"num_episodes num_turns max_completion_length temperature top_p top_k min_p repetition_penalty".split(),
@@ -54,15 +54,9 @@ class EvaluationConfig(HistoryOptions):
     num_bootstraps: int = setting("Random draws for a confidence interval.", 10000, ge=100, le=10000000)
     confidence: float = setting("Level of the confidence intervals.", 0.95, gt=0, lt=1)
     baselines: list[str] | None = setting(
-        "Baselines on the same items: raw_single_agent, concatenation, pipeline, discussion.", choices=BASELINES
+        "Baselines on the same items: raw_single_agent, concatenation, pipeline.", choices=BASELINES
     )
     baseline_model: str | None = setting("Model of the baselines; by default the one that the team started from.")
-    baseline_budget: str = setting(
-        "Token limit that a baseline shares with the team: 'turn', that of all answers of a turn together, or "
-        "'answer', that of a single answer.",
-        "turn",
-        choices=("turn", "answer"),
-    )
     control: str | None = setting(
         "Policy that is trained at the cost of each run, and compared with the run's team: 'single_agent' answers "
         "alone, 'centralized' is one agent that answers for all roles.",

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate import Accelerator
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from trl_multiagent.environments.base import Environment, item_ids, scoring_metrics
+from trl_multiagent.environments.base import item_ids, scoring_metrics
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.evaluation.players import PipelineSampler
+from trl_multiagent.evaluation.players import LoadedTeam, PipelineSampler, Policy
 from trl_multiagent.evaluation.statistics import CALL, Records
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
@@ -33,39 +32,6 @@ from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, pla
 
 
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
-TRANSCRIPT_FORMAT = 2  # increased when the records change
-
-
-@dataclass
-class LoadedTeam:
-    """A team that can sample, and its description, which must be the same when an evaluation is resumed."""
-
-    team: SamplingTeam
-    description: dict[str, Any]
-
-
-@dataclass
-class Policy:
-    """A team plus the environment that it plays."""
-
-    name: str  # in tables, and of the folder of its transcripts
-    kind: str  # "team", "baseline", "control", "ablation", or "pair": agents of several runs in a cross-play
-    environment: Environment  # its task, with the roles of the team
-    load: Callable[[], LoadedTeam]  # loads the team, on its device
-    max_completion_length: int  # in tokens
-    source: str = ""  # where the team comes from
-    is_pipeline: bool = False  # whether the agents answer one after the other
-    rounds: int = 1  # turns of the environment in one turn of the task; the last one counts, the others are drafts
-    compared_with: str = ""  # name of the team that a control or an ablation belongs to; by default all teams
-    row: str = ""  # name in the comparison with teams; that of a baseline by default
-    is_shown: bool = True  # in the main table
-    silent_role: str | None = None  # an agent whose answers are empty
-    mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
-
-    def num_turns(self, config: EvaluationConfig) -> int:
-        """Returns the number of environment turns per episode, drafts included."""
-        assert config.num_turns is not None
-        return config.num_turns * self.rounds
 
 
 class EpisodeGenerator(TransformersGenerator):
@@ -143,8 +109,7 @@ def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
 def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
     """Returns the settings that must be the same when an evaluation is resumed."""
     settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
-    settings |= {"max_completion_length": policy.max_completion_length, "rounds": policy.rounds}
-    settings |= {"format": TRANSCRIPT_FORMAT, "pipeline": policy.is_pipeline}
+    settings |= {"max_completion_length": policy.max_completion_length, "pipeline": policy.is_pipeline}
     settings["rows of the dataset"] = digest_of_rows(dataset)
     if policy.kind == "ablation":
         settings["ablation"] = policy.row
@@ -221,7 +186,7 @@ def play_batch(
             chat_roles=sampler.chat_roles,
             reward_none=config.reward_none or "error",
         ),
-        num_turns=policy.num_turns(config),
+        num_turns=cast(int, config.num_turns),
         num_episodes=config.num_episodes,
         numbers=batch,
     )
@@ -248,7 +213,7 @@ def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:
     (outcome,) = node.outcomes
     return {
         "prompts": dict(node.prompts),
-        "completions": node.joint_actions[0],
+        "completions": node.completions(node.indices[0]),
         "reward": outcome.reward,
         **({"role_rewards": outcome.role_rewards} if outcome.role_rewards else {}),
         "metrics": {name: value for name, value in outcome.metrics.items() if math.isfinite(value)},

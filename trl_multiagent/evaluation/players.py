@@ -4,16 +4,15 @@ from several teams.
 
 Baselines are an untrained model alone or as a team, on the same items as the trained team. `raw_single_agent`: one
 agent gets the whole task. `concatenation`: the agents answer independently, and the environment joins their answers.
-`pipeline`: they answer one after the other, and each sees the answers before its own. `discussion`: all write a draft,
-each sees the others' drafts, and all answer again.
+`pipeline`: they answer one after the other, and each sees the answers before its own.
 """
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,6 @@ from trl_multiagent.environments.base import (
     Outcome,
     Prompt,
     ask,
-    judge,
 )
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
@@ -37,7 +35,32 @@ from trl_multiagent.rollout.tree import Node, Samples, acting
 
 
 CUT, SHUFFLED = "cut", "shuffled"
-AGAIN = "Answer again, with the answers of the others in mind. Give your whole answer in the same form.\n"
+
+
+@dataclass
+class LoadedTeam:
+    """A team that can sample, and its description, which must be the same when an evaluation is resumed."""
+
+    team: SamplingTeam
+    description: dict[str, Any]
+
+
+@dataclass
+class Policy:
+    """A team plus the environment that it plays."""
+
+    name: str  # in tables, and of the folder of its transcripts
+    kind: str  # "team", "baseline", "control", "ablation", or "pair": agents of several runs in a cross-play
+    environment: Environment  # its task, with the roles of the team
+    load: Callable[[], LoadedTeam]  # loads the team, on its device
+    max_completion_length: int  # in tokens
+    source: str = ""  # where the team comes from
+    is_pipeline: bool = False  # whether the agents answer one after the other
+    compared_with: str = ""  # name of the team that a control or an ablation belongs to; by default all teams
+    row: str = ""  # name in the comparison with teams; that of a baseline by default
+    is_shown: bool = True  # in the main table
+    silent_role: str | None = None  # an agent whose answers are empty
+    mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
 
 class PipelineSampler(TeamSampler):
@@ -56,7 +79,7 @@ class PipelineSampler(TeamSampler):
             tokenizer, own = self.team.tokenizers[role], acting(role, nodes)
             markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
             for node in own if samples else ():
-                answers = {other: samples_of_other.texts[0] for other, samples_of_other in node.samples.items()}
+                answers: dict[str, str] = {other: x.reply(0) for other, x in node.samples.items()}
                 if markers is not None:
                     answers = {other: without_markers(text, markers) for other, text in answers.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
@@ -65,64 +88,6 @@ class PipelineSampler(TeamSampler):
             for node, node_samples in zip(own, samples[role], strict=True):
                 node.samples[role] = node_samples
         return samples
-
-
-class DiscussionEnvironment(EnvironmentWrapper):
-    """
-    An environment whose turns have two rounds: a draft, which is not scored, and an answer whose prompt shows the
-    others' drafts.
-    """
-
-    def check_turns(self, num_turns: int) -> None:
-        self.task.check_turns((num_turns + 1) // 2)
-
-    def prepare(self, num_turns: int) -> None:
-        self.task.prepare(num_turns // 2)
-
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
-        prompts = ask(self.task, items, [answers_of(history) for history in histories])
-        for history, by_role in zip(histories, prompts, strict=True):
-            if len(history) % 2:  # the last round was a draft
-                drafts = history[-1].joint_action
-                by_role |= {role: self._show(role, prompt, drafts) for role, prompt in by_role.items()}
-        return prompts
-
-    def _show(self, role: str, prompt: Prompt, drafts: Mapping[str, str]) -> Prompt:
-        shown = self.task.show_answers(role, prompt, {name: x for name, x in drafts.items() if name != role})
-        if isinstance(shown, str):
-            return f"{AGAIN}\n{shown}"
-        *before, last = shown
-        return [*before, {**last, "content": f"{AGAIN}\n{last['content']}"}]
-
-    def judge(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
-    ) -> list[Outcome]:
-        final = [k for k, history in enumerate(histories) if len(history) % 2]
-        outcomes = [Outcome(0.0) for _ in items]
-        if final:
-            asked, actions = [items[k] for k in final], [joint_actions[k] for k in final]
-            past = [answers_of(histories[k]) for k in final]
-            for k, outcome in zip(final, judge(self.task, asked, actions, past, evaluation), strict=True):
-                outcomes[k] = outcome
-        return outcomes
-
-
-def answers_of(history: History) -> History:
-    """Returns the history of a discussion without its drafts."""
-    return history[1::2]
-
-
-def answer_limit(baseline: str, num_agents: int, max_completion_length: int, budget: str) -> int:
-    """
-    Returns the token limit of one answer of a baseline, if that of the team's agents is `max_completion_length`. With
-    the budget `"turn"`, the baseline and the team have the same limit for all answers of a turn together; with
-    `"answer"`, for a single answer.
-    """
-    if budget == "answer":
-        return max_completion_length
-    if baseline == "raw_single_agent":
-        return num_agents * max_completion_length
-    return max(1, max_completion_length // 2) if baseline == "discussion" else max_completion_length
 
 
 class MessageAblation(EnvironmentWrapper):
@@ -209,6 +174,7 @@ class MixedTeam:
         self.sources = dict(sources)
         self.roles = tuple(sources)
         self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
+        self.reasoning = next(iter(sources.values())).reasoning
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
         return self.sources[role].activate(role)

@@ -5,24 +5,19 @@ Values with known bounds have the interval of Gaffke (2005), see [`bounded_inter
 interval. Several teams widen both by the variation between teams, see [`estimates`].
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.evaluation.players import Policy
 from trl_multiagent.rollout.tree import known
-
-
-if TYPE_CHECKING:
-    from trl_multiagent.evaluation.play import Policy
 
 
 Numbers = dict[str, dict[str, "Estimate"]]  # "turn_1", ..., "final" -> metric -> estimate
@@ -240,7 +235,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     """Computes the values of each item from the transcripts of a policy, see [`~play.play_batch`]."""
     episodes: list[list[Records]] = [[] for _ in range(num_items)]
     for record in records:
-        episodes[record["item"]].append(record["turns"][policy.rounds - 1 :: policy.rounds])
+        episodes[record["item"]].append(record["turns"])
     by_item = [item_values(turns, config) for turns in episodes]
     num_turns = max(len(turns) for item_episodes in episodes for turns in item_episodes)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
@@ -250,7 +245,8 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
         missed = (0.0, 0.0) if num_turns > 1 else (low, high)  # episodes may end early
         ranges["return"] = (min(weight * low, missed[0]), max(weight * high, missed[1]))
     turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
-    names = list(dict.fromkeys(key for values in by_item for key in values))
+    found = [key for values in by_item for key, value in values.items() if not math.isnan(value)]
+    names = list(dict.fromkeys(found))
     names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
     values = np.array([[values.get(key, np.nan) for key in names] for values in by_item])
     return Result(policy, names, values, total_cost(records), speed_of(records), ranges)
@@ -258,7 +254,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
 
 def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple[str, str], float]:
     """
-    Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes, without drafts.
+    Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes.
     If each role has a reward of its own, `reward/<role>` and `return/<role>` are among the values.
     """
     roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
@@ -301,7 +297,7 @@ def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) 
 
 def total_cost(records: Records) -> dict[str, float]:
     """
-    Sums the cost of the episodes, drafts included. A call is one completion; the wall time of a batch includes
+    Sums the cost of the episodes. A call is one completion; the wall time of a batch includes
     scoring.
     """
     turns = [turn for record in records for turn in record["turns"]]
@@ -361,6 +357,7 @@ def numbers_of(results: Sequence[Result], config: EvaluationConfig, others: Sequ
     columns = estimates(values, bounds, config.num_bootstraps, config.confidence, config.seed)
     for (turn, metric), estimate in zip(names, columns, strict=True):
         numbers.setdefault(turn, {})[metric] = estimate
+    numbers.setdefault(FINAL, {})
     return numbers
 
 

@@ -6,6 +6,7 @@ follows the plain text with which its chat template begins a turn. An agent coul
 message that its partner's next prompt contains.
 """
 
+import contextlib
 import re
 import unicodedata
 from collections.abc import Callable
@@ -13,34 +14,41 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from jinja2 import Environment
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 
 Text = TypeVar("Text", str, list[dict[str, Any]], str | list[dict[str, Any]])
 
 CONTENT = "zqxj"  # no template writes it
-EXAMPLE = [{"role": role, "content": CONTENT} for role in ("user", "assistant", "user")]
+TURNS = [{"role": role, "content": CONTENT} for role in ("user", "assistant", "user")]
+WITH_SYSTEM = [{"role": role, "content": CONTENT} for role in ("system", "user")]
 ROLES = ("user", "assistant", "system", "tool")
-BRACKETED = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 WORD = re.compile(r"[^\W\d_]{3}")
+NAMES_A_ROLE = re.compile(rf"{'|'.join(ROLES)}|<.+>|\[.+\]", re.IGNORECASE)
 
 
 def marker_pattern(
     tokenizer: PreTrainedTokenizerBase, render: Callable[[list[dict[str, str]]], str]
 ) -> re.Pattern[str]:
     """
-    Returns a pattern for the spellings of a tokenizer's added tokens, and of the plain text that its chat template
-    writes around messages: the lines beside a message, such as `### User:`, and everything in brackets in the
-    template, such as `[INST]`. Single words do not count.
+    Returns a pattern for the spellings of a tokenizer's special tokens, and of the plain text that its chat template
+    writes beside a message, such as `### User:` or `[INST]`. Single words do not count, and neither do other added
+    tokens, such as `<think>` or Gemma's `<b>`, which ordinary texts contain.
 
     `render` applies the chat template to messages. The pattern matches where a marker begins in a folded text, see
     [`fold`].
     """
-    tokens = [x.content for x in tokenizer.added_tokens_decoder.values()]
-    lines = re.split("|".join(["\n", CONTENT, *map(re.escape, tokens)]), render(EXAMPLE))
-    source = Environment().lex(tokenizer.get_chat_template())
-    lines += [text for _, kind, value in source if kind in ("data", "string") for text in BRACKETED.findall(value)]
+    tokens = [x.content for x in tokenizer.added_tokens_decoder.values() if x.special]
+    separators = re.compile("|".join([f"({CONTENT})", "\n", "</?think>", *map(re.escape, tokens)]))
+
+    def beside_messages(messages: list[dict[str, str]]) -> list[str]:
+        parts = [part for part in separators.split(render(messages)) if part and part.strip()]
+        return [y for x, y in [*pairwise(parts), *pairwise(parts[::-1])] if x == CONTENT]
+
+    lines = beside_messages(TURNS)
+    with contextlib.suppress(TemplateError):  # many templates take no system message
+        lines += filter(NAMES_A_ROLE.search, beside_messages(WITH_SYSTEM))
     tokens, lines = (["".join(map(fold, text)).strip() for text in texts] for texts in (tokens, lines))
     lines += [line.replace(role, other) for line in lines for role in ("user", "assistant") for other in ROLES]
     lines = [line for line in lines if WORD.search(line) and re.search(r"[^\w\s]", line)]

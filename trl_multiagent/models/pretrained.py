@@ -29,6 +29,10 @@ from trl_multiagent.folders import ADAPTER_CONFIG, MODEL_CONFIG
 Module = TypeVar("Module", bound=nn.Module)
 
 
+class TooLongError(ValueError):
+    """A text has more tokens than its model has positions. The message names the text, and says what to do."""
+
+
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     """Loads a model. It stays on the CPU, because the trainer places the whole team on the accelerator."""
     model = create_model_from_path(name, cast(Any, AutoModelForCausalLM), **{"device_map": None, **kwargs})
@@ -156,3 +160,22 @@ def find_file(
             f"{name!r} is neither an existing folder nor a repository on the Hub that can be read. For a private or "
             "gated one, ask for access, and log in with `hf auth login` or pass `token`."
         ) from error
+
+
+def check_length(text: str, model: PreTrainedModel, length: float) -> None:
+    """
+    Raises [`TooLongError`] if a text of `length` tokens is too long for a model with learned positions, as in GPT-2
+    and OPT. Models that compute positions, such as rotary ones, read longer texts. `text`: what it is, for the
+    message.
+    """
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is None or length <= limit:
+        return
+    tokens = model.get_input_embeddings()
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not tokens]
+    # OPT and others keep two more rows, for positions of padding
+    if any(limit <= table.num_embeddings <= limit + 2 for table in tables):
+        raise TooLongError(
+            f"{text} may have {length} tokens, but its model has only {limit} positions, which are learned: shorten "
+            "it, or choose a model that reads longer texts."
+        )

@@ -66,7 +66,6 @@ from trl_multiagent.preferences.rows import (
     make_row,
     text_columns,
 )
-from trl_multiagent.report.pictures import COLORS, draw_histograms, picture
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.tree import Node, Samples, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
@@ -76,10 +75,8 @@ logger = logging.get_logger(__name__)
 
 CHUNK_FILE = CANDIDATES_FOLDER + "/chunk_{:05d}.jsonl"
 STATE_FILE = CANDIDATES_FOLDER + "/environment_{:05d}.pt"  # the state of the environment after a chunk
-PICTURE_FILE = "rewards.png"
 HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
 FEW_ITEMS = 0.1  # a smaller share of items with pairs causes a warning
-BINS = 16
 CARD = """---
 {data}
 ---
@@ -104,7 +101,6 @@ from trl_multiagent.preferences import load_preferences
 preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={roles})
 ```
 
-{picture}
 The environment, whose joint reward ranked the answers:
 
 {environment}
@@ -298,7 +294,7 @@ class _Collection:
     # The dataset
 
     def write_dataset(self) -> None:
-        """Pairs the candidates, and writes the dataset, its card and the picture."""
+        """Pairs the candidates, and writes the dataset and its card."""
         config, roles = self.config, self.team.roles
         records = [record for k in range(len(self.chunks)) for record in self.stage.read(CHUNK_FILE.format(k))]
         pairs = [self.pairs_of(record) for record in records]
@@ -321,10 +317,7 @@ class _Collection:
             "pairing": config.values(PAIRING_FIELDS),
             "numbers": summarize(records, pairs, kept, config),
         }
-        (self.folder / PICTURE_FILE).unlink(missing_ok=True)
-        if config.log_reward_distribution:
-            draw_rewards(records, kept, self.folder / PICTURE_FILE)
-        write_text(self.folder / CARD_FILE, preference_card(facts, roles, config.log_reward_distribution))
+        write_text(self.folder / CARD_FILE, preference_card(facts, roles))
         write_json(self.folder / PREFERENCES_FILE, facts)
 
     def pairs_of(self, record: Record) -> list[Pair]:
@@ -349,8 +342,11 @@ def add_answers(records: list[Record], nodes: list[Node], side: str, by: str) ->
     policy that sampled them.
     """
     for record, node in zip(records, nodes, strict=True):
-        actions = zip(node.joint_actions, node.rewards, node.outcomes, strict=True)
-        record[side] = [asdict(Candidate(action, reward, outcome.metrics, by)) for action, reward, outcome in actions]
+        actions = zip(node.indices, node.rewards, node.outcomes, strict=True)
+        record[side] = [
+            asdict(Candidate(node.completions(index), reward, outcome.metrics, by))
+            for index, reward, outcome in actions
+        ]
         record["tokens"] += sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
@@ -385,7 +381,7 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(arrays)
 
 
-# Reports: numbers, a warning, a picture, and the card of the dataset
+# Reports: numbers, a warning, and the card of the dataset
 
 
 def summarize(
@@ -418,20 +414,7 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
     )
 
 
-def draw_rewards(records: list[Record], kept: list[Pair], path: Path) -> None:
-    """Draws the distributions of the rewards of all candidates and of the pairs, and of the gaps of the pairs."""
-    rewards = {
-        side: [x["reward"] for record in records for x in record[side]] for side in ("candidates", "comparator")
-    }
-    rewards |= {"rejected": [pair.rejected.reward for pair in kept], "chosen": [pair.chosen.reward for pair in kept]}
-    with picture(path, panels=2) as (left, right):
-        draw_histograms(left, rewards, BINS)
-        left.set(title="Joint rewards", xlabel="reward")
-        right.hist([pair.gap for pair in kept], BINS, color=COLORS[0])
-        right.set(title=f"Gaps of {len(kept)} pairs", xlabel="chosen minus rejected reward", ylabel="pairs")
-
-
-def preference_card(facts: dict[str, Any], roles: Sequence[str], shows_picture: bool) -> str:
+def preference_card(facts: dict[str, Any], roles: Sequence[str]) -> str:
     """Writes the card of the dataset. `facts`: the contents of [`~folders.PREFERENCES_FILE`]."""
     data = DatasetCardData(
         tags=["trl-multiagent", "preference"],
@@ -444,7 +427,6 @@ def preference_card(facts: dict[str, Any], roles: Sequence[str], shows_picture: 
     return CARD.format(
         data=data.to_yaml(),
         roles=list(roles),
-        picture=f"![Rewards and gaps](./{PICTURE_FILE})\n" * shows_picture,
         environment="".join(f"    {line}\n" for line in facts["environment"].splitlines()),
         table=markdown_table(rows),
     )
@@ -512,9 +494,7 @@ def push_preferences(
         raise ValueError(f"{folder} holds no complete collection of preferences.")
     repo_id = open_repo(repo_id, private, token, revision, create_pr, repo_type="dataset")
     with tempfile.TemporaryDirectory() as upload:
-        for path in (folder / CARD_FILE, folder / PICTURE_FILE):
-            if path.is_file():
-                shutil.copy(path, upload)
+        shutil.copy(folder / CARD_FILE, upload)
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
         advice = push_command_advice(folder, repo_id, revision)

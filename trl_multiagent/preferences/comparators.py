@@ -125,7 +125,7 @@ def sample_centralized(
     asked = [Node(node.item, (), {SOLO: central_prompt(roles, node.prompts)}, tree=node.tree) for node in nodes]
     result: dict[str, list[Samples]] = {role: [] for role in roles}
     for samples in sample(asked, num_candidates)[SOLO]:
-        answers = [split_blocks(text, roles).answers for text in samples.texts]
+        answers = [split_blocks(samples.reply(g), roles).answers for g in range(len(samples.texts))]
         for role, parts in result.items():
             # All tokens count as the first role's, because they were sampled once
             ids = samples.completion_ids if role == roles[0] else [[] for _ in answers]

@@ -20,7 +20,6 @@ SAMPLING_FIELDS = (
 # Fields that decide which pairs are made of the candidates
 PAIRING_FIELDS = (
     *"pair_selection preference_pairs_per_sample use_environment_step environment_steps_per_pair".split(),
-    "log_reward_distribution",
 )
 # The settings for the fields of `EndpointSettings`. The team's settings of the sampling also apply to the endpoint
 API_KEYS = {x: f"comparator_api_{x}" for x in FIELDS if x not in ("max_tokens", "temperature", "top_p")}
@@ -44,7 +43,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
     )
     use_environment_step: bool = setting("Whether pairs count as env steps, as CoMLRL counts them.", True)
     environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2, ge=1, le=1000000)
-    log_reward_distribution: bool = setting("Whether to draw the rewards and the gaps, in rewards.png.", False)
+    log_reward_distribution: bool = setting("A key of CoMLRL. It has no effect.", False)
     comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = setting(
         "Policy that samples the other answer of each pair: the team itself (two names), "
         "the team of an earlier round, other models, or a model at an endpoint. By default, both answers are "

@@ -3,18 +3,15 @@ Turns the logs of runs into curves and tables. Runs that differ only in their se
 means and bands.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from trl_multiagent.evaluation.statistics import t_interval, welch_interval
-from trl_multiagent.report.pictures import COLORS, draw_curve, picture
 
 
 Runs = Sequence[Mapping[str, pd.Series]]  # the metrics of each run of a group, by name
@@ -79,24 +76,6 @@ def thinned(curve: pd.DataFrame) -> pd.DataFrame:
     return curve.groupby(bins).mean().set_axis(pd.Series(curve.index).groupby(bins).last(), axis=0)
 
 
-def reward_series(series: Mapping[str, pd.Series]) -> dict[str, pd.Series]:
-    """Returns the joint rewards among the metrics of a run: of the training, and of each evaluation set."""
-    return {name: x for name, x in series.items() if re.fullmatch(r"(eval_([^/]+_)?)?reward", name)}
-
-
-def draw_reward_curve(rewards: Mapping[str, pd.Series], path: Path) -> None:
-    """Draws the series of [`reward_series`] against the optimizer step into a PNG file."""
-    colors = itertools.cycle(COLORS[1:])
-    with picture(path, size=(8, 4.5)) as (axes,):
-        for name, values in rewards.items():
-            if name == "reward":
-                draw_curve(axes, [*values.index], [*values], "training")
-            else:
-                axes.plot(values.index, values, color=next(colors), marker="o", markersize=5, label=name)
-        axes.set(title="Joint reward of the team", xlabel="optimizer step", ylabel="mean joint reward")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-
-
 # Tables
 
 
@@ -121,27 +100,14 @@ def run_table(run: Mapping[str, pd.Series]) -> list[list[str]]:
 
 def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
     """
-    Returns the last values of the key metrics of each group, their standard deviation over runs, and the first minus
-    every other group, with 95 % intervals.
+    Returns the means over runs of the last values of each group's key metrics, and the first group minus every other
+    one, all with 95 % intervals.
     """
     first, *others = groups
-    rows = [["last value ± standard deviation of the runs", *groups, *(f"{first} minus {name}" for name in others)]]
+    rows = [["last value", *groups, *(f"{first} minus {name}" for name in others)]]
     for name in key_metrics([*groups.values()]):
         values = [[last_value(run[name]) for run in runs if name in run] for runs in groups.values()]
         rows.append([name, *map(show, values), *(show_difference(values[0], other) for other in values[1:])])
-    return rows
-
-
-def seed_table(runs: Mapping[str, Mapping[str, pd.Series]]) -> list[list[str]]:
-    """
-    Returns the last values of the key metrics of runs that differ in their seeds, and the mean with its 95 % interval.
-    """
-    rows = [["last value", *runs, "mean", "95 % interval"]]
-    for name in key_metrics([[*runs.values()]]):
-        values = np.array([last_value(run[name]) if name in run else math.nan for run in runs.values()])
-        low, high = t_interval(values, 0.95)
-        interval = "" if np.isnan([*values, low]).any() else f"[{low:.3f}, {high:.3f}]"
-        rows.append([name, *(f"{x:.3f}" for x in (*values, values.mean())), interval])
     return rows
 
 
@@ -151,9 +117,10 @@ def last_value(series: pd.Series) -> float:
 
 
 def show(values: Sequence[float]) -> str:
-    """Formats the mean of runs, with their standard deviation if there are several."""
-    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{spread} (n = {len(values)})"
+    """Formats the mean of runs, with its 95 % interval if there are several that differ."""
+    low, high = t_interval(np.array(values), 0.95)
+    interval = "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
+    return f"{np.mean(values):.3f}{interval} (n = {len(values)})"
 
 
 def show_difference(one: Sequence[float], other: Sequence[float]) -> str:

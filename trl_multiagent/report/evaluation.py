@@ -45,7 +45,7 @@ DIFFERENCE_NOTE = (
     "interval, which needs less than that, but is too narrow if a few items decide the mean."
 )
 COST_NOTE = (
-    "Calls and generated tokens are those of an episode, drafts included. Wall s is the wall time of the "
+    "Calls and generated tokens are those of an episode. Wall s is the wall time of the "
     "batches, with scoring, per episode."
 )
 
@@ -145,7 +145,7 @@ class Report:
             f"{self.config.confidence:.0%} confidence interval over items{over} A number has no brackets if its "
             f"values have no spread and no known bounds.{self.range_note}"
         ]
-        lines += ["", *self._main_table(), "", *self._speed()]
+        lines += ["", *self._main_table()]
         headings = {
             "differences": "the team minus" if len(self.teams) == 1 else "the teams minus",
             "control": "the team minus the trained control",
@@ -183,22 +183,6 @@ class Report:
             tests = "It counts all tests, also those that feedback has shown to the agents."
             lines.append(f"pass@k is that of the last turn. {tests}{hidden}")
         return [*lines, COST_NOTE]
-
-    def _speed(self) -> list[str]:
-        """Returns latency and throughput of the generation, per agent and per team."""
-        rows, sizes = [["generation", "latency s", "tokens/s"]], set()
-        for result, speed in [(x, x.speed) for x in self.shown if x.speed is not None]:
-            sizes.add(f"{speed['episodes']:.0f}")
-            rows.append([result.name, f"{speed['latency']:.3g}", f"{speed['tokens_per_second']:.3g}"])
-            calls = speed["agents"] if len(speed["agents"]) > 1 else {}
-            rows += [[f"  {call}", f"{latency:.3g}", f"{rate:.3g}"] for call, (latency, rate) in calls.items()]
-        if not sizes:
-            return []
-        return [
-            *text_table(rows),
-            f"Latency: seconds of generation in an episode, with {', '.join(sorted(sizes))} episodes at a time. "
-            "Agents answer one after the other; adapters of one base answer in one call.",
-        ]
 
     def _components(self, result: Result) -> list[str]:
         """Returns all metrics of a policy, by turn."""
@@ -250,7 +234,7 @@ def show_difference(estimate: Estimate, name: str) -> str:
     text = show(estimate, name)
     # Without a spread, Student's interval is not defined, and the other one is as wide as the number of items allows
     if math.isnan(low) or (math.isnan(t_low) and difference != 0):
-        return f"{text} in all items"
+        return f"{text} (no spread)"
     student = brackets(t_low, t_high, ".1%" if is_rate(name) else ".3f")
     text += f", t{student}" if student and t_low != low else ""
     if low > 0 or high < 0:
@@ -263,19 +247,16 @@ def is_rate(name: str) -> bool:
 
 
 def cross_play_lines(cross_play: CrossPlay) -> list[str]:
-    """Returns the matrices of a cross-play as text, with their comparison."""
+    """Returns the comparison of a cross-play as text. The page shows its matrices."""
     name = cross_play.metric
-    lines = []
-    for role, matrix in cross_play.matrices.items():
-        rows = [[f"{name}: {role} of the row's run", *cross_play.runs]]
-        rows += [[run, *[f"{x:.3f}" for x in row]] for run, row in zip(cross_play.runs, matrix, strict=True)]
-        lines += [*text_table(rows), ""]
-    return [
-        *lines,
-        f"agents trained together  {show(cross_play.diagonal, name)}",
-        f"agents of two runs       {show(cross_play.off_diagonal, name)}",
-        f"difference               {show_difference(cross_play.difference, name)}",
-    ]
+    return text_table(
+        [
+            ["cross-play", name],
+            ["agents trained together", show(cross_play.diagonal, name)],
+            ["agents of two runs", show(cross_play.off_diagonal, name)],
+            ["difference", show_difference(cross_play.difference, name)],
+        ]
+    )
 
 
 # Cross-play

@@ -3,12 +3,10 @@ Draws the pictures of reports. They share one style: a title per panel, a faint 
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-
-import numpy as np
 
 from trl_multiagent.folders import replacing
 
@@ -62,14 +60,3 @@ def draw_curve(axes: Any, steps: Sequence[int], values: Sequence[float], label: 
         axes.plot(steps, means, color=COLORS[0], linewidth=2, label=f"{label}, mean of {2 * reach + 1} entries")
     else:
         axes.plot(steps, values, color=COLORS[0], marker="o", markersize=4, label=label)
-
-
-def draw_histograms(axes: Any, series: Mapping[str, Sequence[float]], bins: int) -> None:
-    """Draws the distributions of several lists of values, the first one filled. Empty lists are left out."""
-    edges = np.histogram_bin_edges(np.concatenate([*series.values()]), bins)
-    for k, (name, values) in enumerate(series.items()):
-        if len(values):
-            style = {"histtype": "step", "linewidth": 2, "color": COLORS[k]} if k else {"color": GREY}
-            label = f"{name} ({len(values)}, mean {fmean(values):.2f})"
-            axes.hist(values, edges, weights=[1 / len(values)] * len(values), label=label, **style)
-    axes.set(ylabel="share")

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import math
+import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,15 @@ import yaml
 
 from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE, naming_damage, read_json
 from trl_multiagent.report.curves import curves, group_table, run_table, series_of
-from trl_multiagent.report.trees import Row, tree_page
 
 
 logger = logging.getLogger(__name__)
+
+Row = dict[str, Any]  # of a trace, see `rollout/trace.py`
+
+MAX_TREES = 60
+MAX_CHARS = 4_000_000  # of all texts of a page
+MAX_TEXT = 20_000  # characters of one text
 
 # Settings and sections in which the runs of a group may differ
 OF_ONE_RUN = {"seed", "data_seed", "output_dir", "run_name", "resume_from_checkpoint", "resume_changes"}
@@ -185,3 +192,57 @@ def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[st
     names = dict.fromkeys(name for run in runs for name in run.identity)
     differing = [x for x in names if len({json.dumps(run.identity.get(x), sort_keys=True) for run in runs}) > 1]
     return [(name, str(run.identity.get(name, "default"))) for name in differing]
+
+
+# Trees
+
+
+def trees_of(rows: Iterable[Row]) -> list[list[Row]]:
+    """Groups rows by tree, in their order. The episodes of an item are one group."""
+    found: dict[tuple, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["step"], row["split"], row["process"], row["tree"]), []).append(row)
+    return list(found.values())
+
+
+def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[tuple[str, list[Row]]]:
+    """Returns the best and the worst tree, and then random ones, each with its name."""
+    ranked = sorted(trees, key=root_return, reverse=True)
+    chosen = [("best", ranked[0])]
+    if len(ranked) > 1:
+        chosen.append(("worst", ranked[-1]))
+    # Not the global generator, which the rollouts use
+    others = random.Random(seed).sample(ranked[1:-1], max(0, min(number - 2, len(ranked) - 2)))
+    return [*chosen, *(("random", tree) for tree in others)][: max(0, number)]
+
+
+def root_return(tree: list[Row]) -> float:
+    """Returns the mean return of a tree's first joint actions."""
+    returns = [row["return"] for row in tree if row["turn"] == 1]
+    return sum(returns) / len(returns)
+
+
+def tree_page(trees: list[list[Row]]) -> dict[str, Any]:
+    """
+    Returns trees as one table: the names of its columns, and the rows of each tree. Siblings share prompts and
+    completions, so each is stored once, in `texts`, and a cell has its number. Long texts are cut. If there are too
+    many trees, the latest are kept.
+    """
+    columns = list(dict.fromkeys(name for tree in trees for name in tree[0]))
+    texts: dict[str, int] = {}
+
+    def cell(name: str, value: Any) -> Any:
+        if isinstance(value, str):
+            more = len(value) - MAX_TEXT
+            value = f"{value[:MAX_TEXT]}\n... {more} more characters" if more > 0 else value
+            return texts.setdefault(value, len(texts)) if name.startswith(("prompt/", "completion/")) else value
+        return None if isinstance(value, float) and math.isnan(value) else value  # data frames fill gaps with NaN
+
+    kept: list[list[list[Any]]] = []
+    size = 0  # of the texts in cells
+    for tree in trees[-MAX_TREES:][::-1]:
+        if kept and size + sum(map(len, texts)) > MAX_CHARS:
+            break
+        kept.append([[cell(name, row.get(name)) for name in columns] for row in tree])
+        size += sum(len(x) for row in kept[-1] for x in row if isinstance(x, str))
+    return {"columns": columns, "trees": kept[::-1], "texts": [*texts], "left_out": len(trees) - len(kept)}

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from trl_multiagent.environments.base import Prompt, Turn, call_of
+from trl_multiagent.environments.base import Prompt, Reply, Turn, call_of
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
+from trl_multiagent.models.reasoning import END
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
 
-# Markers that stay in an agent's own responses, because they begin no turn
-OWN_MARKERS = re.compile(r"(</?tool_call>)")
 EARLIER_ANSWER = "Your earlier answer:\n"  # precedes a response whose prompt is not shown
 
 
@@ -38,6 +37,14 @@ def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None)
 def own_turns(role: str, history: Sequence[Turn]) -> list[Turn]:
     """Returns the past turns in which a role acted."""
     return [turn for turn in history if role in turn.prompts]
+
+
+def own_text(response: str) -> str:
+    """
+    Returns a past response as the agent's own chat template expects it: with its reasoning, if that is between tags,
+    which the template reads.
+    """
+    return response.full if isinstance(response, Reply) and END in response.full else response
 
 
 def remembered(role: str, node: Node) -> Sequence[Turn]:
@@ -69,20 +76,18 @@ def whole_prompt(
         everything.
         dropped (`int`, *optional*, defaults to `0`): Number of the oldest visible turns that are left out.
         markers (`re.Pattern`, *optional*): Markers of the chat, see [`~chat_markers.marker_pattern`], that texts of
-            models must not spell. These texts are the responses, except for tool calls, and all prompts after the
-            first.
+            models must not spell. These texts are the responses, and all prompts after the first.
 
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
     """
     own, parts = own_turns(role, history), []
     for turn, (shows_prompt, shows_response) in zip(own, options.shown(len(own), dropped), strict=True):
-        past, response = turn.prompts[role], turn.joint_action[role]
+        past, response = turn.prompts[role], own_text(turn.joint_action[role])
         if markers is not None:
             # The prompts of the first turn are the task's own. Later prompts may quote texts of models
             past = past if turn is history[0] else without_markers(past, markers)
-            texts = enumerate(OWN_MARKERS.split(response))
-            response = "".join(x if k % 2 else without_markers(x, markers) for k, x in texts)
+            response = without_markers(response, markers)
         parts.append((past if shows_prompt else None, response if shows_response else None))
     if markers is not None and history:
         prompt = without_markers(prompt, markers)

@@ -27,7 +27,8 @@ from trl_multiagent.environments.base import AgentCall, Environment, Prompt, cal
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.positions import check_prompts, learned_positions
+from trl_multiagent.models.pretrained import check_length
+from trl_multiagent.models.reasoning import Reasoning, answers_of, whole_texts
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
@@ -36,7 +37,6 @@ from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, firs
 logger = logging.get_logger(__name__)
 
 END_SETTINGS = {"min_new_tokens", "min_length", "exponential_decay_length_penalty", "forced_eos_token_id"}
-CHECKED_AT_ONCE = 256  # items
 MOST_PADDING = 1.25  # several agents share a call if padding makes it at most this many times as large
 
 
@@ -45,6 +45,7 @@ class SamplingTeam(Protocol):
 
     roles: tuple[str, ...]
     tokenizers: dict[str, PreTrainedTokenizerBase]
+    reasoning: Reasoning
 
     @property
     def joinable(self) -> Mapping[str, str]:
@@ -235,7 +236,8 @@ class TeamSampler:
         self.use_chat_template = use_chat_template
         self.history_options = history_options
         self.chat_template_kwargs = chat_template_kwargs or {}
-        self.longest_prompts: dict[str, int] = {}  # of each agent, in tokens; shorter ones need no check
+        if team.reasoning == "none":
+            self.chat_template_kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
 
     @property
     def chat_roles(self) -> frozenset[str]:
@@ -250,9 +252,12 @@ class TeamSampler:
         """Samples the completions of some agents; one entry per node at which the agent acts."""
         own = {role: acting(role, nodes) for role in roles}
         prompts = {role: self.prompts(role, own[role]) for role in roles}
-        for role in roles:
-            self.check_lengths(role, prompts[role])
         prompt_ids = {role: [prompt.ids for prompt in prompts[role]] for role in roles}
+        for role in roles:
+            longest = max(map(len, prompt_ids[role]), default=0)
+            with self.team.activate(role) as agent:
+                what = f"A prompt of {role!r} with its completion"
+                check_length(what, agent, longest + self.generator.max_new_tokens)
         completions = self.generator.generate(Level(own, prompt_ids, num_generations, self.stream))
         samples: dict[str, list[Samples]] = {role: [] for role in roles}
         for role in roles:
@@ -262,10 +267,12 @@ class TeamSampler:
                 stop_strings = (*self.generator.stop_strings.get(role, ()), *call.stop)
                 if call.stop or call.max_tokens is not None:
                     cut_off(sampled, call, tokenizer)
-                texts = tokenizer.batch_decode(sampled.ids, skip_special_tokens=True)
+                texts = whole_texts(tokenizer, sampled.ids)
                 facts = (prompt.prompt, prompt.dropped_turns, stop_strings)
                 made = Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts)
                 made.truncated = [not made.is_finished(g, end_tokens) for g in range(len(texts))]
+                if self.team.reasoning != "keep":
+                    made.answers = answers_of(tokenizer, prompt.ids, sampled.ids, texts)
                 samples[role].append(made)
         return samples
 
@@ -295,39 +302,20 @@ class TeamSampler:
             )
         return prompts
 
-    def check_lengths(self, role: str, prompts: list[WholePrompt]) -> None:
-        """Raises [`~models.positions.TooLongError`] if a prompt is too long for the agent's model."""
-        lengths = [len(prompt.ids) for prompt in prompts]
-        if max(lengths, default=0) > self.longest_prompts.get(role, 0):
-            with self.team.activate(role) as agent:
-                check_prompts(role, agent, [x.prompt for x in prompts], lengths, self.generator.max_new_tokens)
-            self.longest_prompts[role] = max(lengths)
-
     def check_items(self, items: Sequence[dict], environment: Environment) -> None:
         """
-        Checks the first prompts of an item, and of all items that they are not too long for models with learned
-        positions. The environment keeps its state.
+        Checks the first prompts of the first item. The environment keeps its state.
 
         Raises:
-            TooLongError: a prompt and its completion may have more tokens than the model has positions.
             ValueError: a prompt has no tokens, or it is a chat and the tokenizer has no chat template.
         """
-        limited = []
-        for role in self.team.roles:
-            with self.team.activate(role) as agent:
-                if learned_positions(agent) is not None:
-                    limited.append(role)
         state = copy.deepcopy(environment.state_dict())
-        count = len(items) if limited else min(1, len(items))
-        for start in range(0, count, CHECKED_AT_ONCE):
-            nodes = first_nodes([items[k] for k in range(start, min(start + CHECKED_AT_ONCE, count))], environment)
-            for role in self.team.roles:
-                prompts = self.prompts(role, acting(role, nodes))
-                if role in limited:
-                    self.check_lengths(role, prompts)
-                first = acting(role, nodes[:1])
-                if start == 0 and first and role in self.chat_roles:
-                    warn_of_markers(role, self.team.tokenizers[role], first[0].prompts[role])
+        nodes = first_nodes([items[0]], environment) if len(items) else []
+        for role in self.team.roles:
+            own = acting(role, nodes)
+            self.prompts(role, own)
+            if own and role in self.chat_roles:
+                warn_of_markers(role, self.team.tokenizers[role], own[0].prompts[role])
         if state:
             environment.load_state_dict(state)
 

@@ -42,14 +42,12 @@ MAX_TURNS_ALONE = 100  # in a row, in which only seats act
 
 @dataclass
 class Branch:
-    """A branch of an episode of the whole task: its past turns, and the prompts and answers of the next turn."""
+    """A branch of an episode of the whole task: its past turns, and the prompts of the next turn."""
 
     item: dict
-    history: History
-    prompts: dict[str, Prompt]
-    actions: JointAction = field(default_factory=dict)
-    is_asked: bool = True  # whether the task has made the prompts
-    num_played: int = 0  # number of the last turns whose rewards no outcome has yet
+    history: History = ()
+    prompts: dict[str, Prompt] = field(default_factory=dict)
+    num_paid: int = 0  # number of turns whose rewards are in an outcome
 
 
 class Seat(ABC):
@@ -192,14 +190,13 @@ class SeatedEnvironment(EnvironmentWrapper):
         if task.order is not None:
             turns = [tuple(role for role in turn if role in self.roles) for turn in task.order]
             self.order = tuple(turn for turn in turns if turn)
-        # The episodes of the batch before the first turn of a trained agent, by item. Ids may occur twice
-        self._openings: dict[str, list[Branch]] = {}
+        # The episodes of the batch before the first turn of a trained agent, by the id of their item
+        self._openings: dict[int, Branch] = {}
 
-    def check_turns(self, num_turns: int) -> None:
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
         if self.order is None:
-            self.task.check_turns(num_turns)
-        else:  # the task counts the turns of seats, too
-            Environment.check_turns(self, num_turns)
+            return self.task.check_turns(num_turns, are_episodes)
+        return Environment.check_turns(self, num_turns, are_episodes)  # the task counts the turns of seats, too
 
     def playing(
         self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
@@ -211,19 +208,18 @@ class SeatedEnvironment(EnvironmentWrapper):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         if any(histories):
-            states = self._states(items, histories)
+            branches = [self._reached(*x) for x in zip(items, histories, strict=True)]
         else:  # a batch begins
-            self._openings = {}
-            states = self._open(items)
-        return [{role: prompt for role, prompt in x.prompts.items() if role in self.roles} for x in states]
+            branches = self._advance([Branch(item) for item in items])
+            self._openings = {id(branch.item): branch for branch in branches}
+        return [{role: prompt for role, prompt in x.prompts.items() if role in self.roles} for x in branches]
 
     def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
-        states = zip(self._states(items, histories), joint_actions, strict=True)
-        branches = [dataclasses.replace(state, actions=actions) for state, actions in states]
-        self._play(branches, evaluation)
-        outcomes = [self._outcome(branch) for branch in branches]
+        branches = [dataclasses.replace(self._reached(*x)) for x in zip(items, histories, strict=True)]
+        self._play(branches, joint_actions, evaluation)
+        outcomes = [self._outcome(branch) for branch in self._advance(branches, evaluation)]
         for role, seat in self.seats.items():
             for outcome, name in zip(outcomes, seat.partners(role, items) or (), strict=False):
                 outcome.metrics[f"with/{role}/{name}"] = outcome.reward
@@ -232,82 +228,49 @@ class SeatedEnvironment(EnvironmentWrapper):
     def resume_settings(self) -> dict[str, Any]:
         return {**settings_of(self.task), "seats": {role: seat.describe() for role, seat in self.seats.items()}}
 
-    def _states(self, items: list[dict], histories: list[History]) -> list[Branch]:
-        """Returns the states of the whole task after some histories. It asks the task only for missing prompts."""
-        states = [self._reached(*x) for x in zip(items, histories, strict=True)]
-        self._ask([x for x in states if not x.is_asked])
-        return states
-
-    def _ask(self, branches: list[Branch]) -> None:
-        """Asks the task for the prompts of branches."""
-        asked = ask(self.task, [x.item for x in branches], [x.history for x in branches])
-        for branch, prompts in zip(branches, asked, strict=True):
-            branch.prompts, branch.actions, branch.is_asked = prompts, {}, True
-
     def _reached(self, item: dict, history: History) -> Branch:
-        """
-        Returns the state of the whole task after a history. The `info` of an outcome holds it after a turn of trained
-        agents.
-        """
+        """Returns the branch of the whole task after a history. The `info` of an outcome holds it."""
         if history:
             return history[-1].outcome.info
-        same = self._openings.get(content_of(item)) or self._open([item])
-        return next((x for x in same if x.item is item), same[0])
+        return self._openings.get(id(item)) or self._advance([Branch(item)])[0]
 
-    def _open(self, items: list[dict]) -> list[Branch]:
-        """Begins an episode for each entry of `items`: asks the task, and plays the turns before a trained agent's."""
-        openings = [Branch(item, (), {}) for item in items]
-        self._ask(openings)
-        self._play([x for x in openings if x.prompts.keys() <= self.seats.keys()], evaluation=False)
-        self._ask([x for x in openings if not x.is_asked])
-        for opening in openings:
-            self._openings.setdefault(content_of(opening.item), []).append(opening)
-        return openings
-
-    def _can_play(self, num_turns: int) -> bool:
-        """Returns whether an episode of the task may have so many turns."""
-        if self.task.order is not None:
-            return num_turns <= len(self.task.order)
-        try:
-            self.task.check_turns(num_turns)
-        except ValueError:  # raised if the task cannot play so many turns
-            return False
-        return True
-
-    def _play(self, branches: list[Branch], evaluation: bool) -> None:
-        """
-        Plays a turn of each branch, in which trained agents have answered, and the following turns in which only seats
-        act.
-        """
+    def _advance(self, branches: list[Branch], evaluation: bool = False) -> list[Branch]:
+        """Asks the task for prompts, and plays turns in which only seats act, until there is none left."""
+        waiting = branches
         for _ in range(MAX_TURNS_ALONE):
-            if not branches:
-                return
-            for role, seat in self.seats.items():
-                asked = [branch for branch in branches if role in branch.prompts]
-                for branch, text in zip(asked, seat.answer(role, asked) if asked else (), strict=True):
-                    branch.actions = {**branch.actions, role: text}
-            actions = [{role: x.actions[role] for role in x.prompts} for x in branches]
-            items, histories = [x.item for x in branches], [x.history for x in branches]
-            shown = dataclasses.replace(scoring_context(), prompts=[x.prompts for x in branches], completion_ids=None)
-            with scoring(shown):
-                outcomes = judge(self.task, items, actions, histories, evaluation)
-            for branch, action, outcome in zip(branches, actions, outcomes, strict=True):
-                branch.history = (*branch.history, Turn(branch.prompts, action, outcome))
-                branch.num_played += 1
-                branch.is_asked = False
-            branches = [branch for branch in branches if self._can_play(len(branch.history) + 1)]
-            self._ask(branches)
-            branches = [x for x in branches if x.prompts and x.prompts.keys() <= self.seats.keys()]
+            asked = ask(self.task, [x.item for x in waiting], [x.history for x in waiting])
+            for branch, prompts in zip(waiting, asked, strict=True):
+                branch.prompts = prompts
+            waiting = [x for x in waiting if x.prompts and x.prompts.keys() <= self.seats.keys()]
+            if not waiting:
+                return branches
+            self._play(waiting, [{}] * len(waiting), evaluation)
         raise TaskError(f"Only seats acted in {MAX_TURNS_ALONE} turns in a row. The task has to end the episode.")
+
+    def _play(self, branches: list[Branch], answers: Sequence[JointAction], evaluation: bool) -> None:
+        """Plays a turn of each branch, in which trained agents have given these answers."""
+        said = [{**by_role} for by_role in answers]
+        for role, seat in self.seats.items():
+            asked = [k for k, branch in enumerate(branches) if role in branch.prompts]
+            texts = seat.answer(role, [branches[k] for k in asked]) if asked else ()
+            for k, text in zip(asked, texts, strict=True):
+                said[k][role] = text
+        prompts = [branch.prompts for branch in branches]
+        actions = [{role: said[k][role] for role in asked} for k, asked in enumerate(prompts)]
+        items, histories = [x.item for x in branches], [x.history for x in branches]
+        with scoring(dataclasses.replace(scoring_context(), prompts=prompts, completion_ids=None)):
+            outcomes = judge(self.task, items, actions, histories, evaluation)
+        for branch, action, outcome in zip(branches, actions, outcomes, strict=True):
+            branch.history = (*branch.history, Turn(branch.prompts, action, outcome))
 
     def _outcome(self, branch: Branch) -> Outcome:
         """
-        Adds up the rewards of the turns that were played in a branch. A later metric replaces an earlier one of the
-        same name.
+        Adds up the rewards of the turns that no outcome has yet. A later metric replaces an earlier one of the same
+        name.
         """
-        turns = branch.history[-branch.num_played :]
+        turns = branch.history[branch.num_paid :]
         outcomes = [turn.outcome for turn in turns]
-        joined, branch.num_played = Outcome(sum(outcome.reward for outcome in outcomes), info=branch), 0
+        joined, branch.num_paid = Outcome(sum(x.reward for x in outcomes), info=branch), len(branch.history)
         for turn in turns:
             joined.metrics |= turn.outcome.metrics
             joined.extra |= turn.outcome.extra
@@ -317,11 +280,6 @@ class SeatedEnvironment(EnvironmentWrapper):
                 {role: sum(x.role_rewards.get(role, x.reward) for x in outcomes) for role in self.roles}
             )
         return joined
-
-
-def content_of(item: dict) -> str:
-    """Returns the columns of an item as one text."""
-    return json.dumps(item, sort_keys=True, default=repr)
 
 
 def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seeds: Sequence[str], name: str) -> list[str]:

@@ -71,9 +71,10 @@ def trace_rows(
                 **({} if node.episode is None else {"episode": node.episode}),
                 **{f"prompt/{role}": prompts.get(role) for role in roles},
             }
-            for action, (index, texts) in enumerate(zip(node.indices, node.joint_actions, strict=True)):
+            for action, index in enumerate(node.indices):
                 outcome = node.outcomes[action]
                 row = {**common, "action": action}
+                texts = node.completions(index)
                 row |= {f"completion/{role}": _plain(texts.get(role)) for role in roles}
                 row |= {"reward": node.rewards[action], "return": node.returns[action]}
                 row |= {f"reward/{role}": rewards[action] for role, rewards in node.role_rewards.items()}

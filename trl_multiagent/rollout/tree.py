@@ -34,17 +34,23 @@ class Samples:
 
     prompt_ids: list[int]  # token ids of the whole prompt, including the history
     completion_ids: list[list[int]]  # token ids of each completion, up to and including its end-of-sequence token
-    texts: list[str]  # the completions as text
+    texts: list[str]  # the completions as text, with their reasoning
     logps: list[list[float]] | None = None  # log-probabilities of the tokens, if an inference engine sampled them
     prompt: Prompt | None = None  # the whole prompt, including the history, as text or chat messages
     dropped_turns: int | None = None  # number of past turns that a limit of the length removed; `None` without a limit
     stop_strings: Sequence[str] = ()  # strings that end a completion, in addition to end-of-sequence tokens
     truncated: list[bool] | None = None  # whether each completion was cut off at the limit of its length
+    answers: list[str] | None = None  # the texts without their reasoning, see `models.reasoning`; `None`: the texts
 
     def is_finished(self, g: int, end_tokens: Sequence[int]) -> bool:
         """Returns whether completion g ended before the limit of its length."""
         ended = any(token in end_tokens for token in self.completion_ids[g][-1:])
         return ended or any(string in self.texts[g] for string in self.stop_strings)
+
+    def reply(self, g: int) -> Reply:
+        """Returns completion g as everybody but its agent sees it."""
+        answer = (self.texts if self.answers is None else self.answers)[g]
+        return Reply.of(answer, bool(self.truncated and self.truncated[g]), self.texts[g])
 
 
 @dataclass
@@ -90,8 +96,11 @@ class Node:
 
     def texts(self, index: tuple[int, ...]) -> JointAction:
         """Returns the joint action with these completions."""
-        chosen = self.chosen(index).items()
-        return {role: Reply.of(x.texts[g], bool(x.truncated and x.truncated[g])) for role, (x, g) in chosen}
+        return {role: samples.reply(g) for role, (samples, g) in self.chosen(index).items()}
+
+    def completions(self, index: tuple[int, ...]) -> dict[str, str]:
+        """Returns the whole completions of a joint action by role, with their reasoning."""
+        return {role: samples.texts[g] for role, (samples, g) in self.chosen(index).items()}
 
     def chosen(self, index: tuple[int, ...]) -> dict[str, tuple[Samples, int]]:
         """Returns the completions of a joint action by role: the samples, and the number of the completion there."""
@@ -232,7 +241,7 @@ def play_episodes(
     sample: Callable[[list[Node], int], dict[str, list[Samples]]],
     score: Callable[[list[Node]], list[list[Outcome]]] | None = None,
     *,
-    num_turns: int = 1,
+    num_turns: int | None = None,
     num_episodes: int = 1,
     **settings: Any,
 ) -> list[list[Node]]:
@@ -240,9 +249,11 @@ def play_episodes(
     Plays a batch of episodes, turn by turn.
 
     Args:
-        items, environment, sample, num_turns, settings: See [`grow_trees`].
+        items, environment, sample, settings: See [`grow_trees`].
         score (`Callable`, *optional*): `nodes -> outcomes` of each node's joint action. Called once per turn. By
             default, the environment's `evaluate`.
+        num_turns (`int`, *optional*): Largest number of turns; by default that of the environment, see
+            [`~Environment.check_turns`].
         num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
 
     Returns:
@@ -250,17 +261,18 @@ def play_episodes(
         `i * num_episodes + e` of the first turn; episodes that the environment has ended are missing in later turns.
 
     Raises:
-        ValueError: `num_turns` or `num_episodes` is not a positive whole number.
+        ValueError: `num_turns` or `num_episodes` is not a positive whole number, or the environment cannot play so
+        many turns.
     """
     for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
     return grow_trees(
         items,
         environment,
         sample,
         score or (lambda nodes: judge_nodes(environment, nodes, evaluation=True)),
-        num_turns=num_turns,
+        num_turns=environment.check_turns(num_turns),
         num_generations=1,
         num_episodes=num_episodes,
         **settings,
@@ -305,7 +317,7 @@ def root_nodes(
 
 def first_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:
     """Makes the nodes of the first turn of episodes that end there, to look at their prompts."""
-    with environment.playing(None, are_episodes=True):
+    with environment.playing(1, are_episodes=True):
         return root_nodes(items, environment)
 
 
@@ -338,8 +350,8 @@ def judge_nodes(
     chosen = [node.chosen(index) for node in nodes for index in node.indices]
     ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
     prompts = [node.prompts for node in owners]
-    numbers = {} if metrics is None else metrics
-    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers)):
+    numbers, trees = {} if metrics is None else metrics, [node.tree for node in owners]
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 

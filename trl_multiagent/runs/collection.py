@@ -36,9 +36,9 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
         settings = read_settings(SECTION, task, argv, prog)
+        from trl_multiagent.runs.models import make_environment
         from trl_multiagent.runs.plan import agents, print_plan  # imports TRL
         from trl_multiagent.runs.prepared import check_folder, first_rows, start_logging
-        from trl_multiagent.runs.seats import make_environment
 
         config = make_config(settings)
         folder = Path(config.output_dir)
@@ -100,25 +100,22 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
     """
     from trl_multiagent.runs.plan import count
 
-    roles, policy, limit = environment.roles, config.comparator_policy, config.preference_pairs_per_sample
+    roles, policy, candidates = environment.roles, config.comparator_policy, config.candidates_per_item
     lines = {
         "comparator": f"{policy or 'none'}, {count(config.num_comparator_candidates, 'candidate')} per item",
-        "candidates": f"{config.candidates_per_item} per item, each of {count(len(roles), 'completion')}",
-        "pairs": f"{'all pairs' if limit is None else f'{limit} at most'} per item, {config.pair_selection}",
+        "candidates": f"{candidates} per item, each of {count(len(roles), 'completion')}",
+        "pairs": f"{config.preference_pairs_per_sample or 'all'} at most per item, {config.pair_selection}",
+        "folder": config.output_dir,
     }
     try:
         items = len(load_items())
     except ConnectionError as error:
-        lines["items"] = f"unknown, because the dataset could not be reached. {error}"
-    else:
-        candidates = items * config.candidates_per_item
-        lines |= {
-            "items": f"{items}, in chunks of {config.items_per_chunk}",
-            "to score": f"{candidates} joint answers",
-            "tokens": f"{candidates * len(roles) * config.max_completion_length} sampled at most",
-        }
-        if policy == "api":
-            texts = 1 if config.comparator_generation_mode == "centralized" else len(roles)
-            requests = items * config.num_comparator_candidates * texts
-            lines["endpoint"] = f"{count(requests, 'request')} to {config.comparator_api_model}"
-    return lines | {"folder": config.output_dir}
+        return lines | {"items": f"unknown, because the dataset could not be reached. {error}"}
+    lines["items"] = f"{items}, in chunks of {config.items_per_chunk}"
+    tokens = items * candidates * len(roles) * config.max_completion_length
+    lines["to score"] = f"{items * candidates} joint answers, of {tokens} tokens at most"
+    if policy == "api":
+        texts = 1 if config.comparator_generation_mode == "centralized" else len(roles)
+        requests = items * config.num_comparator_candidates * texts
+        lines["endpoint"] = f"{count(requests, 'request')} to {config.comparator_api_model}"
+    return lines

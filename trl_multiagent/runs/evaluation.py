@@ -1,115 +1,54 @@
 """
-Runs `trl-multiagent evaluate` and `cross-play`: reads the settings, finds the teams (folders of runs, of saved teams
-and of checkpoints, and ids on the Hub), plays them, and reports. What imports torch is imported after the command line
-is read, so that help is quick.
+Runs `trl-multiagent evaluate` and `cross-play`: makes the environment, the items and the policies, plays them, and
+reports.
 """
 
-from __future__ import annotations
-
-import argparse
 import contextlib
 import dataclasses
-import itertools
+import functools
 import json
 import logging
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
+
+from accelerate import Accelerator
+from datasets import Dataset
 
 from trl_multiagent.console import hide_progress_bars, printable
-from trl_multiagent.environments.prompt_files import PromptFiles
-from trl_multiagent.environments.prompt_files import is_text as is_template
-from trl_multiagent.environments.task import Task
-from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
-from trl_multiagent.jobs.signals import end_on_signal
-from trl_multiagent.limits import read_number, short
-from trl_multiagent.runs.run import choose_task, end_on_wrong_input, end_with_one_line, settings_of
-from trl_multiagent.settings.algorithms import ALGORITHMS
-from trl_multiagent.settings.derive import Settings, check_names
-from trl_multiagent.settings.read import (
-    RECIPES,
-    ConfigError,
-    config_errors,
-    config_file,
-    parse_overrides,
-    parse_value,
-    read_yaml,
-    renamed,
-    suggestion,
+from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.evaluation.play import play_policy, transcripts_folder
+from trl_multiagent.evaluation.players import (
+    CUT,
+    SHUFFLED,
+    LoadedTeam,
+    MessageAblation,
+    MixedTeam,
+    Policy,
 )
-from trl_multiagent.settings.schema import algorithm_keys, known_settings
+from trl_multiagent.evaluation.statistics import compute_result
+from trl_multiagent.folders import locked
+from trl_multiagent.jobs.distributed import fail_together, start_processes
+from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent
+from trl_multiagent.jobs.signals import end_on_signal
+from trl_multiagent.jobs.stage import chunks_of
+from trl_multiagent.report.evaluation import Mix, Report, mixes
+from trl_multiagent.rollout.sampler import check_stop_strings
+from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource, parse_evaluation
+from trl_multiagent.runs.matched_baseline import Control, cost_note, make_controls
+from trl_multiagent.runs.models import Run, make_loader, seated
+from trl_multiagent.runs.plan import print_plan
+from trl_multiagent.runs.prepared import check_folder
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.settings.derive import check_names, task_settings
+from trl_multiagent.settings.read import ConfigError, config_errors
 
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from trl_multiagent.evaluation.play import Policy
-    from trl_multiagent.runs.matched_baseline import Control
-
-
-DEFAULT_ALGORITHM = "magrpo"  # its defaults apply without a file
-# A stranger may have written the `config.yaml` of a team. Unless --config names the file, it may only contain numbers,
-# truth values, the choices of a setting, and texts in these sections and settings
-TEXTS = "dataset peft agents agent_model.name agent_model.revision agent_model.bnb_4bit_quant_storage".split()
-TEXTS += [f"agent_model.lora_{name}" for name in ("target_modules", "target_parameters", "modules_to_save")]
-TEXTS += ["agent_model.adapter_roles"]
-TEXTS += "functions.prompts functions.order block_building.palettes {algorithm}.stop_strings".split()
-TEXTS += [f"evaluation.{name}" for name in ("stop_strings", "baseline_model", "control_model", "pass_metric")]
-TEXTS += ["{algorithm}.frozen_agents"]
-# Values that run code, send requests or weaken the sandbox; `None`: any value
-UNSAFE: dict[str, tuple[Any, ...] | None] = {
-    "agent_model.trust_remote_code": (True,),
-    "agent_model.model_init_kwargs": None,
-    "seats": None,
-    "external.mode": ("expert_edits", "expert", "edits"),
-    "sandbox.min_tier": ("rlimits",),
-}
-# Settings that are left out, because neither an evaluation nor the training of a control uses them
-LEFT_OUT = ["output", "wandb", "critic_model", "critics", "tokenizer", "external.expert_"]
-LEFT_OUT += [f"{{algorithm}}.{name}" for name in "output_dir report_to run_name logging_dir push_to_hub hub_".split()]
-LEFT_OUT += [
-    f"{{algorithm}}.{name}" for name in "metric_for_best_model critic_models comparator_ agent_devices".split()
-]
-LEFT_OUT += [f"{{algorithm}}.{name}" for name in "critic_devices reference_devices parallel_training".split()]
-ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")  # other names are code on the Hub
-REFERENCE = re.compile(r"(?<!\\)(\\\\)*\$\{")  # to another setting or to an environment variable
-# Settings of an algorithm that an evaluation uses
-USED = (*SAMPLING_FIELDS, "discount", "reward_none", "num_agents", "collaboration_mode", "generation_token_budget")
-
-
-@dataclasses.dataclass(frozen=True)
-class TeamSource:
-    """A team to evaluate."""
-
-    name: str  # in the report
-    location: str  # folder or Hub id of a saved team, or of a model that every agent starts from
-    roles: tuple[str, ...] | None  # of a saved team; `None` for a model
-    run_config: str | None = None  # file with the settings of its run
-
-
-@dataclasses.dataclass
-class Evaluation:
-    """The checked settings of an evaluation."""
-
-    settings: Settings
-    config: EvaluationConfig  # the section `evaluation`, complete
-    teams: list[TeamSource]
-    base: str | list[str] | None  # the models from which the agents of the training started, if known
-    arguments: argparse.Namespace  # the command line
-    notes: list[str]  # messages to the user
-
-    @property
-    def output_dir(self) -> Path:
-        return Path(str(self.config.output_dir))
-
-    @property
-    def max_completion_length(self) -> int:
-        """Largest number of tokens of a completion of a team's agent."""
-        assert self.config.max_completion_length is not None
-        return self.config.max_completion_length
+# What an ablation puts in place of an agent, with short names
+NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
+SHORT_NAMES = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
 
 
 def run_evaluation(
@@ -129,18 +68,9 @@ def run_evaluation(
         config = evaluation.config
         if config.disable_tqdm:
             hide_progress_bars()
-        from trl_multiagent.folders import locked
-        from trl_multiagent.jobs.distributed import fail_together, start_processes
-        from trl_multiagent.runs.policies import load_items, make_environment, make_policies, mixed_policies
-        from trl_multiagent.runs.prepared import check_folder
-
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
         environment = make_environment(evaluation)
-        controls = {}
-        if config.control is not None:
-            from trl_multiagent.runs.matched_baseline import make_controls
-
-            controls = make_controls(evaluation, config.control, task)
+        controls = {} if config.control is None else make_controls(evaluation, config.control, task)
         policies = (
             mixed_policies(evaluation, environment) if cross_play else make_policies(evaluation, environment, controls)
         )
@@ -151,7 +81,7 @@ def run_evaluation(
         if evaluation.arguments.dry_run:
             return print_cost(evaluation, controls, policies, items)
         for policy in policies:
-            policy.environment.prepare(policy.num_turns(config))
+            policy.environment.prepare(cast(int, config.num_turns))
         state = start_processes()
     with end_on_signal(prog, list), end_with_one_line(prog), contextlib.ExitStack() as stack:
         with end_on_wrong_input(prog):
@@ -168,12 +98,6 @@ def play_and_report(
     evaluation: Evaluation, controls: Mapping[str, Control], policies: Sequence[Policy], items: Dataset
 ) -> None:
     """Plays all policies, writes and prints the report. If a policy cannot be loaded or played, the program ends."""
-    from accelerate import Accelerator
-
-    from trl_multiagent.evaluation.play import play_policy
-    from trl_multiagent.evaluation.statistics import compute_result
-    from trl_multiagent.report.evaluation import Report
-
     logging.basicConfig(format="%(message)s")
     config, prog = evaluation.config, evaluation.settings.prog
     accelerator = Accelerator()
@@ -190,12 +114,7 @@ def play_and_report(
         environment = policies[0].environment
         dataset = dataclasses.asdict(evaluation.settings.sections["dataset"])
         facts = {"dataset": json.loads(json.dumps(dataset, default=str)), "environment": repr(environment)}
-        note = ""
-        if controls:
-            from trl_multiagent.runs.matched_baseline import cost_note
-
-            note = cost_note(controls)
-        report = Report(config, list(results.values()), len(items), facts, note)
+        report = Report(config, list(results.values()), len(items), facts, cost_note(controls) if controls else "")
         with end_on_wrong_input(prog):  # such as a full disk
             paths = report.write(evaluation.output_dir)
         print(report.table())
@@ -208,13 +127,10 @@ def print_cost(
     evaluation: Evaluation, controls: Mapping[str, Control], policies: Sequence[Policy], items: Dataset
 ) -> None:
     """Prints the cost of an evaluation, without loading a model."""
-    from trl_multiagent.evaluation.play import transcripts_folder
-    from trl_multiagent.runs.plan import print_plan
-
-    config = evaluation.config
+    config, num_turns = evaluation.config, cast(int, evaluation.config.num_turns)
     episodes = len(items) * config.num_episodes
     lines: dict[str, Any] = {
-        "items": f"{len(items)}, with {config.num_episodes} episodes of {config.num_turns} turns each",
+        "items": f"{len(items)}, with {config.num_episodes} episodes of {num_turns} turns each",
         "temperature": config.temperature,
         "pass@k": ", ".join(map(str, config.pass_at)),
         "folder": config.output_dir,
@@ -224,293 +140,244 @@ def print_cost(
         cost = f"{control.cost.env_steps} scored answers and {control.cost.generated_tokens} generated tokens"
         lines[f"{name}_control, training"] = f"{state}: {cost}, in {control.folder}"
     for policy in policies:
-        calls = episodes * policy.num_turns(config) * len(policy.environment.roles)
+        calls = episodes * num_turns * len(policy.environment.roles)
         transcripts = transcripts_folder(config, policy).glob("*.jsonl")
         done = sum(path.read_bytes().count(b"\n") for path in transcripts)
         already = f"; {done} episodes are there already, if the settings have not changed" if done else ""
         lines[policy.name] = f"{calls} completions, {calls * policy.max_completion_length} tokens at most{already}"
-        later = episodes * (policy.num_turns(config) - 1)
-        plan = policy.environment.plan([*items], later, policy.max_completion_length)
+        plan = policy.environment.plan([*items], episodes * (num_turns - 1), policy.max_completion_length)
         lines |= {f"{policy.name}: {name}": text for name, text in plan.items()}
     print_plan(lines)
 
 
-# Settings
+# Policies
 
 
-def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentParser:
-    """Makes the command line of an evaluation. Every setting of the section `evaluation` is a flag."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage="%(prog)s TEAM [TEAM ...] [--config FILE | --dataset NAME] [--override KEY=VALUE ...] [--dry_run] "
-        "[--SETTING VALUE ...] [--num_processes N] [--accelerate_config FILE]",
-        description="Plays the agents of several runs with each other." if cross_play else "Evaluates saved teams.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "teams",
-        metavar="TEAM",
-        nargs="+",
-        help=(
-            "Folder of a saved team, of a run or of a checkpoint, or the Hub id of a team. Also a model, for an "
-            "untrained team."
-        ),
-    )
-    parser.add_argument("--config", metavar="FILE", help="YAML file of a training; by default that of the first run.")
-    parser.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help="Settings.")
-    parser.add_argument("--task", metavar="TASK", help="The task, as in `trl-multiagent train`.")
-    parser.add_argument("--dataset", metavar="NAME", help="Short for --override dataset.name=NAME.")
-    parser.add_argument("--split", metavar="SPLIT", help="The rows to evaluate on, such as 'test[:50]'.")
-    parser.add_argument("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
-    group = parser.add_argument_group(
-        "settings, also keys of the section 'evaluation'", "By default, sampling is as in the training."
-    )
-    for field in dataclasses.fields(EvaluationConfig):
-        if not (cross_play and field.name.startswith(("baseline", "control", "contributions", "ablate"))):
-            text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
-            flags = ["--k", "--pass_at"] if field.name == "k" else [f"--{field.name}"]
-            group.add_argument(
-                *flags, dest=field.name, nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text
+def settings_for_task(evaluation: Evaluation, **changes: Any) -> TaskSettings:
+    return dataclasses.replace(task_settings(evaluation.settings, evaluation.output_dir), **changes)
+
+
+def make_environment(evaluation: Evaluation) -> Environment:
+    """
+    Makes the task's environment. Raises `ConfigError` if a team has other roles, or it cannot play so many turns.
+    """
+    environment = evaluation.settings.task.environment(settings_for_task(evaluation))
+    run = Run(Path(evaluation.teams[0].location), evaluation.base)
+    arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # not the seed of the training
+    settings = dataclasses.replace(evaluation.settings, arguments=arguments)
+    environment = seated(settings, environment, evaluation.output_dir, run)
+    for team in evaluation.teams:
+        if team.roles is not None and team.roles != tuple(environment.roles):
+            raise ConfigError(
+                f"The team in {team.location} has the roles {', '.join(team.roles)}, but the task has "
+                f"{', '.join(environment.roles)}: choose the config of its training, or set "
+                f"{evaluation.settings.algorithm}.num_agents."
             )
-    return parser
+    with config_errors():
+        check_stop_strings(evaluation.config.stop_strings, environment.roles)
+        evaluation.config.num_turns = environment.check_turns(evaluation.config.num_turns)
+    return environment
 
 
-def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the flags of an evaluation as values of the section `evaluation`."""
-    values: dict[str, Any] = {}
-    for field in dataclasses.fields(EvaluationConfig):
-        name, hint = field.name, str(field.type)
-        if name not in arguments:
-            continue
-        texts: list[str] = getattr(arguments, name) or ["true"]  # a flag without a value means true
-        if hint.startswith("list"):
-            parts = [part.strip() for text in texts for part in text.strip("[]").split(",")]
-            values[name] = [parse_value(part) for part in parts if part]
-        elif len(texts) > 1:
-            raise ConfigError(f"--{name} takes one value, not {len(texts)}: {' '.join(texts)}.")
-        else:
-            is_text = "str" in hint and "dict" not in hint and texts[0].lower() not in ("none", "null")
-            values[name] = texts[0] if is_text else parse_value(texts[0])
-    return values
-
-
-def parse_evaluation(
-    task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str, cross_play: bool = False
-) -> Evaluation:
+def make_single_environment(evaluation: Evaluation, purpose: str) -> Environment:
     """
-    Reads and checks the settings of an evaluation, without loading a model or data; see
-    [`~runs.evaluation.run_evaluation`].
+    Makes the task's environment for one agent. `purpose`: what needs it, for the message if the task has no such form.
     """
-    parser = make_evaluation_parser(prog, cross_play)
-    arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
-    if cross_play and len(arguments.teams) < 2:
-        raise ConfigError("A cross-play needs at least two runs, whose agents play with each other.")
-    locations = [find_team(text) for text in arguments.teams]
-    configs = [find_config(text) or find_config(x) for text, x in zip(arguments.teams, locations, strict=True)]
-    notes = []
-    if arguments.config is not None:
-        config: str | None = config_file("--config", arguments.config, RECIPES)
-        arguments.config = config
+    problem = f"The {purpose} needs the task for one agent"
+    with config_errors(f"{problem}. "):
+        settings = settings_for_task(evaluation, num_agents=1, is_centralized=False)
+        environment = evaluation.settings.task.environment(settings)
+    if len(environment.roles) != 1:
+        raise ConfigError(f"{problem}, but it always has the roles {', '.join(environment.roles)}: leave it out.")
+    return environment
+
+
+def load_items(evaluation: Evaluation) -> Dataset:
+    """
+    Loads the items: the evaluation set, or its first `dataset.eval_size` rows. Raises `ConfigError` if there are none
+    to play.
+    """
+    train, items = evaluation.settings.task.load_datasets(settings_for_task(evaluation))
+    if evaluation.arguments.dataset is not None and evaluation.arguments.split is None:
+        items = train
+    if not items:
+        raise ConfigError(
+            "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', "
+            "or give --dataset, all of whose rows are played."
+        )
+    items = items.select(range(min(len(items), evaluation.settings.sections["dataset"].eval_size or len(items))))
+    smallest = min(map(len, chunks_of(len(items), evaluation.config.items_per_batch)))
+    if evaluation.config.ablate and smallest == 1:
+        raise ConfigError(
+            "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single item: "
+            "choose another `evaluation.items_per_batch`."
+        )
+    return items
+
+
+def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[str]) -> LoadedTeam:
+    """Loads a team on the device of this process, see [`~team.load.load_player`]."""
+    team = make_loader(evaluation.settings).load_player(names, roles)
+    models = {id(model): model for model in team.policies.values()}
+    checksums = {key: checksum_of_weights(model.parameters()) for key, model in models.items()}
+    description = {
+        f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksums[id(team.policies[role])]}"
+        for role in team.roles
+    }
+    return LoadedTeam(team, description)
+
+
+def make_policies(evaluation: Evaluation, environment: Environment, controls: Mapping[str, Control]) -> list[Policy]:
+    """
+    Makes the policies to play: the teams, in order, then the policies to compare them with. Raises `ConfigError` if
+    one is impossible.
+    """
+    policies = [make_policy(evaluation, team.name, "team", environment, team.location) for team in evaluation.teams]
+    policies += baseline_policies(evaluation, environment)
+    policies += control_policies(evaluation, controls) if controls else []
+    policies += ablated_policies(evaluation, environment) if evaluation.config.contributions else []
+    policies += message_policies(evaluation, environment) if evaluation.config.ablate else []
+    names = [policy.name for policy in policies]
+    for name in names:
+        if names.count(name) > 1:  # they would share a folder of transcripts
+            raise ConfigError(f"Two of the policies to evaluate are called {name!r}: rename the folder of this team.")
+    return policies
+
+
+def make_policy(
+    evaluation: Evaluation,
+    name: str,
+    kind: str,
+    environment: Environment,
+    models: str | list[str],
+    length: int | None = None,
+    **others: Any,
+) -> Policy:
+    """
+    Makes the policy of a saved team or of models. `length`: tokens of a completion; `others`: more arguments of
+    [`Policy`].
+    """
+    load = functools.partial(load_team, evaluation, models, environment.roles)
+    source = models if isinstance(models, str) else ", ".join(models)
+    return Policy(name, kind, environment, load, length or evaluation.max_completion_length, source, **others)
+
+
+def baseline_model(evaluation: Evaluation) -> str | list[str]:
+    """Returns the model of the baselines. Raises `ConfigError` if it is not known, or does not exist."""
+    names = evaluation.config.baseline_model or evaluation.base
+    if names is None:
+        raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
+    check_names(names, "baseline_model")
+    return names
+
+
+def baseline_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
+    """Makes the baselines that the settings ask for."""
+    policies = []
+    for name in evaluation.config.baselines or ():
+        names, own, limit = baseline_model(evaluation), environment, evaluation.max_completion_length
+        if name == "raw_single_agent":
+            own = make_single_environment(evaluation, "baseline raw_single_agent")
+            limit *= len(environment.roles)  # all answers of a turn together have the same limit as the team's
+            if isinstance(names, list):
+                (role,) = own.roles
+                names = names[environment.roles.index(role) if role in environment.roles else 0]
+        is_pipeline = name == "pipeline"
+        policies.append(make_policy(evaluation, name, "baseline", own, names, limit, is_pipeline=is_pipeline))
+    return policies
+
+
+def control_policies(evaluation: Evaluation, controls: Mapping[str, Control]) -> list[Policy]:
+    """Makes the policies of the trained controls, one per team."""
+    if evaluation.config.control == "single_agent":
+        environment = make_single_environment(evaluation, "control")
     else:
-        config = next(filter(None, configs), None)
-        for text, other in zip(arguments.teams, configs, strict=True):
-            if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
-                notes.append(f"the settings are those of {config}; the section `dataset` of {text} differs.")
-    written, given = read_yaml(config), parse_overrides(arguments.override)
-    algorithm = algorithm_of(written) or DEFAULT_ALGORITHM
-    if config is not None and arguments.config is None:
-        written = safe_settings(algorithm, task, config, arguments, USED)
-    training = renamed(algorithm, [written, given])
-    model = training.get("agent_model")
-    base = training.get("agents") or (model.get("name") if isinstance(model, dict) else None)
-    own: dict[str, Any] = {"agents": None, "agent_model": {"name": locations[0]}, "evaluation": flag_values(arguments)}
-    if arguments.dataset is not None or arguments.split is not None:
-        own["dataset"] = {"train_split": arguments.split, "eval_split": arguments.split}
-    if arguments.dataset is not None:
-        own["dataset"]["name"] = arguments.dataset
-    if arguments.task is not None:
-        own["task"] = arguments.task
-    settings = settings_of(algorithm, task, [training, own], prog, arguments.config)
-    teams = name_teams(arguments.teams, locations, configs, settings.task)
-    complete = complete_config(settings, teams, cross_play)
-    return Evaluation(settings, complete, teams, base, arguments, notes)
+        environment = evaluation.settings.task.environment(settings_for_task(evaluation, is_centralized=True))
+    policies = []
+    for team, control in controls.items():
+        name, folder = f"{team}_control", str(control.folder)
+        length = control.num_agents * evaluation.max_completion_length
+        compared = {"compared_with": team, "row": str(evaluation.config.control)}
+        policies.append(make_policy(evaluation, name, "control", environment, folder, length, **compared))
+    return policies
 
 
-def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
-    """Completes the settings of the evaluation with those of the algorithm's section, or its defaults."""
-    config: EvaluationConfig = settings.sections["evaluation"]
-    for name in ("baselines", "control", "contributions", "ablate"):
-        if cross_play and getattr(config, name):
-            raise ConfigError(f"`evaluation.{name}` has no place in a cross-play: remove it, or use `evaluate`.")
-    # The section of a reward model has no settings of sampling
-    keys = algorithm_keys(DEFAULT_ALGORITHM) | algorithm_keys(settings.algorithm)
-    names = [name for name in (*SAMPLING_FIELDS, "discount", "reward_none") if getattr(config, name) is None]
-    changes = {name: settings.arguments.get(name, keys[name].default) for name in names}
-    if config.output_dir is None:
-        more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
-        folder = Path(settings.sections["output"].base_dir) / "evaluation" / f"{teams[0].name}{more}"
-        changes["output_dir"] = str(folder)
-    with config_errors("section `evaluation`: "):
-        return dataclasses.replace(config, **changes)
+def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
+    """Makes the teams with one agent replaced: by nothing, by the untrained agent, and by the next team's agent."""
+    teams, roles, base = evaluation.teams, environment.roles, baseline_model(evaluation)
+    loaded = functools.cache(lambda location: load_team(evaluation, location, roles))
+    untrained = functools.cache(lambda: load_team(evaluation, base, roles))
+
+    def load(own: TeamSource, role: str, by: str, other_team: TeamSource) -> LoadedTeam:
+        parts = {name: loaded(own.location) for name in roles}
+        if by != NOTHING:  # otherwise the generator silences the team's own agent
+            parts[role] = untrained() if by == UNTRAINED else loaded(other_team.location)
+        return mix(parts)
+
+    return [
+        Policy(
+            f"{team.name}_{role}_{SHORT_NAMES[by]}",
+            "ablation",
+            environment,
+            functools.partial(load, team, role, by, teams[(k + 1) % len(teams)]),
+            evaluation.max_completion_length,
+            team.location,
+            compared_with=team.name,
+            row=f"{role} replaced by {by}",
+            is_shown=False,
+            silent_role=role if by == NOTHING else None,
+        )
+        for k, team in enumerate(teams)
+        for role in roles
+        for by in ((NOTHING, UNTRAINED, OTHER_TEAM) if len(teams) > 1 else (NOTHING, UNTRAINED))
+    ]
 
 
-def algorithm_of(written: Mapping[str, Any]) -> str | None:
-    """Returns the algorithm that has a section in the settings of a run."""
-    return next((name for name in written if name in ALGORITHMS), None)
-
-
-def safe_settings(
-    algorithm: str,
-    tasks: Task | Mapping[str, str],
-    config: str,
-    arguments: argparse.Namespace,
-    used: Sequence[str] | None = None,
-) -> dict[str, Any]:
+def message_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
     """
-    Reads the settings in a team's `config.yaml` that an evaluation uses. Unless the file of --config has the same
-    values, they run no code, and name no folder, host or environment variable.
-
-    Args:
-        algorithm (`str`): The algorithm of the run.
-        tasks (`Task` or `Mapping[str, str]`): The task, or the named tasks.
-        config (`str`): Path of the team's file.
-        arguments (`argparse.Namespace`): The command line.
-        used (`Sequence[str]`, *optional*): Settings in the algorithm's section that count; by default all.
-
-    Raises:
-        ConfigError: the file asks for something else.
+    Makes the teams whose agents do not read each other's answers. Raises `ConfigError` if the task has no messages.
     """
-    layer, trusted = (renamed(algorithm, [read_yaml(path)]) for path in (config, arguments.config))
-    task = layer.pop("task", None)
-    is_known = isinstance(tasks, Task) or str(task) in tasks or str(task).startswith("trl_multiagent.")
-    kept: dict[str, Any] = {} if task is None else {"task": task}
-    if arguments.task is not None:
-        kept["task"] = arguments.task
-    elif task is not None and not is_known and trusted.get("task") != task:
-        raise ConfigError(consent("task", task, config))
-    sections = known_settings(algorithm, choose_task(tasks, {**layer, **kept}, arguments.config))
-    texts, left_out = ([x.format(algorithm=algorithm) for x in names] for names in (TEXTS, LEFT_OUT))
-    for section, body in layer.items():
-        has_keys = isinstance(body, dict) and section not in UNSAFE
-        for key, value in body.items() if has_keys else [("", body)]:
-            path = f"{section}.{key}" if has_keys else section
-            is_used = used is None or (section != "peft" and (section != algorithm or key in used))
-            if section in left_out or not is_used or any("." in x and path.startswith(x) for x in left_out):
-                continue
-            known = sections.get(section, {}).get(key)
-            is_safe = check_safe(path, value, section in texts or path in texts, known.choices if known else ())
-            same = trusted.get(section) if not has_keys else (trusted.get(section) or {}).get(key)
-            if not is_safe and same != value:
-                raise ConfigError(consent(path, value, config))
-            if has_keys:
-                kept.setdefault(section, {})[key] = value
-            else:
-                kept[section] = value
-    return kept
+    if len(environment.roles) == 1 or evaluation.config.num_turns == 1:
+        raise ConfigError("`evaluation.ablate: messages` is for several agents and turns: leave it out.")
+    if evaluation.settings.seats:  # a seated environment keeps the messages of an episode itself
+        raise ConfigError("`evaluation.ablate: messages` does not go with `seats`: leave one of them out.")
+    return [
+        make_policy(
+            evaluation,
+            f"{team.name}_messages_{how}",
+            "ablation",
+            MessageAblation(environment, how),
+            team.location,
+            compared_with=team.name,
+            row=f"messages {how}",
+        )
+        for team in evaluation.teams
+        for how in (CUT, SHUFFLED)
+    ]
 
 
-def consent(path: str, value: Any, config: str) -> str:
-    """Describes a setting that needs the user's consent."""
-    return f"the team's config.yaml asks for `{path}: {short(value)}`; pass `--config {config}` if you trust it."
-
-
-def check_safe(path: str, value: Any, takes_texts: bool, choices: Sequence[Any]) -> bool:
-    """Returns whether a value in a team's `config.yaml` can be used without the user's consent."""
-    unsafe = UNSAFE.get(path, ())
-    if value in unsafe if unsafe is not None else value not in (None, {}):
-        return False
-    if takes_texts or (path.startswith(f"{PromptFiles.section}.") and is_template(str(value))):
-        return not any(REFERENCE.search(text) for text in texts_in(value))
-    choices = ATTENTION if path == "agent_model.attn_implementation" else choices
-    # YAML reads 1e-5 as text. Other numbers in quotes may be the name of a file, or the address of a host
-    return all(text in choices or not isinstance(read_number(text), str) for text in texts_in(value))
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """Yields the texts in nested lists and mappings."""
-    if isinstance(value, list | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from texts_in(part)
-    elif isinstance(value, str):
-        yield value
-
-
-# Teams
-
-
-def find_team(text: str) -> str:
+def mix(parts: Mapping[str, LoadedTeam]) -> LoadedTeam:
     """
-    Returns the folder of the team that an argument names, or a Hub id unchanged. Raises `ConfigError` if the folder
-    holds no team.
+    Makes a team of agents that come from several teams. `parts`: the team of each role's agent, in the order of the
+    roles.
     """
-    path = Path(text)
-    if not path.is_dir():
-        if path.is_file():
-            raise ConfigError(f"{text} is a file: give the folder of a saved team or of a run, or a Hub id.")
-        check_names(text, "TEAM")
-        return text
-    if holds_model(path):
-        return text
-    output = read_yaml(find_config(text)).get("output")
-    saved = output.get("save_path") if isinstance(output, dict) else None
-    if saved and (Path(saved) / TEAM_FILE).is_file():
-        return str(saved)
-    checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
-    if checkpoints:
-        return str(max(checkpoints, key=lambda x: int(x.name[11:])))
-    inside = sorted(str(x.parent) for x in path.glob(f"*/{TEAM_FILE}"))
-    where = f" These folders do: {', '.join(inside)}." if inside else ""
-    raise ConfigError(f"{text} holds no {TEAM_FILE}: give the folder of a team, or of a run that saved one.{where}")
+    description = {f"agent {role}": part.description[f"agent {role}"] for role, part in parts.items()}
+    return LoadedTeam(MixedTeam({role: part.team for role, part in parts.items()}), description)
 
 
-def find_config(text: str) -> str | None:
-    """Returns the file with the settings of the run that wrote a folder, a checkpoint or a repository."""
-    path = Path(text)
-    if path.is_dir():
-        folders = [path, path.absolute().parent] if path.name.startswith("checkpoint-") else [path]
-        return next((str(x / RECIPE_FILE) for x in folders if (x / RECIPE_FILE).is_file()), None)
-    return find_in_repository(text, RECIPE_FILE) if "/" in text else None
+def mixed_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
+    """Makes the teams of a cross-play. Every agent is loaded once."""
+    teams, roles = evaluation.teams, environment.roles
+    loaded = functools.cache(lambda run: load_team(evaluation, teams[run].location, roles))
 
+    def load(runs: Mix) -> LoadedTeam:
+        return mix({role: loaded(run) for role, run in zip(roles, runs, strict=True)})
 
-def find_in_repository(name: str, file: str) -> str | None:
-    """
-    Returns the local copy of a file on the Hub; `None` if the repository lacks it. Raises `ConfigError` if it cannot
-    be read.
-    """
-    from trl_multiagent.models.pretrained import find_file
-    from trl_multiagent.runs.models import check_repo_id
-
-    check_repo_id("TEAM", name)
-    with config_errors(f"TEAM {name!r} is neither a folder nor a repository that can be read: ", (OSError,)):
-        return find_file(name, file)
-
-
-def name_teams(
-    texts: Sequence[str], locations: Sequence[str], configs: Sequence[str | None], task: Task
-) -> list[TeamSource]:
-    """
-    Gives every team a name, which is also used for a folder, and reads its roles. Raises `ConfigError` if a team is
-    given twice.
-    """
-    from trl_multiagent.team.files import read_team_file
-
-    same = {str(Path(x).resolve()) if Path(x).is_dir() else x for x in locations}
-    if len(same) < len(locations):
-        raise ConfigError(f"The teams {', '.join(texts)} contain one of them twice.")
-    names = [*BASELINES]  # they have folders, too
-    teams = []
-    for text, location, config in zip(texts, locations, configs, strict=True):
-        file: str | None = str(Path(location) / TEAM_FILE)
-        if not Path(location).is_dir():
-            file = None if location in task.models else find_in_repository(location, TEAM_FILE)
-        with config_errors(f"{file} cannot be read: ", (ValueError, KeyError, TypeError)):
-            roles = None if file is None or not Path(file).is_file() else read_team_file(file).roles
-        parts = Path(text).absolute().parts[1:] if Path(text).is_dir() else Path(text).parts
-        longer = ("_".join(parts[-k:]) for k in range(1, len(parts) + 1))
-        numbered = (f"{parts[-1]}_{k}" for k in itertools.count(2))
-        names.append(next(x for x in itertools.chain(longer, numbered) if x not in names))
-        teams.append(TeamSource(names[-1], location, roles, config))
-    return teams
+    policies = []
+    for runs in mixes(len(teams), roles):
+        trained_together = len(set(runs)) == 1
+        name = teams[runs[0]].name if trained_together else "mix_" + "_".join(map(str, runs))
+        source = " + ".join(teams[run].location for run in dict.fromkeys(runs))
+        kind, length = "team" if trained_together else "pair", evaluation.max_completion_length
+        policies.append(Policy(name, kind, environment, functools.partial(load, runs), length, source, mix=runs))
+    return policies

@@ -2,20 +2,17 @@
 Trains the control of an evaluation: one agent that answers alone, or for all roles, trained at the cost of a team.
 
 The control has the settings of the team's run, and an answer may have as many tokens as all of the team's together.
-The training ends when its trainer has counted the same cost. The number of optimizer steps is estimated before, for
-the schedule of the learning rate.
+The training ends when its trainer has counted the same cost. A schedule of the learning rate has as many steps as the
+scored answers of the team need.
 """
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
-import torch
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
 
@@ -24,7 +21,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.distributed import start_processes
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.runs.evaluation import Evaluation, TeamSource, algorithm_of, safe_settings
+from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource, algorithm_of, safe_settings
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training
 from trl_multiagent.runs.run import settings_of
 from trl_multiagent.runs.training import train
@@ -32,14 +29,12 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_names
 from trl_multiagent.settings.read import ConfigError, config_errors, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
-from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.metrics import COST_FILE
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
 CONTROL_FILE = "control.json"  # in the folder of a control that is complete
-MEASURED_ITEMS = 64  # whose answers are sampled to estimate the tokens of an answer
-MOST_STEPS = 4  # limit as a multiple of the estimated steps, if the learning rate does not depend on their number
+MOST_STEPS = 4  # limit as a multiple of these steps, if the learning rate does not depend on their number
 
 
 class TrainingCost(NamedTuple):
@@ -105,10 +100,8 @@ class Control:
             if self.stage.state.is_main_process:
                 self.stage.begin()
             team = run.load_team(environment.roles)
-            measured = train_dataset.select(range(min(MEASURED_ITEMS, len(train_dataset))))
-            tokens = tokens_per_answer(team, environment, measured, run)
             answers = args.rows_per_item * run.items_per_step  # of one batch of trees, in all processes
-            args.max_steps = steps_at_cost(self.cost, answers, tokens, args.num_iterations)
+            args.max_steps = math.ceil(self.cost.env_steps / answers) * args.num_iterations
             if args.lr_scheduler_type == SchedulerType.CONSTANT:
                 args.max_steps *= MOST_STEPS
             run.merged[run.algorithm]["max_steps"] = args.max_steps
@@ -183,26 +176,3 @@ def cost_note(controls: Mapping[str, Control]) -> str:
         f"Trainings of team and control: {answers:,} and {own_answers:,} scored answers, {tokens:,} and "
         f"{own_tokens:,} generated tokens. The reward of one agent may have another maximum: compare what passes."
     )
-
-
-def steps_at_cost(cost: TrainingCost, answers: int, tokens: float, num_iterations: int) -> int:
-    """
-    Estimates the optimizer steps after which a control has cost as much as a team. A batch has `answers` answers of
-    `tokens` tokens.
-    """
-    batches = max(cost.env_steps / answers, cost.generated_tokens / (answers * tokens))
-    return math.ceil(batches) * num_iterations
-
-
-def tokens_per_answer(team: AgentTeam, environment: Environment, items: Sequence[dict], run: PreparedRun) -> float:
-    """Returns the mean number of tokens of the untrained control's answers, the same in all processes."""
-    args = run.training_args
-    torch.manual_seed(args.seed)
-    sampling = {name: getattr(args, name) for name in ("num_turns", "temperature", "top_p", "top_k")}
-    sampling["max_new_tokens"] = args.max_completion_length
-    episodes = team.to(args.device).collaborate(items, environment, **sampling)
-    (role,) = environment.roles
-    texts = [turn.joint_action[role] for episode in episodes for turn in episode]
-    measured = [fmean(len(ids) + 1 for ids in team.tokenizers[role](texts)["input_ids"])]  # and the end of the answer
-    broadcast_object_list(measured)
-    return measured[0]

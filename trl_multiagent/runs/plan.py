@@ -15,24 +15,23 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
-from trl_multiagent.models.packing import can_pack
 from trl_multiagent.models.pretrained import find_file
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
-from trl_multiagent.runs.run import end_on_wrong_input, settings_of
+from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_layers, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.command_line import make_parser, read_layers
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import AgentSource, find_sources
-from trl_multiagent.team.load import TeamLoader, build
+from trl_multiagent.team.critics import model_names
+from trl_multiagent.team.files import find_sources
+from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
@@ -90,11 +89,6 @@ def rollout_lines(
         ),
         "evaluation": f"{count(num_eval, 'item')} of split {dataset.eval_split}, {when}" if when else "none",
         "rollouts": rollouts(args),
-        **(
-            {"not trained": ", ".join(f"{x}: {next(iter(seat), '')}" for x, seat in run.seats.items())}
-            if run.seats
-            else {}
-        ),
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
         f"{args.rows_per_item} rows{or_fewer}",
         "optimizer step": f"{count(args.items_per_device, 'item')} x "
@@ -103,8 +97,6 @@ def rollout_lines(
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
         "env steps": "unknown" if batches is None else f"{batches * env_steps}{or_fewer}",
         "output folder": run.run_folder,
-        "trained team": run.team_folder if run.saves_team else "not saved, as output.save_final_model is false",
-        "reported to": ", ".join(args.report_to) or "none",
     }
     if environment is not None and steps is not None and batches is not None:
         asked = batches * run.items_per_step * later_prompts(args)
@@ -127,7 +119,8 @@ def rollouts(args: RolloutConfig) -> str:
     """Describes the rollouts of an item."""
     turns = count(args.num_turns, "turn")
     if args.num_episodes is not None:
-        return f"{args.num_episodes} episodes per item, {turns} each"
+        at_most = "" if args.has_num_turns else "at most "
+        return f"{args.num_episodes} episodes per item, {at_most}{turns} each"
     return (
         f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions "
         "per agent and node"
@@ -226,102 +219,71 @@ class Size:
     """The numbers that decide the memory of a team: its parameters, and the tokens of a prompt."""
 
     trained: int  # of agents and critics
-    frozen: int  # of agents that are not trained
+    frozen: int  # of agents that are not trained, and of reference policies
     base: int  # of bases with adapters
     base_bytes: float  # of a parameter of a base
-    reference: int  # of the reference policies, if they have weights of their own
     largest: int  # of one agent, with its base
     dimensions: Any  # the text configuration of the largest agent
     prompt: int  # tokens of the longest first prompt
     agents: int  # number of agents
-    packs: bool = False  # whether the completions of a node share their prompt in the update
 
 
 def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
-    """
-    Builds the models without weights, and counts. It reads only configurations and tokenizers, also from the Hub.
-    """
+    """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, form = find_sources(build(loader.models, loader.builders), roles, {})
-    agents = {role: count_model(source, loader, role) for role, source in sources.items()}
-    bases = {x.name: x.base for x in agents.values() if x.base}
-    frozen_roles = args.frozen_agents or ()
-    shares = (run.agent_model.share_weights or form == "shared") and not bases
-    counted = dict(list(agents.items())[:1]) if shares else agents
-    trained = sum(x.own for role, x in counted.items() if role not in frozen_roles)
-    is_lora = loader.peft_config is not None and all(x.base for x in agents.values())
-    refers = vars(args).get("beta", 0.0) != 0.0 and not is_lora
-    reference = trained if refers else 0
-    first = agents[roles[0]].model.config.get_text_config()
-    trained += critic_parameters(run, [role for role in roles if role not in frozen_roles], first)
-    frozen = sum(x.own for role, x in counted.items() if role in frozen_roles)
-    largest = max(agents.values(), key=lambda x: x.own + x.base)
-    prompt = longest_prompt(run, {role: x.name for role, x in agents.items()}, environment, items)
+    names: dict[str, str] = {}  # the model of each role; for an adapter, its base
+    configs: dict[str, Any] = {}
+    own: dict[str, int] = {}
+    base: dict[str, int] = {}
+    for role, source in sources.items():
+        saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
+        names[role] = source if saved is None else str(saved.base_model_name_or_path)
+        fresh = loader.peft_config if role in (loader.adapter_roles or roles) else None
+        configs[role] = AutoConfig.from_pretrained(names[role], **loader.arguments)
+        own[role], base[role] = count_parameters(configs[role], saved or fresh)
+    bases = {names[role]: number for role, number in base.items() if number}
+    largest = max(roles, key=lambda role: own[role] + base[role])
+    if (run.agent_model.share_weights or form == "shared") and not bases:
+        own = {role: own[role] for role in roles[:1]}
+    learning = [role for role in roles if role not in (args.frozen_agents or ())]
+    trained = sum(number for role, number in own.items() if role in learning)
+    frozen = sum(own.values()) - trained
+    if vars(args).get("beta", 0.0) != 0.0:
+        frozen += trained  # of reference policies
+    if isinstance(args, ActorCriticConfig) and args.critic_form != "head":
+        adapter = LoraConfig(r=args.critic_lora_r, target_modules="all-linear")
+        for name in model_names(args.critic_models, args.critic_names(learning)).values():
+            config = configs[roles[0]] if name is None else AutoConfig.from_pretrained(build(name, run.builders))
+            trained += count_parameters(config, adapter if args.critic_form == "adapter" else None)[0]
     base_bytes = 4.0 if loader.torch_dtype == "float32" else 2.0  # on a GPU, bfloat16 is the default
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
-    dimensions = largest.model.config.get_text_config()
-    packs = all(can_pack(x.model, prompt + args.num_turns * args.max_completion_length) for x in agents.values())
-    whole, num_agents = largest.own + largest.base, len(roles)
     return Size(
-        trained, frozen, sum(bases.values()), base_bytes, reference, whole, dimensions, prompt, num_agents, packs
+        trained=trained,
+        frozen=frozen,
+        base=sum(bases.values()),
+        base_bytes=base_bytes,
+        largest=own.get(largest, max(own.values())) + base[largest],
+        dimensions=configs[largest].get_text_config(),
+        prompt=longest_prompt(run, names, environment, items),
+        agents=len(roles),
     )
 
 
-@dataclass(frozen=True)
-class Counted:
-    """The model of an agent and its numbers of parameters."""
-
-    name: AgentSource  # its model; for an adapter, the base
-    model: PreTrainedModel  # without weights
-    own: int  # parameters, without those of a base that it may share
-    base: int = 0  # parameters of the base of its adapter
-
-
-def count_model(source: AgentSource, loader: TeamLoader, role: str) -> Counted:
-    """Builds the model of an agent without weights, and its adapter."""
-    folder = f"{source.name}/{source.subfolder}" if source.subfolder else source.name
-    saved = LoraConfig.from_pretrained(source.name) if find_file(folder, ADAPTER_CONFIG) is not None else None
-    name = source if saved is None else AgentSource(str(saved.base_model_name_or_path))
-    model = meta_model(AutoConfig.from_pretrained(name.name, **name.arguments, **loader.arguments))
-    fresh = loader.peft_config if role in (loader.adapter_roles or [role]) else None
-    adapter, number = saved or fresh, model.num_parameters()
-    return Counted(name, model, number) if adapter is None else Counted(name, model, adapted(model, adapter), number)
-
-
-def meta_model(config: Any) -> PreTrainedModel:
-    """Makes a model without weights."""
+def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int]:
+    """Returns the parameters of a model and 0, or those of an adapter and of its base."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
-
-
-def adapted(model: PreTrainedModel, adapter: LoraConfig) -> int:
-    """Gives a model an adapter. Returns the number of its trained parameters."""
-    adapter.inference_mode = False  # saved adapters have True
-    with torch.device("meta"):
-        return get_peft_model(model, adapter).get_nb_trainable_parameters()[0]
-
-
-def critic_parameters(run: PreparedRun, trained_roles: Sequence[str], config: Any) -> int:
-    """
-    Returns the number of trained parameters of all critics. A critic without a model of its own has the size of the
-    first agent's.
-    """
-    args = run.training_args
-    if not isinstance(args, ActorCriticConfig) or args.critic_form == "head":
-        return 0
-    names = args.critic_names(trained_roles)
-    models = args.critic_models if isinstance(args.critic_models, list) else [args.critic_models] * len(names)
-    total = 0
-    for name in models:
-        model = meta_model(config if name is None else AutoConfig.from_pretrained(build(name, run.builders)))
-        adapter = LoraConfig(r=args.critic_lora_r, target_modules="all-linear")
-        total += adapted(model, adapter) if args.critic_form == "adapter" else model.num_parameters()
-    return total
+        model = AutoModelForCausalLM.from_config(config)
+        number = model.num_parameters()
+        if adapter is None:
+            return number, 0
+        adapter.inference_mode = False  # saved adapters have True
+        return get_peft_model(model, adapter).get_nb_trainable_parameters()[0], number
 
 
 def longest_prompt(
-    run: PreparedRun, sources: Mapping[str, AgentSource], environment: Environment, items: Sequence[dict]
+    run: PreparedRun, sources: Mapping[str, str], environment: Environment, items: Sequence[dict]
 ) -> int:
     """
     Returns the number of tokens of the longest first prompt among the first items; 0 without items. `sources`: the
@@ -330,7 +292,7 @@ def longest_prompt(
     args, longest = run.training_args, 0
     nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.arguments)
+        tokenizer = AutoTokenizer.from_pretrained(source)
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
         for node in acting(role, nodes):
             prompt = whole_prompt(role, (), node.prompts[role], as_chat)
@@ -374,7 +336,6 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     gradients = weight * size.trained / (processes if stage >= 2 else 1)
     held = {
         "weights": (weight * (size.trained + size.frozen) + base * size.base) / weight_shards,
-        "reference policies": weight * size.reference / weight_shards,
         "optimizer": state * size.trained / (processes if stage > 0 else 1),
         "gradients": gradients if stage == 3 else 0.0,
         "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
@@ -392,9 +353,7 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "weights of an agent": number * size.largest if stage == 3 or copies else 0.0,
     }
     rows, layers = args.per_device_train_batch_size, text.num_hidden_layers
-    shared = longest - args.max_completion_length  # by the completions of a node
-    prompts = -(-rows // args.completions_per_node) if size.packs else rows
-    tokens = prompts * shared + rows * args.max_completion_length
+    tokens = rows * longest  # at most: the completions of a node may share their prompt
     layer = tokens * number * (16 * text.hidden_size + 4 * text.intermediate_size)
     kept = size.agents * layers * tokens * number * text.hidden_size
     unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0

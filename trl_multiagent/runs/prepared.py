@@ -30,13 +30,11 @@ from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, differences
-from trl_multiagent.models.positions import check_prompts
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, first_nodes
-from trl_multiagent.runs.models import check_models, check_repo_id, make_loader, make_peft_config
+from trl_multiagent.runs.models import check_models, check_repo_id, make_environment, make_loader, make_peft_config
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.runs.seats import make_environment
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, make_training_args, run_id, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
@@ -130,9 +128,10 @@ class PreparedRun(Settings):
         environment = make_environment(self, self.run_folder)
         roles, args, section = environment.roles, self.training_args, self.algorithm
         with config_errors(f"section `{section}`: "):
-            environment.check_turns(args.num_turns)
-            with environment.playing(args.num_turns, getattr(args, "branching", "episodes") == "episodes"):
-                pass  # a workflow that cannot be replayed says so
+            if isinstance(args, RolloutConfig):
+                args.set_turns(environment)
+            else:
+                environment.check_turns(args.num_turns)
         if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.arguments:
             self.check_best_metric(environment)
         for name in ROLE_ARGUMENTS:
@@ -355,8 +354,6 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     try:
         with quiet_loading():
             team = loader.outline(roles, run.dtype)
-        for role in roles:
-            check_prompts(role, team.agents[role], [], [], args.max_completion_length)
         if loader.peft_config is not None:
             for role in team.adapted_roles:
                 check_adapter_names(loader.peft_config, cast(PeftModel, team.policies[role]))

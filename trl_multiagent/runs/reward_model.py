@@ -13,11 +13,10 @@ from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.runs.models import check_models, loading_arguments, make_peft_config
+from trl_multiagent.runs.models import check_models, loading_arguments, make_environment, make_peft_config
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_results, start_logging
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.runs.seats import make_environment
 from trl_multiagent.runs.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors

@@ -1,40 +1,37 @@
 """
-Trains a team with several seeds, each run in a process and a folder of its own; and reproduces named experiments: the
-team for several seeds, its evaluation beside a control, and the published numbers.
+Trains a team with several seeds, each run in a process and a folder of its own; makes the reports of runs; and
+reproduces named experiments: the team for several seeds, its evaluation beside a control, and the published numbers.
 """
 
 import argparse
-import contextlib
-import os
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from accelerate import PartialState
 
 from trl_multiagent.console import text_table
-from trl_multiagent.folders import RECIPE_FILE
+from trl_multiagent.folders import RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.report.curves import seed_table, series_of
-from trl_multiagent.report.run_page import read_run
-from trl_multiagent.runs.report import make_report
-from trl_multiagent.runs.run import end_on_wrong_input, read_settings
-from trl_multiagent.settings.command_line import make_parser
+from trl_multiagent.report.curves import group_table, series_of
+from trl_multiagent.report.html import REPORT_FILE, write_page
+from trl_multiagent.report.run_page import comparison_page, read_run
+from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_settings
 from trl_multiagent.settings.derive import by_path
 from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.trainers.base.run_report import run_report
 
 
 NAME = "training with several seeds"
-SECONDS_BETWEEN_LOOKS = 0.2
+EVALUATION_FILES = ("evaluation.json", "cross_play.json")
+COMPARISON_FILE = "comparison.html"
 PROGRAM = ["-m", "trl_multiagent.cli"]
 # Flags that this program sets itself
 OWN_FLAGS = {"--seed": "give the seeds with --seeds", "--resume_from_checkpoint": "the same command goes on by itself"}
@@ -46,7 +43,6 @@ def train_with_seeds(
     argv: Sequence[str],
     prog: str,
     seeds: Sequence[int],
-    num_jobs: int = 1,
     launch_flags: Sequence[str] = (),
 ) -> tuple[int, list[Path]]:
     """
@@ -57,7 +53,6 @@ def train_with_seeds(
         algorithm (`str`), tasks (`Mapping[str, str]`), argv (`Sequence[str]`), prog (`str`): See
             [`~trl_multiagent.runs.run.run_recipe`].
         seeds (`Sequence[int]`): The seeds. More can be added later.
-        num_jobs (`int`, *optional*, defaults to `1`): Runs at the same time. The visible GPUs are divided among them.
         launch_flags (`Sequence[str]`, *optional*): Flags of `trl-multiagent train` about its processes.
 
     Returns:
@@ -95,7 +90,7 @@ def train_with_seeds(
         stage = Stage(folder, NAME, shared, PartialState(), advice="choose another --output_dir")
         with stage.open():
             missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
-            status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
+            status = run_all(missing, lambda name: stage.save(f"{name}.json", []))
     if status:
         print(f"{prog}: a run {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
     return (128 - status if status < 0 else status), runs
@@ -117,58 +112,81 @@ def without_folder(argv: Sequence[str]) -> list[str]:
 
 def print_results(runs: Sequence[Path]) -> None:
     """Prints the last values of runs that differ in their seeds, and makes their report."""
-    results = {run.name: series_of(read_run(run).logs) for run in runs}
+    results = [series_of(read_run(run).logs) for run in runs]
     report = f"Report           {make_report([str(runs[0].parent)])}"
     command = shlex.join(["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)])
     together = f"Evaluate them together: trl-multiagent {command}"
-    print("", *text_table(seed_table(results)), "", report, together, sep="\n", flush=True)
+    print("", *text_table(group_table({"mean of the seeds": results})), "", report, together, sep="\n", flush=True)
 
 
-def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
+def run_all(commands: Mapping[str, Sequence[str]], done: Callable[[str], None]) -> int:
     """
-    Runs commands, `num_jobs` at a time, and calls `done` with the name of each command that succeeds. If several run
-    at a time, their output goes to `<name>.log` in `folder`. After a failure or a signal, no other command starts.
-    Returns the exit status of the first failure, or 0.
+    Runs commands one after the other, and calls `done` with the name of each command that succeeds. After a failure or
+    a signal, no other command starts. Returns the exit status of the failure, or 0.
     """
-    waiting, slots, status = dict(commands), [*range(num_jobs)], 0
-    running: dict[str, tuple[subprocess.Popen, int]] = {}
-    with leaving_signals_to_children(), contextlib.ExitStack() as stack:
-        while running or (waiting and not status):
-            if REQUEST.signal and waiting:  # the current run may end with status 0, but no other may start
-                status = status or -REQUEST.signal
-            while waiting and slots and not status:
-                name, slot = next(iter(waiting)), slots.pop()
-                output = None
-                if num_jobs > 1:
-                    output = stack.enter_context((folder / f"{name}.log").open("a"))
-                    print(f"{name}: started, its output goes to {output.name}", flush=True)
-                process = subprocess.Popen(
-                    waiting.pop(name),
-                    stdout=output,
-                    stderr=output,
-                    env=os.environ | visible_devices(slot, num_jobs),
-                    preexec_fn=end_with_parent,  # a run without the program that started it would lock its folder
-                )
-                running[name] = process, slot
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            for name, (process, slot) in list(running.items()):
-                if process.poll() is not None:
-                    del running[name]
-                    slots.append(slot)
-                    status = status or process.returncode
-                    print(f"{name}: {ending(process.returncode)}", flush=True)
-                    if process.returncode == 0:
-                        done(name)
+    status = 0
+    with leaving_signals_to_children():
+        for name, command in commands.items():
+            if status or REQUEST.signal:  # a run that is in its last step at a signal ends with status 0
+                return status or -(REQUEST.signal or 0)
+            # A run without the program that started it would lock its folder
+            status = subprocess.run(command, preexec_fn=end_with_parent).returncode
+            print(f"{name}: {ending(status)}", flush=True)
+            if status == 0:
+                done(name)
     return status
 
 
-def visible_devices(slot: int, num_jobs: int) -> dict[str, str]:
+# Reports
+
+
+def make_report(folders: Sequence[str], output: str | None = None) -> Path:
     """
-    Returns the environment variable that gives one of several parallel runs its share of the GPUs, if there are
-    enough.
+    Makes the report of a run, of an evaluation, or of a comparison of several runs. Returns the path of the page: in
+    the folder, or in the working directory if there are several folders.
+
+    Args:
+        folders (`Sequence[str]`): Folders of runs or of one evaluation. A folder of several runs stands for all of
+            them, and for their evaluation in it.
+        output (`str`, *optional*): Path of the page.
+
+    Raises:
+        ValueError: A folder holds neither a run nor an evaluation.
     """
-    devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot::num_jobs])} if len(devices) >= num_jobs > 1 else {}
+    first = Path(folders[0])
+    target = Path(output) if output else first / REPORT_FILE if len(folders) == 1 else Path(COMPARISON_FILE)
+    evaluation = evaluation_in(first) if len(folders) == 1 else None
+    if evaluation is not None:
+        page = {"title": f"Evaluation: {first.absolute().name}", "evaluation": evaluation}
+    else:
+        runs = list({run.resolve(): run for folder in folders for run in runs_in(Path(folder))}.values())
+        evaluations = [x for path in first.glob("*/") if (x := evaluation_in(path)) is not None]
+        evaluation = evaluations[0] if len(evaluations) == len(folders) == 1 else None
+        page = run_report(runs[0]) if len(runs) == 1 else comparison_page([read_run(run) for run in runs], evaluation)
+    write_page(page, target)
+    return target
+
+
+def evaluation_in(folder: Path) -> dict[str, Any] | None:
+    """Returns the JSON file of the evaluation in a folder, if there is one."""
+    files = [folder / name for name in EVALUATION_FILES if (folder / name).is_file()]
+    return read_json(files[0]) if files else None
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Returns the folder itself if it is a run's, or else the folders of the runs in it."""
+    if (folder / RUN_FILE).is_file():
+        return [folder]
+    # The controls of an evaluation in the folder are runs, too
+    runs = [
+        path.parent
+        for pattern in (f"*/{RUN_FILE}", f"*/controls/*/{RUN_FILE}")
+        for path in sorted(folder.glob(pattern))
+    ]
+    if not runs:
+        names = ", ".join((RUN_FILE, *EVALUATION_FILES))
+        raise ValueError(f"{folder} holds none of {names}: give the output folder of a run or an evaluation.")
+    return runs
 
 
 # Named experiments
@@ -183,7 +201,7 @@ def experiments() -> dict[str, dict[str, Any]]:
 
 
 def run_experiment(
-    name: str, tasks: Mapping[str, str], seeds: Sequence[int], num_jobs: int, folder: Path, more: Sequence[str]
+    name: str, tasks: Mapping[str, str], seeds: Sequence[int], folder: Path, more: Sequence[str]
 ) -> int:
     """
     Trains the team of an experiment for each seed, evaluates all teams and their controls together, and prints the
@@ -193,7 +211,6 @@ def run_experiment(
         name (`str`): A key of [`experiments`].
         tasks (`Mapping[str, str]`): The named tasks.
         seeds (`Sequence[int]`): The seeds.
-        num_jobs (`int`): Trainings at the same time.
         folder (`Path`): Folder of the results.
         more (`Sequence[str]`): More arguments of the trainings, such as `--dry_run` or `--max_steps 5`.
 
@@ -205,7 +222,7 @@ def run_experiment(
     prog = f"trl-multiagent reproduce {name}"
     argv = [*argv, *more, "--output_dir", str(folder)]
     with leaving_signals_to_children():
-        status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds, num_jobs)
+        status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds)
         evaluation = [*shlex.split(experiment["evaluate"]), "--output_dir", str(folder / "evaluation")]
         command = ["evaluate", *map(str, runs), *evaluation]
         if status == 0 and "--dry_run" in more:

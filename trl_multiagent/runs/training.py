@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import Trainer, TrainerCallback
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, write_text
+from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, write_text
 from trl_multiagent.hub import hub_id, rename_card
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.signals import end_on_signal, ending_later
@@ -117,10 +117,10 @@ def save_results(run: PreparedRun, trainer: Trainer) -> None:
 
 
 def copy_run_files(run: PreparedRun, trainer: Trainer) -> None:
-    """Copies the settings, the model card and the learning curve to the folder of the team."""
+    """Copies the settings and the model card to the folder of the team."""
     source, target = run.run_folder.absolute(), run.team_folder.absolute()
     if trainer.is_world_process_zero() and source != target:
-        for name in (RECIPE_FILE, CARD_FILE, CURVE_FILE):
+        for name in (RECIPE_FILE, CARD_FILE):
             if (source / name).is_file():
                 shutil.copy(source / name, target / name)
         rename_card(run.team_folder, str(target))

@@ -22,8 +22,7 @@ from trl_multiagent.settings.algorithms import (
     PREFERENCE_ALGORITHMS,
     SINGLE_AGENT,
 )
-from trl_multiagent.settings.comlrl import HISTORY
-from trl_multiagent.settings.read import ConfigError, check, config_errors
+from trl_multiagent.settings.read import HISTORY, ConfigError, check, config_errors
 from trl_multiagent.settings.schema import (
     AgentModel,
     AlgorithmExtras,
@@ -254,20 +253,15 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
     if settings.agents is not None and settings.agent_model.name is not None:
         yield "agent_model.name (`agents` is used)"
     reasons: dict[str, str] = {}
-    if value("num_turns") in (None, 1):
+    if value("num_turns") in (None, 1) and value("branching") != "episodes":
         reasons |= dict.fromkeys((*HISTORY, "max_history_length", "handoff", "discount"), "there is one turn")
-    elif value("handoff") is not None and algorithm not in ACTOR_CRITICS:
-        reasons["discount"] = "the return of a chain's joint action is its reward"
-    if not value("use_vllm"):
-        reasons |= dict.fromkeys((name for name in keys if name.startswith("vllm_")), "`use_vllm` is off")
     if not value("beta"):
         reasons |= dict.fromkeys(("sync_ref_model", "use_bias_correction_kl"), "`beta` is off")
     if algorithm in ACTOR_CRITICS:
         form = value("critic_form")
         reasons |= {name: f"`critic_form` is {form!r}" for name, own in ARGUMENTS_OF_FORMS.items() if form != own}
-    if algorithm == "reward_model":
-        extras = (field.name for field in dataclasses.fields(AlgorithmExtras))
-        reasons |= dict.fromkeys(extras, "a reward model plays no items")
+    if algorithm in PREFERENCE_ALGORITHMS:
+        reasons |= dict.fromkeys(("reference_kl_enabled", "reference_kl_coef"), "the reference policy has `beta`")
     for name, reason in reasons.items():
         if name in given and given[name] is not None and given[name] != keys[name].default:
             yield f"{algorithm}.{name} ({reason})"
@@ -296,9 +290,7 @@ def complete_arguments(settings: Settings) -> None:
     if "handoff" not in arguments and set(arguments.get("turn_gradient_weights") or [1.0]) != {1.0}:
         arguments["handoff"] = "random"
         notes.append(f"`{algorithm}.turn_gradient_weights` weigh a chain of turns: `{algorithm}.handoff` is 'random'.")
-    if algorithm in PREFERENCE_ALGORITHMS and (extras.reference_kl_enabled or extras.reference_kl_coef is not None):
-        notes.append(f"`{algorithm}.reference_kl_*` have no effect: the loss has a reference policy, see `beta`.")
-    elif extras.reference_kl_enabled:
+    if extras.reference_kl_enabled and algorithm not in PREFERENCE_ALGORITHMS:
         beta = DEFAULT_KL_COEF if extras.reference_kl_coef is None else extras.reference_kl_coef
         if arguments.setdefault("beta", beta) != beta:
             given = arguments["beta"]
@@ -368,8 +360,7 @@ def complete_critics(settings: Settings) -> None:
     if form == "head" and models is not None and given is None:
         notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
     elif models is not None and models not in (settings.model_names, [settings.model_names]):  # not the default
-        setting = "critics" if isinstance(models, list) else "critic_model.name"
-        check_names(models, setting if given is None else f"{algorithm}.critic_models")
+        check_names(models, f"{algorithm}.critic_models")
         built = {*([models] if isinstance(models, str) else models)} & settings.task.models.keys()
         if built:
             raise ConfigError(f"`critic_models` has {min(built)!r}, which the task builds: give a folder or an id.")

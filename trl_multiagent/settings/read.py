@@ -22,10 +22,8 @@ import trl_multiagent
 from trl_multiagent.console import printable
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import check_value, same, short
-from trl_multiagent.settings import comlrl
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.schema import (
-    NOT_IN_PEFT,
     TRL_FLAGS,
     TRL_NAMES,
     AgentModel,
@@ -38,6 +36,113 @@ CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkou
 RECIPES = "recipes/*/configs/*.yaml"
 ACCELERATE = "accelerate/*.yaml"
 MISSING = object()  # in place of a setting that is not given
+
+
+# Names in configurations that were written for CoMLRL. `{algorithm}` is the section of the algorithm
+
+# Settings of the algorithm that select the visible past turns of an agent. They have no effect with one turn
+HISTORY = ("memory_mode", "original_prompt", "previous_prompts", "previous_response")
+
+# Alternative names of our settings. They are replaced in this order
+RENAMED = {
+    "model": "agent_model",
+    "model_name": "agent_model.name",
+    "agent_model.dtype": "agent_model.torch_dtype",
+    "agent_model.model_kwargs.dtype": "agent_model.torch_dtype",
+    "agent_model.model_kwargs.torch_dtype": "agent_model.torch_dtype",
+    "agent_model.model_kwargs.revision": "agent_model.revision",
+    "agent_model.model_kwargs.attn_implementation": "agent_model.attn_implementation",
+    "agent_model.model_kwargs.trust_remote_code": "agent_model.trust_remote_code",
+    "agent_model.tokenizer_kwargs.trust_remote_code": "agent_model.trust_remote_code",
+    "agent_model.model_kwargs": "agent_model.model_init_kwargs",
+    "critic_model.model_name_or_path": "critic_model.name",
+    "agent_model.temperature": "{algorithm}.temperature",
+    "agent_model.top_p": "{algorithm}.top_p",
+    "agent_model.top_k": "{algorithm}.top_k",
+    "peft.lora_r": "peft.r",
+    "peft.lora_target_modules": "peft.target_modules",
+    "wandb.run_name": "wandb.name",
+    "{algorithm}.seed": "seed",
+    "{algorithm}.agent_learning_rate": "{algorithm}.learning_rate",
+    "{algorithm}.num_epochs": "{algorithm}.num_train_epochs",
+    "madpo.dpo_beta": "madpo.beta",
+    "madpo_iter.dpo_beta": "madpo_iter.beta",
+    "{algorithm}.max_new_tokens": "{algorithm}.max_completion_length",
+    "{algorithm}.eval_batch_size": "{algorithm}.per_device_eval_batch_size",
+    "{algorithm}.normalize_advantage": "{algorithm}.advantage_normalization",
+    "{algorithm}.termination_threshold": "{algorithm}.early_termination_threshold",
+    **{f"{{algorithm}}.external_{name}": f"{{algorithm}}.{name}" for name in HISTORY},
+    **{f"external.{name}": f"{{algorithm}}.{name}" for name in HISTORY},
+    "{algorithm}.previous_responses": "{algorithm}.previous_response",
+    "{algorithm}.external_previous_responses": "{algorithm}.previous_response",
+    "external.previous_responses": "{algorithm}.previous_response",
+    "{algorithm}.external_prompt_passthrough": "external.external_prompt_passthrough",
+    "{algorithm}.expert_model": "external.expert_model",
+    "dataset.split": "dataset.train_split",
+    "marlhf.critic_model_name": "marlhf.critic_models",
+    "marlhf_iter.critic_model_name": "marlhf_iter.critic_models",
+    "block_building.block_agent1": "block_building.palettes.builder_1",
+    "block_building.block_agent2": "block_building.palettes.builder_2",
+    "prompt.provide_graph": "block_building.provide_graph",
+    "prompt.use_chat_template": "{algorithm}.use_chat_template",
+    # Short forms of our own
+    "prompts": "functions.prompts",
+    "reward_funcs": "functions.reward_funcs",
+    "reward_weights": "functions.reward_weights",
+    "transition": "functions.transition",
+    "order": "functions.order",
+}
+
+# The section whose settings CoMLRL has in a mapping `task`. Here, `task` is a name
+TASK_MAPPING = "block_building"
+
+# Other spellings of values
+VALUES = {"agent_model.torch_dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}}
+
+# If one file sets one of these names and the name that replaces it to different values, the latter is used, and a note
+# says so. For other names in `RENAMED`, this is an error
+NOT_USED = ["agent_model.temperature", "agent_model.top_p", "agent_model.top_k", "agent_model.dtype", "wandb.run_name"]
+NOT_USED += ["{algorithm}.seed", "{algorithm}.external_prompt_passthrough", "dataset.split"]
+NOT_USED += [f"external.{name}" for name in (*HISTORY, "previous_responses")]
+
+# Arguments of the trainer for which null means the default
+NULL_IS_DEFAULT = (
+    "temperature top_p top_k reward_scale reward_shift beta discount advantage_normalization preference_replay_k"
+).split()
+
+# Settings that may be blank if another one is given
+BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
+
+# Settings without an effect, by section, unless the algorithm or the task has them. They are accepted, and a run
+# prints one note that lists them
+NO_EFFECT_KEYS = {
+    "agent_model": "type max_length special_tokens",
+    "critic_model": "type max_length special_tokens torch_dtype dtype temperature top_p top_k",
+    "dataset": "private csv_path json_path",
+    "external": "external_prompt_passthrough",
+    "wandb": "config_sections output_dir",
+    "marlhf": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",
+    "marlhf_iter": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",
+    "{algorithm}": "memory_mode original_prompt previous_prompts previous_response discount advantage_mode "
+    "advantage_normalization "
+    "early_termination_threshold early_termination_weight epsilon_clip save_epochs parallel_training "
+    "agent_devices critic_devices "
+    "reference_devices reference_kl_devices preference_replay_dir comparator_devices "
+    "comparator_centralized_agent_index "
+    "comparator_api_max_n_per_request comparator_api_key_header comparator_api_key_prefix "
+    "comparator_api_response_field",
+}
+NO_EFFECT = [
+    "tokenizer",
+    *(f"{section}.{name}" for section, names in NO_EFFECT_KEYS.items() for name in names.split()),
+]
+
+# Settings that would hold a key. They must be empty, because settings are saved with the run; the value is never shown
+SECRETS = {
+    "{algorithm}.comparator_api_key": "{algorithm}.comparator_api_key_env",
+    "{algorithm}.comparator_api_headers": "{algorithm}.comparator_api_key_env",
+    "external.expert_api_key": "external.expert_api_key_env",
+}
 
 
 class ConfigError(ValueError):
@@ -76,9 +181,8 @@ def config_file(flag: str, name: str, pattern: str) -> str:
     packaged = {path.stem.removesuffix("_config"): path for path in sorted(CONFIGS.glob(pattern))}
     if name in packaged:
         return str(packaged[name])
-    similar = [f" Did you mean {other}?" for other in difflib.get_close_matches(path.stem, packaged, n=1)]
-    names = f"This package has the configurations {', '.join(packaged)}."
-    raise ConfigError(f"{flag} {name!r}: there is no such file.{''.join(similar)} {names}")
+    similar = suggestion(path.stem, packaged)
+    raise ConfigError(f"{flag} {name!r}: there is no such file{similar} The package has {', '.join(packaged)}.")
 
 
 def read_yaml(path: str | None) -> dict[str, Any]:
@@ -175,9 +279,9 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
             set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
     if isinstance(layer.get("task"), dict):
         for name, value in layer.pop("task").items():
-            set_once(layer, f"task.{name}", f"{comlrl.TASK_MAPPING}.{name}", value)
-    not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
-    for old, new in named({**comlrl.RENAMED, **TRL_NAMES}, algorithm).items():
+            set_once(layer, f"task.{name}", f"{TASK_MAPPING}.{name}", value)
+    not_used = [name.format(algorithm=algorithm) for name in NOT_USED]
+    for old, new in named({**RENAMED, **TRL_NAMES}, algorithm).items():
         value = pop_path(layer, old)
         if value is MISSING:
             continue
@@ -190,7 +294,7 @@ def rename(algorithm: str, layer: dict[str, Any]) -> None:
         set_path(layer, new, value if other is MISSING else other)
         if other not in (MISSING, value) and value is not None:
             set_path(layer, old, value)
-    for path, spellings in comlrl.VALUES.items():
+    for path, spellings in VALUES.items():
         value = pop_path(layer, path)
         if value is not MISSING:
             set_path(layer, path, spellings.get(value, value) if isinstance(value, str) else value)
@@ -213,21 +317,10 @@ def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merges layers. Dicts are merged recursively; other values come from the last layer that has them."""
     merged: dict[str, Any] = {}
     for layer in layers:
-        add_layer(merged, layer)
+        for name, value in layer.items():
+            both = [merged.get(name), value]
+            merged[name] = merge(both) if all(isinstance(x, dict) for x in both) else copy.deepcopy(value)
     return merged
-
-
-def add_layer(merged: dict[str, Any], layer: dict[str, Any], section: str = "") -> None:
-    """Adds a layer in place. Raises `ConfigError` if a setting is a list in one layer, and a section in another."""
-    for name, value in layer.items():
-        before, path = merged.get(name), f"{section}{name}"
-        if isinstance(before, dict) and isinstance(value, dict):
-            add_layer(before, value, f"{path}.")
-        elif {type(before), type(value)} == {dict, list}:
-            text = short(value if isinstance(value, list) else before)
-            raise ConfigError(f"`{path}` is {text}, and a section with keys below it elsewhere; give one of the two.")
-        else:
-            merged[name] = copy.deepcopy(value)
 
 
 @contextlib.contextmanager
@@ -256,17 +349,17 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     known = {f"{section}.{name}".lstrip("."): key for section, keys in sections.items() for name, key in keys.items()}
     # Many settings of an evaluation have the same name as one of the training. The latter is suggested first
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
-    other_names, secrets = named({**comlrl.RENAMED, **TRL_NAMES}, algorithm), named(comlrl.SECRETS, algorithm)
-    not_used = [name.format(algorithm=algorithm) for name in comlrl.NOT_USED]
-    no_effect = {path.format(algorithm=algorithm) for path in comlrl.NO_EFFECT} - known.keys()
+    other_names, secrets = named({**RENAMED, **TRL_NAMES}, algorithm), named(SECRETS, algorithm)
+    not_used = [name.format(algorithm=algorithm) for name in NOT_USED]
+    no_effect = {path.format(algorithm=algorithm) for path in NO_EFFECT} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect: list[str] = []
     with naming_reference():  # such as `${seed}` or `${oc.env:HOME}`
         resolved: Any = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
-    for path, value in paths(algorithm, sections, other_names, resolved):
+    for path, value in paths(algorithm, sections, resolved):
         section, _, name = path.rpartition(".")
-        is_default = value is None and section == algorithm and name in comlrl.NULL_IS_DEFAULT
-        is_blank = value == "" and path in comlrl.BLANK_IS_NULL and resolved.get(comlrl.BLANK_IS_NULL[path])
+        is_default = value is None and section == algorithm and name in NULL_IS_DEFAULT
+        is_blank = value == "" and path in BLANK_IS_NULL and resolved.get(BLANK_IS_NULL[path])
         if path in secrets:
             if value not in (None, {}, ""):
                 raise ConfigError(
@@ -277,10 +370,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             without_effect += [path] if value not in (None, {}, []) else []
         elif path in not_used:
             without_effect.append(f"{path} (`{other_names[path]}` is used)")
-        elif section == "peft" and name in NOT_IN_PEFT:
-            raise ConfigError(f"`{path}` cannot be set, because every adapter is LoRA for a causal model: remove it.")
         elif path not in known:
-            similar = suggestion(path, [*known, *other_names], [x for x in sections if x])
+            similar = suggestion(path, [*sections, *known, *other_names])
             raise ConfigError(f"`{path}` is not a known setting{similar}")
         elif not is_blank and not is_default:
             names = [path, *(old for old, new in other_names.items() if new == path)]
@@ -296,25 +387,16 @@ def checked(name: str, value: Any, key: Key) -> Any:
         return check_value(value, key.hint, key.limits)
 
 
-def paths(
-    algorithm: str, sections: Collection[str], other_names: Mapping[str, str], resolved: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+def paths(algorithm: str, sections: Collection[str], resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """
     Yields the paths of the given settings and their values. Raises `ConfigError` if this run cannot have a section.
     """
     for section, body in resolved.items():
         if body and section in ("critic_model", "critics") and algorithm not in ACTOR_CRITICS:
             raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
-        if section in {*comlrl.UNAVAILABLE, *ALGORITHMS} - {algorithm}:
+        if section in ALGORITHMS and section != algorithm:
             if body:
-                reason = comlrl.UNAVAILABLE.get(section, f"this script trains with `{algorithm}`")
-                raise ConfigError(f"the section `{section}` cannot be used: {reason}. Remove it.")
-        elif section in comlrl.TASK_SECTIONS and section not in sections:
-            used = [old for old, new in other_names.items() if new in [f"{section}.{name}" for name in body or ()]]
-            raise ConfigError(
-                f"`{'`, `'.join(used or [section])}` cannot be used: the task `{section}` has this setting, and this "
-                f"run trains on another task. Set `task: {section}` for `trl-multiagent train`, or remove it."
-            )
+                raise ConfigError(f"the section `{section}` cannot be used: this run trains with `{algorithm}`.")
         elif section not in sections:
             yield section, body
         elif isinstance(body, dict | None):
@@ -323,14 +405,9 @@ def paths(
             raise ConfigError(f"`{section}` is {short(body)}; it must be a section with keys below it.")
 
 
-def suggestion(path: str, known: Iterable[str], sections: Collection[str] = ()) -> str:
-    """
-    Returns the end of an error message, which suggests a similar section, the same name in another section, or a
-    similar name.
-    """
-    known = list(known)
-    section, _, name = path.rpartition(".")
-    candidates = [] if section else difflib.get_close_matches(path, sections, n=1, cutoff=0.75)
-    candidates += [other for other in known if other.rpartition(".")[2] == name]
+def suggestion(path: str, known: Iterable[str]) -> str:
+    """Returns the end of an error message, which suggests the same name in another section, or a similar name."""
+    known, name = list(known), path.rpartition(".")[2]
+    candidates = [other for other in known if other.rpartition(".")[2] == name]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help all."

@@ -37,6 +37,11 @@ class AgentModel:
         "More arguments for `AutoTokenizer.from_pretrained`.",
         keys=("use_fast", "legacy", "add_bos_token", "add_eos_token", "add_prefix_space", "model_max_length"),
     )
+    reasoning: Literal["auto", "keep", "none"] = setting(
+        "What others see of a completion: the answer after the reasoning, or with 'keep' all of it. With 'none', chat "
+        "templates also get `enable_thinking=False`.",
+        "auto",
+    )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
     adapter_roles: list[str] | None = setting(
         "The agents that have a LoRA adapter, by default all; the rest are full."

@@ -16,6 +16,7 @@ class Game:
     game: str = setting("Id of the game, or module:Class of one without an id.", "KuhnPoker-v0")
     players: int = setting("Number of players.", 2, ge=1, le=15)
     options: dict[str, Any] | None = setting("Arguments of the game, such as {max_rounds: 1}.")
+    memory: bool = setting("Whether players see their past prompts and moves.", True)
 
     def __post_init__(self) -> None:
         check_package("textarena", "games")
@@ -50,7 +51,7 @@ class Game:
         while not done:
             with draws:
                 player, messages = inner.get_observation()
-            move = await agents[player](shown(messages, player, inner.state.role_mapping))
+            move = await agents[player](shown(messages, player, inner.state.role_mapping), memory=self.memory)
             info = inner.state.game_info[player]
             had_lost = info["invalid_move"]
             with draws:

@@ -17,7 +17,7 @@ from peft import (
 )
 from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from peft.utils import AuxiliaryTrainingWrapper
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from trl_multiagent.folders import CARD_FILE
@@ -31,29 +31,24 @@ from trl_multiagent.models.pretrained import (
     load_model,
     seeded,
 )
-from trl_multiagent.team.files import SHARED_FOLDER, AgentSource
+from trl_multiagent.team.files import SHARED_FOLDER
 
 
 # Parts of the names of modules that PEFT adds, which contain the names of adapters
 ADAPTER_PARTS = ("lora_", "modules_to_save.", "trainable_tokens_", "token_adapter.")
 # Other initialisations of LoRA change the base, which the agents share
 INITIALISATIONS = (True, False, "gaussian", "orthogonal", "mica")
-BASE_CHANGES = "it changes the base, which all agents share"
-NOT_FOR_TEAMS = "a team takes plain LoRA, rsLoRA and DoRA"
-REFUSED = {
-    **dict.fromkeys(("bias", "layer_replication", "loftq_config", "eva_config", "corda_config"), BASE_CHANGES),
-    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "velora_config", "monteclora_config"), NOT_FOR_TEAMS),
-    **dict.fromkeys(("kasa_config", "use_bdlora", "use_qalora", "qalora_group_size"), NOT_FOR_TEAMS),
-    "lora_ga_config": BASE_CHANGES,
-}
+# Options that change the base, and kinds of LoRA other than plain LoRA, rsLoRA and DoRA
+REFUSED = "bias layer_replication loftq_config eva_config corda_config lora_ga_config alora_invocation_tokens".split()
+REFUSED += "arrow_config velora_config monteclora_config kasa_config use_bdlora use_qalora qalora_group_size".split()
 
 
 class AgentAdapters:
     """
     The adapters of a team's LoRA agents and their reference policies.
 
-    The reference policy of an agent is its adapter at the time of [`~AgentAdapters.keep_references`]: the base alone
-    if the adapter was then fresh, otherwise a copy of the adapter. The model of each role has an adapter with the
+    The reference policy of an agent is a copy of its adapter at the time of [`~AgentAdapters.keep_references`]. The
+    model of each role has an adapter with the
     role's name, see [`check_adapter`].
     """
 
@@ -63,7 +58,6 @@ class AgentAdapters:
         self.models = models
         self.group: Stacked | None = None  # the rows of several agents that compute together
         self.find_layers()
-        self._copied_roles: set[str] = set()  # roles whose reference policy is a copy of their adapter
         for role in models:  # PEFT leaves only one adapter of a model trainable
             for parameter in adapter_parameters(models[role], role):
                 parameter.requires_grad_(True)
@@ -91,23 +85,21 @@ class AgentAdapters:
         # PEFT's own `set_adapter` would also freeze the adapters of all other agents
         for layer in self._layers.get(role, ()):
             layer._active_adapter = [reference_name(role)] if reference else [role]
-            layer._disable_adapters = group is not None or (reference and role not in self._copied_roles)
+            layer._disable_adapters = group is not None
 
     def keep_references(self) -> None:
         """
         Makes the current adapters the reference policies. PEFT changes which parameters are trainable and which
         adapter is active, so the caller sets both afterwards.
         """
-        for role in self._copied_roles:  # references of an earlier trainer
-            self.models[role].delete_adapter(reference_name(role))
-        self._copied_roles.clear()
         for role, model in self.models.items():
+            reference = reference_name(role)
+            if reference in model.peft_config:  # of an earlier trainer
+                model.delete_adapter(reference)
             weights = get_peft_model_state_dict(model, adapter_name=role, save_embedding_layers=False)
-            if not _is_fresh(model, role, weights):
-                model.add_adapter(reference_name(role), cast(PeftConfig, model.peft_config[role]))
-                keep_adapter_in_float32(model, reference_name(role))
-                set_peft_model_state_dict(model, weights, adapter_name=reference_name(role))
-                self._copied_roles.add(role)
+            model.add_adapter(reference, cast(PeftConfig, model.peft_config[role]))
+            keep_adapter_in_float32(model, reference)
+            set_peft_model_state_dict(model, weights, adapter_name=reference)
 
 
 def reference_name(role: str) -> str:
@@ -115,36 +107,11 @@ def reference_name(role: str) -> str:
     return f"{role}_reference"
 
 
-def _is_fresh(model: PeftModel, role: str, weights: dict[str, torch.Tensor]) -> bool:
-    """
-    Returns whether an adapter with these weights has no effect: it adds zero, and its copies of modules equal the
-    originals.
-    """
-    copies = [
-        (module.modules_to_save[role], module.original_module)
-        for module in model.modules()
-        if isinstance(module, ModulesToSaveWrapper) and role in module.modules_to_save
-    ]
-    num_copied = sum(len(copied.state_dict()) for copied, _ in copies)
-    lora_weights = {name: x for name, x in weights.items() if "lora_" in name}
-    return (
-        len(lora_weights) + num_copied == len(weights)
-        and not any(
-            x.any() for name, x in lora_weights.items() if "lora_A" not in name and "lora_embedding_A" not in name
-        )
-        and all(
-            torch.equal(*pair)
-            for copied, original in copies
-            for pair in zip(copied.parameters(), original.parameters(), strict=True)
-        )
-    )
-
-
 # Loading and saving
 
 
 def load_adapters(
-    sources: dict[str, AgentSource],
+    sources: dict[str, str],
     peft_configs: Mapping[str, LoraConfig],
     seed: int,
     model_init_kwargs: dict[str, Any],
@@ -159,21 +126,20 @@ def load_adapters(
     dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
     models: dict[str, PeftModel] = {}
     # The models with adapters so far, by base and its revision
-    adapted: dict[tuple[AgentSource, str | None], PeftModel] = {}
+    adapted: dict[tuple[str, str | None], PeftModel] = {}
 
     for role, source in sources.items():
         peft_config = peft_configs.get(role)
         base_source, revision = source, hub["revision"]
         if peft_config is None:
-            config = PeftConfig.from_pretrained(source.name, **hub, **source.arguments)
+            config = PeftConfig.from_pretrained(source, **hub)
             # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
-            base_source, revision = AgentSource(cast(str, config.base_model_name_or_path)), config.revision
+            base_source, revision = cast(str, config.base_model_name_or_path), config.revision
         key = base_source, revision
         base = None
         if key not in adapted:
             with seeded(seed, SHARED_FOLDER):
-                kwargs = {**model_init_kwargs, "revision": revision}
-                base = load_model(base_source.name, **base_source.arguments, **kwargs)
+                base = load_model(base_source, **{**model_init_kwargs, "revision": revision})
         with seeded(seed, role):  # also for saved adapters, because PEFT draws weights before it reads the file
             if peft_config is not None:
                 own_config = copy.deepcopy(peft_config)
@@ -183,11 +149,11 @@ def load_adapters(
                 else:
                     adapted[key] = get_peft_model(base, own_config, adapter_name=role, **dtype)
             else:
-                kwargs = {"adapter_name": role, "is_trainable": True, **hub, **source.arguments, **dtype}
+                kwargs = {"adapter_name": role, "is_trainable": True, **hub, **dtype}
                 if base is None:
-                    adapted[key].load_adapter(source.name, **kwargs)
+                    adapted[key].load_adapter(source, **kwargs)
                 else:
-                    adapted[key] = PeftModel.from_pretrained(base, source.name, **kwargs)
+                    adapted[key] = PeftModel.from_pretrained(base, source, **kwargs)
         models[role] = adapted[key]
         keep_adapter_in_float32(models[role], role)
     return models
@@ -246,10 +212,13 @@ def check_adapter_config(whose: str, config: PeftConfig) -> None:
             f"exist; it must be one of {allowed}."
         )
     defaults = LoraConfig()
-    for name, reason in REFUSED.items():
+    for name in REFUSED:
         value, default = getattr(config, name), getattr(defaults, name)
         if value != default and (value or default):
-            raise ValueError(f"`{name}` of a LoRA adapter is {short(value)}, which is not supported: {reason}.")
+            raise ValueError(
+                f"`{name}` of a LoRA adapter is {short(value)}, which is not supported: agents share their base, and "
+                "have plain LoRA, rsLoRA or DoRA."
+            )
     if isinstance(config.modules_to_save, str):
         raise ValueError(f"`modules_to_save` must be a list of names, such as [{config.modules_to_save!r}].")
 

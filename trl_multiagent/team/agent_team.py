@@ -19,10 +19,11 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
-from trl_multiagent.hub import hub_id, open_repo, team_card, team_files, upload_folder
+from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_packed
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments
+from trl_multiagent.models.reasoning import Reasoning
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings, sampling_arguments
@@ -75,6 +76,9 @@ class AgentTeam(nn.Module):
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         policies (`dict[str, PreTrainedModel | PeftModel]`): The model of each role; a LoRA agent's has its adapter.
         agents (`dict[str, PreTrainedModel]`): The model of each role, without adapters.
+        reasoning (`str`): What others see of a completion with a reasoning, see [`~models.reasoning.answers_of`]: with
+            `"auto"` the answer, with `"keep"` all of it. With `"none"`, chat templates also get
+            `enable_thinking=False`.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are
         saved and loaded with
@@ -110,6 +114,7 @@ class AgentTeam(nn.Module):
         self.policies = dict(models)
         self.agents = {role: base_of(model) for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
+        self.reasoning: Reasoning = "auto"
         self.frozen: frozenset[str] = frozenset()
         self.critics: Critics | None = None
         self.uses_dropout = False
@@ -156,6 +161,7 @@ class AgentTeam(nn.Module):
         seed: int = 42,
         base_dtype: str | torch.dtype | None = None,
         tokenizer_kwargs: dict[str, Any] | None = None,
+        reasoning: Reasoning = "auto",
         **model_init_kwargs: Any,
     ) -> "AgentTeam":
         """
@@ -177,6 +183,7 @@ class AgentTeam(nn.Module):
                 The adapters are float32.
             tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example
                 `add_bos_token`.
+            reasoning (`str`, *optional*, defaults to `"auto"`): The attribute of that name.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
             default), `revision`,
                 `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a LoRA team.
@@ -209,8 +216,9 @@ class AgentTeam(nn.Module):
             model_init_kwargs["dtype"] = base_dtype
         if adapted:
             models |= load_adapters({role: sources[role] for role in adapted}, configs, seed, model_init_kwargs)
-        models = {role: models[role] for role in sources}
-        return cls(models, tokenizers)
+        team = cls({role: models[role] for role in sources}, tokenizers)
+        team.reasoning = reasoning
+        return team
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """
@@ -237,7 +245,7 @@ class AgentTeam(nn.Module):
             self.tokenizers[role].save_pretrained(target)
         TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
         if self.critics is not None:
-            self.critics.save(folder, self, state_dict)
+            self.critics.save(folder, state_dict)
 
     def load_weights(self, folder: str | Path) -> None:
         """
@@ -259,41 +267,32 @@ class AgentTeam(nn.Module):
             elif role == name:
                 load_model_weights(model, source)
         if self.critics is not None:
-            self.critics.load(folder, self)
+            self.critics.load(folder)
 
     def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        private: bool | None = None,
-        token: str | None = None,
-        revision: str | None = None,
-        commit_message: str = "Upload team",
-        create_pr: bool = False,
+        self, repo_id: str, *, revision: str | None = None, create_pr: bool = False, **options: Any
     ) -> CommitInfo:
         """
         Uploads the agents and a model card to the Hugging Face Hub. Critics are not uploaded.
 
         Args:
             repo_id (`str`): Repository, created if it does not exist.
-            private (`bool`, *optional*): Whether to make the repository private if it is created.
-            token (`str`, *optional*): Token with write access; by default that of `hf auth login` or of the variable
-                `HF_TOKEN`.
             revision (`str`, *optional*): Branch, created if it does not exist; by default `main`.
-            commit_message (`str`, *optional*, defaults to `"Upload team"`): Message of the commit.
             create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write
                 access.
+            **options: `private` (`bool`): Whether to make the repository private if it is created. `token` (`str`):
+                Token with write access; by default that of `hf auth login` or of the variable `HF_TOKEN`.
+                `commit_message` (`str`): Message of the commit.
 
         Raises:
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
         """
-        repo_id = open_repo(repo_id, private, token, revision, create_pr)
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
-            options = {"token": token, "revision": revision, "commit_message": commit_message, "create_pr": create_pr}
-            return upload_folder(folder, repo_id, "Call `push_to_hub` again.", team_files(folder), **options)
+            options |= {"revision": revision, "create_pr": create_pr, "advice": "Call `push_to_hub` again."}
+            return push_folder(folder, repo_id, **options)
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns the facts about each agent that a model card shows, see [`~hub.team_card`]."""
@@ -330,19 +329,19 @@ class AgentTeam(nn.Module):
 
     @overload
     def collaborate(
-        self, item: dict | str, environment: Environment, num_turns: int = 1, **kwargs: Any
+        self, item: dict | str, environment: Environment, num_turns: int | None = None, **kwargs: Any
     ) -> list[Turn]: ...
 
     @overload
     def collaborate(
-        self, item: Iterable[dict | str], environment: Environment, num_turns: int = 1, **kwargs: Any
+        self, item: Iterable[dict | str], environment: Environment, num_turns: int | None = None, **kwargs: Any
     ) -> list[list[Turn]]: ...
 
     def collaborate(
         self,
         item: dict | str | Iterable[dict | str],
         environment: Environment,
-        num_turns: int = 1,
+        num_turns: int | None = None,
         use_chat_template: bool | None = None,
         generation_token_budget: int | None = 262144,
         history_options: HistoryOptions = FULL_HISTORY,
@@ -358,7 +357,7 @@ class AgentTeam(nn.Module):
                 of its `prompt` column. A text is answered in one turn and not scored, because scoring needs the other
                 columns.
             environment ([`Environment`]): The task; its roles are those of the team.
-            num_turns (`int`, *optional*, defaults to `1`): Turns of an episode.
+            num_turns (`int`, *optional*): Turns of an episode, by default 1. A workflow goes on until it ends.
             use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat
                 template.
             generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion
@@ -447,10 +446,6 @@ class AgentTeam(nn.Module):
             self._adapters.activate(role, self._computes_as_reference)
         if critic is not None:
             cast(Critics, self.critics).activate(critic)
-
-    def model_name(self, role: str) -> str:
-        """Returns the name of the entry of `models` that an agent uses."""
-        return self._model_names[role]
 
     # Modes
 
@@ -601,7 +596,7 @@ class AgentTeam(nn.Module):
         for name, inputs in (critic_inputs or {}).items():
             critics = cast(Critics, self.critics)
             with self._computing(critics.backbones[name].role, name):
-                outputs[critic_key(name)] = critics.values(name, self, **inputs)
+                outputs[critic_key(name)] = critics.values(name, **inputs)
         return outputs
 
     # What a trainer expects of a single model. These attributes and methods are those of the active agent
@@ -727,7 +722,7 @@ def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **in
     return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)
 
 
-def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[list[dict], bool]:
+def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> tuple[list[dict], bool]:
     """
     Returns the rows that [`AgentTeam.collaborate`] plays, and whether they were given as texts, which have one turn.
     """
@@ -735,7 +730,7 @@ def rows_of(item: dict | str | Iterable[dict | str], num_turns: int) -> tuple[li
     are_texts = bool(items) and all(isinstance(x, str) for x in items)
     if not are_texts and not all(isinstance(x, Mapping) for x in items):
         raise TypeError("`item` must be a row of the dataset, which is a dict, or a text, or a list of either.")
-    if are_texts and num_turns != 1:
+    if are_texts and num_turns not in (None, 1):
         raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
 

@@ -9,13 +9,11 @@ number. The forms differ in the backbone:
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -28,16 +26,12 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER, read_json
-from trl_multiagent.models.positions import learned_positions
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import load_adapter_weights, save_adapter
-from trl_multiagent.team.files import AgentSource, load_tokenizer, part_of
+from trl_multiagent.team.files import load_tokenizer, part_of
 
-
-if TYPE_CHECKING:
-    from trl_multiagent.team.agent_team import AgentTeam
 
 CRITICS_FILE = "critics.json"
 HEAD_FILE = "value_head.safetensors"
@@ -94,7 +88,9 @@ class Backbone:
     """The model, the tokenizer and the adapter with which a critic reads."""
 
     role: str  # the agent whose model, or whose tokenizer, the critic uses
+    model: Any  # the model with which the critic reads, including its adapter; first that of the agent
     tokenizer: PreTrainedTokenizerBase
+    key: str  # of the model in the state of the team
     own: str | None = None  # the critic's entry of `Critics.models`; `None`: the agent's model
     adapter: str | None = None  # name of the critic's adapter
     layers: list[Any] = field(default_factory=list)  # layers of the model that have this or another adapter
@@ -126,33 +122,22 @@ class Critics(nn.Module):
         """The distinct backbones that belong to critics alone, without adapters."""
         return [base_of(cast(Any, model)) for model in self.models.values()]
 
-    def model(self, name: str, team: AgentTeam) -> Any:
-        """Returns the model with which a critic reads, including its adapter."""
-        backbone = self.backbones[name]
-        return team.policies[backbone.role] if backbone.own is None else self.models[backbone.own]
-
-    def longest_text(self, name: str, team: AgentTeam) -> int | None:
-        """Returns the largest number of tokens that a critic can read; `None` for any number."""
-        return learned_positions(base_of(self.model(name, team)))
-
     def activate(self, name: str) -> None:
         """Makes a base compute only with a critic's adapter. Layers without this adapter compute as in the base."""
         for layer in self.backbones[name].layers:
             layer._active_adapter = [self.backbones[name].adapter]
             layer._disable_adapters = False
 
-    def parameters_of(self, name: str, team: AgentTeam) -> list[nn.Parameter]:
+    def parameters_of(self, name: str) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without those of an agent whose model it uses."""
         backbone, parameters = self.backbones[name], [*self.heads[name].parameters()]
         if backbone.adapter is not None:
-            parameters += adapter_parameters(self.model(name, team), backbone.adapter)
+            parameters += adapter_parameters(backbone.model, backbone.adapter)
         elif backbone.own is not None:
             parameters += self.models[name].parameters()
         return parameters
 
-    def values(
-        self, name: str, team: AgentTeam, input_ids: torch.Tensor, attention_mask: torch.Tensor
-    ) -> torch.Tensor:
+    def values(self, name: str, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """
         Computes the outputs of a critic's head for sequences of shape `(num_rows, length)`, padded on the left. The
         team must have activated the critic.
@@ -160,7 +145,7 @@ class Critics(nn.Module):
         Returns:
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
         """
-        model = base_of(self.model(name, team))
+        model = base_of(self.backbones[name].model)
         options: dict[str, Any] = without_router_logits(model)
         if takes_positions(model):
             options["position_ids"] = token_positions(attention_mask)
@@ -171,26 +156,21 @@ class Critics(nn.Module):
 
     # Files
 
-    def save(self, folder: Path, team: AgentTeam, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+    def save(self, folder: Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """Writes `critics.json` and a folder per critic: its head, and its own backbone or adapter if it has one."""
         folder = folder / CRITICS_FOLDER
         for name, backbone in self.backbones.items():
             target = folder / name
             target.mkdir(parents=True, exist_ok=True)
-            where = (
-                f"models.{team.model_name(backbone.role)}."
-                if backbone.own is None
-                else f"critics.models.{backbone.own}."
-            )
-            weights = part_of(state_dict, where)
+            weights = part_of(state_dict, backbone.key)
             if backbone.adapter is not None:
                 # PEFT names the folder like the adapter, which may be the name of another critic
-                save_adapter(self.model(name, team), backbone.adapter, target / backbone.adapter, weights)
+                save_adapter(backbone.model, backbone.adapter, target / backbone.adapter, weights)
                 for file in (target / backbone.adapter).iterdir():
                     file.replace(target / file.name)
                 (target / backbone.adapter).rmdir()
             elif backbone.own is not None:
-                self.model(name, team).save_pretrained(target, state_dict=weights)
+                backbone.model.save_pretrained(target, state_dict=weights)
                 backbone.tokenizer.save_pretrained(target)
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
@@ -198,7 +178,7 @@ class Critics(nn.Module):
         contents = {"form": self.settings.form, "critics": list(self.names), "scales": scales}
         (folder / CRITICS_FILE).write_text(json.dumps(contents, indent=2) + "\n")
 
-    def load(self, folder: str | Path, team: AgentTeam) -> None:
+    def load(self, folder: str | Path) -> None:
         """
         Replaces the weights of the critics by those in the folder of a saved team.
 
@@ -214,39 +194,49 @@ class Critics(nn.Module):
         for name, backbone in self.backbones.items():
             source = path.parent / name
             if backbone.adapter is not None:
-                load_adapter_weights(self.model(name, team), backbone.adapter, source)
+                load_adapter_weights(backbone.model, backbone.adapter, source)
             elif backbone.own is not None:
-                model = self.model(name, team)
-                model.load_state_dict(load_backbone(str(source), model.dtype).state_dict())
+                weights = load_backbone(str(source), backbone.model.dtype).state_dict()
+                backbone.model.load_state_dict(weights)
             load_head(self.heads[name], source)
             self.scales[name] = Scale(**saved["scales"][name])
 
 
-def make_critics(team: AgentTeam, roles: dict[str, str], settings: CriticSettings) -> Critics:
+def make_critics(
+    policies: Mapping[str, PreTrainedModel | PeftModel],
+    tokenizers: Mapping[str, PreTrainedTokenizerBase],
+    roles: dict[str, str],
+    settings: CriticSettings,
+) -> Critics:
     """
-    Makes the critics of a team. `roles`: the agent that each critic starts from. Raises `ValueError` if the settings
-    do not fit.
+    Makes the critics of a team with these `policies` and `tokenizers`, by role. `roles`: the agent that each critic
+    starts from. Raises `ValueError` if the settings do not fit.
     """
     sources = model_names(settings.models, list(roles))
-    backbones = {name: Backbone(role, team.tokenizers[role]) for name, role in roles.items()}
+    owners = {id(policy): f"models.{role}." for role, policy in reversed([*policies.items()])}  # first roles
+    backbones = {
+        name: Backbone(role, policies[role], tokenizers[role], owners[id(policies[role])])
+        for name, role in roles.items()
+    }
     models: dict[str, Any] = {}
     for name, backbone in backbones.items():
-        policy = team.policies[backbone.role]
         with seeded(settings.seed, f"critic {name}"):
             if settings.form == "model":
                 backbone.own = name
                 # The data type of trained weights
-                dtype = torch.float32 if isinstance(policy, PeftModel) else team.agents[backbone.role].dtype
-                models[name] = load_or_copy(team, backbone, sources[name], dtype)
+                dtype = torch.float32 if isinstance(backbone.model, PeftModel) else base_of(backbone.model).dtype
+                models[name] = load_or_copy(backbone, sources[name], dtype)
             elif settings.form == "adapter":
-                if not isinstance(policy, PeftModel):
+                if not isinstance(backbone.model, PeftModel):
                     problem = f"{backbone.role!r} has no LoRA adapter. Set `critic_form` to 'model' or 'head'"
                     raise ValueError(f"`critic_form='adapter'` adds adapters to the bases of LoRA agents: {problem}.")
                 backbone.adapter = f"critic_{name}"
-                add_adapter(policy, backbone.adapter, settings)
+                add_adapter(backbone.model, backbone.adapter, settings)
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
-        model, tokenizer, agents_own = critics.model(name, team), backbone.tokenizer, team.tokenizers[backbone.role]
+        if backbone.own is not None:
+            backbone.model, backbone.key = models[backbone.own], f"critics.models.{backbone.own}."
+        model, tokenizer, agents_own = backbone.model, backbone.tokenizer, tokenizers[backbone.role]
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
         if backbone.adapter is not None:
@@ -285,15 +275,15 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
     return dict(zip(names, given, strict=True))
 
 
-def load_or_copy(team: AgentTeam, backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
+def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
-    agent = team.agents[backbone.role]
-    if source is None and not isinstance(team.policies[backbone.role], PeftModel):
+    agent = base_of(backbone.model)
+    if source is None and not isinstance(backbone.model, PeftModel):
         return copied(agent.base_model).requires_grad_(True)
     source = source or get_config_model_id(agent.config)
     if not source:
         raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
-    backbone.tokenizer = load_tokenizer(AgentSource(source), {})
+    backbone.tokenizer = load_tokenizer(source, {})
     return load_backbone(source, dtype)
 
 

@@ -3,22 +3,24 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from huggingface_hub import snapshot_download
 from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, read_json
+from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
 from trl_multiagent.models.pretrained import find_file, load_model, seeded
 
 
 AGENTS_FOLDER = "agents"
 SHARED_FOLDER = "shared"
 FORMAT_VERSION = 1
+TEAM_PATTERNS = [TEAM_FILE, f"{AGENTS_FOLDER}/*"]  # of the files that loading a team needs
 
 Form = Literal["full", "shared", "lora", "mixed"]
 
@@ -49,76 +51,49 @@ def read_team_file(path: str | Path) -> TeamFile:
     Reads `team.json`.
 
     Raises:
-        ValueError: the file is damaged or has another format version, a role cannot name an agent, a folder is not in
-        the team's, or a link
-            leads out of it.
+        ValueError: the file is damaged or has another format version, a role cannot name an agent, or a file of the
+        team is not in its folder, for example because of a link that leads out of it.
     """
-    contents = read_json(Path(path))
-    version = contents.get("format_version") if isinstance(contents, dict) else None
-    if version != FORMAT_VERSION:
-        raise ValueError(f"{path} has the format version {version!r}; this release reads version {FORMAT_VERSION}.")
-    try:
-        places = [(agent["role"], agent["folder"]) for agent in contents["agents"]]
-        form: Form = contents["form"]
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}.") from error
-    check_roles([role for role, _ in places])
-    folders = dict(places)
-    if form not in get_args(Form) or not all(isinstance(folder, str) for folder in folders.values()):
-        raise ValueError(f"{path} is damaged: its form is {form!r}, and the folders are {list(folders.values())}.")
-    for role, folder in folders.items():
-        place = PureWindowsPath(folder)  # accepts both kinds of separators
-        if place.anchor or ".." in place.parts:
-            raise ValueError(f"{path} says that {role!r} is in {folder!r}, which is not a folder of the team.")
-    root = Path(path).parent
-    parts = [root / folder for folder in (*folders.values(), CRITICS_FOLDER)]
-    for file in (Path(path), *parts, *(file for part in parts for file in part.rglob("*"))):
-        if leads_out(file, root):
-            raise ValueError(f"{file} is a link out of the team's folder: replace it by a copy of {file.resolve()}.")
-    return TeamFile(form, folders)
+    path = Path(path)
+    contents = read_json(path)
+    with naming_damage(path):
+        version, form = contents["format_version"], contents["form"]
+        agents = [(agent["role"], str(agent["folder"])) for agent in contents["agents"]]
+    if version != FORMAT_VERSION or form not in get_args(Form):
+        raise ValueError(
+            f"{path} has the format version {version!r} and the form {form!r}; this release reads version "
+            f"{FORMAT_VERSION}."
+        )
+    check_roles([role for role, _ in agents])
+    parts = [path.parent / folder for folder in (*dict(agents).values(), CRITICS_FOLDER)]
+    for file in (path, *parts, *(file for part in parts for file in part.rglob("*"))):
+        if leads_out(file, path.parent):
+            raise ValueError(f"{file} leads out of the team's folder: replace it by a copy of {file.resolve()}.")
+    return TeamFile(form, dict(agents))
 
 
 # Loading
 
 
-@dataclass(frozen=True)
-class AgentSource:
-    """
-    The place that an agent is loaded from: a folder, or a repository on the Hub, and the agent's folder within that.
-    """
-
-    name: str
-    subfolder: str | None = None
-
-    @property
-    def arguments(self) -> dict[str, str]:
-        """The arguments of `from_pretrained` other than the name."""
-        return {} if self.subfolder is None else {"subfolder": self.subfolder}
-
-
 def find_sources(
     name: str | Path | Sequence[str], roles: Sequence[str] | None, hub: dict[str, Any]
-) -> tuple[dict[str, AgentSource], Form | None]:
+) -> tuple[dict[str, str], Form | None]:
     """
-    Finds the sources of the agents of a team: a saved team, a model for all roles, or one model per role. Returns the
-    source of each role, and the form of a saved team, or `None` for models.
+    Finds what each agent of a team is loaded from: its folder in a saved team, which is downloaded if it is on the
+    Hub, or the folder or Hub id of a model. Returns these by role, and the form of a saved team, or `None` for models.
 
     Raises:
         ValueError: the roles are missing, or do not fit the saved team or the number of models.
     """
     if isinstance(name, str | Path):
         name = str(name)
-        team_file = find_file(name, TEAM_FILE, **hub, required=roles is None)
-        if team_file is not None:
-            team = read_team_file(team_file)
+        if find_file(name, TEAM_FILE, **hub, required=roles is None) is not None:
+            is_local = Path(name).is_dir()
+            folder = Path(name if is_local else snapshot_download(name, allow_patterns=TEAM_PATTERNS, **hub))
+            team = read_team_file(folder / TEAM_FILE)
             if roles is not None and roles != team.roles:
                 raise ValueError(f"The team in {name} has the roles {list(team.roles)}, not {list(roles)}.")
-            is_local = Path(name).is_dir()
-            sources = {
-                role: AgentSource(str(Path(name) / folder)) if is_local else AgentSource(name, folder)
-                for role, folder in team.folders.items()
-            }
-            return sources, team.form
+            return {role: str(folder / place) for role, place in team.folders.items()}, team.form
     elif not (isinstance(name, list | tuple) and all(isinstance(x, str | Path) for x in name)):
         raise ValueError(f"`name` is {show(name)}; it must be a model's name or folder, or a list with one per role.")
     if roles is None:
@@ -128,11 +103,11 @@ def find_sources(
         raise ValueError(
             f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
         )
-    return {role: AgentSource(source) for role, source in zip(roles, names, strict=True)}, None
+    return dict(zip(roles, names, strict=True)), None
 
 
 def form_of_sources(
-    sources: dict[str, AgentSource],
+    sources: dict[str, str],
     saved_form: Form | None,
     peft_configs: Mapping[str, PeftConfig],
     share_weights: bool,
@@ -151,29 +126,23 @@ def form_of_sources(
     shares = share_weights or saved_form == "shared"
     if shares and len(set(sources.values())) > 1:
         raise ValueError("`share_weights` needs one model for all roles.")
-    found = {}
-    if saved_form in (None, "mixed"):
-        for source in dict.fromkeys(sources.values()):
-            path = ADAPTER_CONFIG if source.subfolder is None else f"{source.subfolder}/{ADAPTER_CONFIG}"
-            found[source] = find_file(source.name, path, **hub) is not None
-    adapted = [role for role, source in sources.items() if found.get(source, saved_form == "lora")]
+    found = {source: find_file(source, ADAPTER_CONFIG, **hub) is not None for source in {*sources.values()}}
+    adapted = [role for role, source in sources.items() if found[source]]
     for role in peft_configs:
         if role in adapted:
             raise ValueError(
-                f"The agent in {sources[role].name} has a LoRA adapter, which is loaded: leave `peft_config` out."
+                f"The agent in {sources[role]} has a LoRA adapter, which is loaded: leave `peft_config` out."
             )
     return shares and not adapted, [role for role in sources if role in adapted or role in peft_configs]
 
 
-def load_tokenizer(source: AgentSource, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Loads an agent's tokenizer, which pads and truncates on the left."""
-    return AutoTokenizer.from_pretrained(
-        source.name, padding_side="left", truncation_side="left", **hub, **source.arguments
-    )
+    return AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **hub)
 
 
 def load_models(
-    sources: dict[str, AgentSource], share_weights: bool, seed: int, model_init_kwargs: dict[str, Any]
+    sources: dict[str, str], share_weights: bool, seed: int, model_init_kwargs: dict[str, Any]
 ) -> dict[str, PreTrainedModel]:
     """Loads agents without adapters. The seed decides the weights that no file contains."""
     models: dict[str, PreTrainedModel] = {}
@@ -182,7 +151,7 @@ def load_models(
             models[role] = next(iter(models.values()))
         else:
             with seeded(seed, SHARED_FOLDER if share_weights else role):
-                models[role] = load_model(source.name, **source.arguments, **model_init_kwargs)
+                models[role] = load_model(source, **model_init_kwargs)
     return models
 
 

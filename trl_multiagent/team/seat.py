@@ -73,7 +73,7 @@ class TeamSeat(Seat):
             nodes.append(Node(x.item, history, own(x.prompts), tree=place, episode=asked[place]))
             asked[place] += 1
         self.sampler.stream = f"seat, step {training_step()}"
-        return [samples.texts[0] for samples in self.sampler.sample((agent,), nodes, 1)[agent]]
+        return [samples.reply(0) for samples in self.sampler.sample((agent,), nodes, 1)[agent]]
 
     def describe(self) -> dict[str, Any]:
         return {"team": self.name, "agent": self.agent}

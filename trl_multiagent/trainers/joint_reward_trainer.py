@@ -19,8 +19,7 @@ from trl_multiagent.folders import write_json
 from trl_multiagent.hub import hub_id
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
-from trl_multiagent.models.positions import check_texts, padded
-from trl_multiagent.models.pretrained import keep_adapter_in_float32
+from trl_multiagent.models.pretrained import check_length, keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
     check_preferences,
@@ -143,7 +142,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         self.data_collator = lambda rows: {**collate(rows), "weights": torch.ones(len(rows))}
         for dataset in filter(None, [self.train_dataset, self.eval_dataset]):
             lengths = map(len, [*dataset["chosen_ids"], *dataset["rejected_ids"]])
-            check_texts("the reward model", self.model, [int(padded(x, args.pad_to_multiple_of)) for x in lengths])
+            check_length("A text of the reward model", self.model, max(lengths))
         self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
         if args.freeze_backbone:
             self.model.base_model.requires_grad_(False)

@@ -19,7 +19,7 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.models.positions import TooLongError, learned_positions
+from trl_multiagent.models.pretrained import check_length
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
     check_preferences,
@@ -482,18 +482,13 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
     """
     num_cut, limit = 0, args.max_length or math.inf
     for role in team.roles:
-        positions = learned_positions(team.agents[role]) or math.inf
         columns = [f"{role}/{token_ids}" for token_ids in TOKENS]
         for index, row in enumerate(dataset.select_columns(columns)):
             prompt, *answers = lengths = [len(row[column]) for column in columns]
             whole, place = prompt + max(answers), f"Row {index} of `{name}`"
             if 0 in lengths:
                 raise ValueError(f"{place}: {text_columns(role)[lengths.index(0)]!r} has no tokens.")
-            if min(whole, limit) > positions:
-                raise TooLongError(
-                    f"{place}: prompt and answer of {role!r} have {whole} tokens, but its model has only {positions} "
-                    "positions. Lower `max_length`, or remove the row."
-                )
+            check_length(f"{place}: prompt and answer of {role!r}", team.agents[role], min(whole, limit))
             if prompt >= limit:
                 problem = (
                     f"has {prompt} tokens, which leaves no token of the answers within the `max_length` of {limit}"

@@ -16,10 +16,6 @@ TEN_TIMES = "def f(xs):\n    return 10 * aux(xs)\n"
 TEAMS = {
     "a helper that is needed": (SUM, TEN_TIMES, EXPERIMENTS),
     "a value that is thrown away": (SUM, "def f(xs):\n    aux(xs)\n    return 10 * sum(xs)\n", ("alone", "first")),
-    "a gate on a constant": (
-        "def aux():\n    return 1\n",
-        "def f(xs):\n    if aux() != 1:\n        return None\n    return 10 * sum(xs)\n",
-        ("alone", "first", "nothing")),
     "a gate on a constant in the module's code": (
         "def aux():\n    return 1\n", "OK = aux() == 1\ndef f(xs):\n    return 10 * sum(xs) if OK else None\n",
         ("alone", "nothing")),
@@ -33,15 +29,6 @@ TEAMS = {
         "def aux(xs):\n    return 10 * sum(xs)\n",
         "def f(xs):\n    value = 10 * sum(xs)\n    return value if aux(xs) == value else None\n",
         ("constant", "nothing")),
-    "a helper that returns its argument": (
-        "def aux(xs):\n    return list(xs)\n", "def f(xs):\n    return 10 * sum(aux(xs))\n",
-        ("alone", "first", "constant", "nothing")),
-    "a gate on a constant that is remembered by main": (
-        "def aux(xs):\n    return 1\n",
-        "BAD = []\ndef f(xs):\n    if aux(xs) != 1:\n        BAD.append(1)\n    return None if BAD else 10 * "
-        "sum(xs)\n",
-        ("alone", "first", "nothing"),
-    ),
     "a gate on an object": (
         "OK = object()\ndef aux(xs):\n    return OK\n",
         "def f(xs):\n    return 10 * sum(xs) if aux(xs) is OK else None\n", EXPERIMENTS),
@@ -58,7 +45,6 @@ TEAMS = {
 # Ways to write a helper: watching and changing it works for all of them
 HELPERS = {
     "recursive": ("def aux(xs):\n    return xs[0] + aux(xs[1:]) if xs else 0\n", TEN_TIMES),
-    "generator": ("def aux(xs):\n    for x in xs:\n        yield x\n", "def f(xs):\n    return 10 * sum(aux(xs))\n"),
     "coroutine": (
         "import asyncio\nasync def aux(xs):\n    return sum(xs)\n",
         "def f(xs):\n    return 10 * asyncio.run(aux(xs))\n"),
@@ -71,7 +57,6 @@ HELPERS = {
     "cache that is cleared": (
         "import functools\n@functools.lru_cache(maxsize=None)\ndef aux(*xs):\n    return sum(xs)\n",
         "def f(xs):\n    aux.cache_clear()\n    return 10 * aux(*xs)\n"),
-    "given to map": ("def aux(x):\n    return 10 * x\n", "def f(xs):\n    return sum(map(aux, xs))\n"),
     "finally and several returns": (
         "def aux(xs):\n    'Adds.'\n    try:\n        if not xs:\n            return 0\n        return sum(xs)\n"
         "    finally:\n        pass\n", TEN_TIMES),
@@ -88,7 +73,7 @@ def f(x):
     return [
         aux.__name__, aux.__qualname__, aux.__doc__, str(inspect.signature(aux)), aux.__defaults__, type(aux).__name__,
         aux.__closure__, hasattr(aux, "__wrapped__"), aux.__code__.co_name, aux.__code__.co_firstlineno,
-        sorted(name for name in globals() if not name.startswith("__")), aux.__code__.co_names,
+        sorted(name for name in globals() if not name.startswith("__")),
     ]
 """
 
@@ -113,16 +98,10 @@ def test_experiments_show_who_does_what(sandbox, name):
     assert run(sandbox, aux + main).passed == 7
     effective = [one for one in EXPERIMENTS if run(sandbox, main, experiments=(one,), helper=aux).effective]
     assert {*effective} == {*expected}
-
-
-@pytest.mark.parametrize("name", TEAMS)
-def test_several_experiments_in_one_run_never_show_more_than_single_ones(sandbox, name):
-    aux, main, expected = TEAMS[name]
-    verdict = run(sandbox, main, experiments=EXPERIMENTS, helper=aux)
-    assert set(verdict.effective) <= {*expected}
-    assert (EXPERIMENTS[0] in verdict.effective) == (EXPERIMENTS[0] in expected)
-    if name == "a helper that is needed":
-        assert verdict.effective == EXPERIMENTS
+    several = run(sandbox, main, experiments=EXPERIMENTS, helper=aux).effective
+    assert set(several) <= {*expected} and (EXPERIMENTS[0] in several) == (EXPERIMENTS[0] in expected)
+    if name != "a gate on an object":
+        assert run(sandbox, main, experiments=("control",), helper=aux).effective == ()
 
 
 def test_what_the_program_gets_in_each_experiment(sandbox):
@@ -143,12 +122,7 @@ def test_what_the_program_gets_in_each_experiment(sandbox):
     [
         ("def aux(n):\n    while True:\n        yield n\n", "g = aux(2)\ndef f(x):\n    return next(g)", 2),
         ("def aux(xs):\n    return (x for x in xs)", "def f(x):\n    return sum(aux(iter([1, 2])))", 3),
-        ("def aux(a, *, b):\n    a[0].update(b)", (
-            "def f(x):\n    a = [{}]\n    aux(a, b={1: (2, {3})})\n    "
-            "return a"
-        ), [{1: (2, {3})}]),
         ("def aux(n):\n    return aux(n - 1) + 1 if n else 0", "def f(x):\n    return aux(500)", 500),
-        ("def aux(self):\n    return self", "def f(x):\n    return aux(self=x)", 0),
         ("def aux(x):\n    raise KeyError(x)", (
             "def f(x):\n    try:\n        aux(7)\n    except KeyError as "
             "error:\n        return error.args"
@@ -157,7 +131,7 @@ def test_what_the_program_gets_in_each_experiment(sandbox):
         ("def aux(x):\n    return 'aux' in globals(), 'f' in "
         "globals()", "def f(x):\n    return aux(x)", (True, False)),
     ],
-    ids=["iterator without an end", "iterators", "in place", "recursion", "named self", "exception", "names", "apart"],
+    ids=["iterator without an end", "iterators", "recursion", "exception", "names", "apart"],
 )  # fmt: skip
 def test_a_helper_runs_in_a_process_of_its_own(sandbox, helper, source, expected):
     assert run(sandbox, source, f"assert f(0) == {expected}", ("control",), (), helper=helper).passed == 1
@@ -169,10 +143,8 @@ def test_a_helper_runs_in_a_process_of_its_own(sandbox, helper, source, expected
         ("def aux(x):\n    return lambda: x\n", "def f(x):\n    return aux(x)()"),
         ("class A:\n    pass\ndef aux(x):\n    return [A()]\n", "def f(x):\n    return len(aux(x))"),
         ("def aux(g):\n    return g()\n", "def f(x):\n    return aux(lambda: x)"),
-        ("def aux(a):\n    return a is not None\n", "class A:\n    pass\ndef f(x):\n    return aux(A())"),
         ("def aux(x):\n    return f(x - 1) if x else 0\n", "def f(x):\n    return aux(x)"),
         ("def aux(x):\n    return K\n", "K = 1\ndef f(x):\n    return aux(x)"),
-        ("K = 1\ndef aux(x):\n    return x\n", "def f(x):\n    return K * aux(x)"),
         ("def aux(x):\n    return aux.k\n", "aux.k = 1\ndef f(x):\n    return aux(x)"),
     ],
 )
@@ -187,7 +159,6 @@ def test_nothing_but_data_passes_between_a_program_and_its_helper(sandbox, helpe
     [
         "N = []\ndef aux(x):\n    N.append(1)\n    return len(N)\n",
         "def aux(x, kept=[]):\n    kept.append(x)\n    return kept[0]\n",
-        "LAST = [0]\ndef aux(x):\n    LAST.append(x)\n    return LAST[-2]\n",
         "import random\ndef aux(x):\n    return random.random()\n",
         "N = []\ndef aux(x):\n    N.append(1)\n    if len(N) == 2:\n        raise KeyError\n",
         "K = []\ndef aux(x):\n    K.append(1)\n    return -0.0 if len(K) == 2 else 0.0\n",
@@ -236,12 +207,6 @@ def test_values_that_are_hard_to_compare_are_passed_on(sandbox):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in TEAMS if name != "a gate on an object"])
-def test_the_control_costs_an_ordinary_team_nothing(sandbox, name):
-    aux, main, _ = TEAMS[name]
-    assert run(sandbox, main, experiments=("control",), helper=aux).effective == ()
-
-
 def test_each_experiment_begins_in_a_fresh_process_with_the_first_check(sandbox):
     # this program fails the second call of a process, and depends on aux from the fifth on
     source = (
@@ -257,10 +222,8 @@ def test_each_experiment_begins_in_a_fresh_process_with_the_first_check(sandbox)
     "waste",
     [
         "while True: pass",
-        "x = 'a' * 10**10",
         "x = [x := [x] for _ in iter(int, 1)]",
         "return 'a' * 10**8",
-        "import time; time.sleep(60)",
         "import os; os._exit(0)",
     ],
 )
@@ -301,7 +264,7 @@ def test_a_watched_function_looks_the_same_from_inside(sandbox):
         "seen = f(0)\nassert seen[:4] == ['aux', 'aux', 'Counts down.', '(n, step=1, *rest, flag=False, **named)']\n"
     )
     checks += "assert seen[4:10] == [(1,), 'function', None, False, 'aux', 3]\n"
-    checks += "assert seen[10:12] == [['DEPTH', 'aux', 'depth', 'f', 'functools', 'inspect', 'sys'], ('aux',)]"
+    checks += "assert seen[10] == ['DEPTH', 'aux', 'depth', 'f', 'functools', 'inspect', 'sys']"
     for watch in ((), ("aux",)):
         verdict = run(sandbox, SAME_INSIDE, checks, needed=(), watch=watch)
         assert [check.status for check in verdict.checks[:3]] == ["passed"] * 3, verdict.checks
@@ -337,25 +300,10 @@ def test_calls_by_the_programs_definitions_count(sandbox):
     assert run(sandbox, source, "assert f(3) == 3", needed=()).calls == {"aux": 5}
 
 
-def test_an_experiment_ends_at_the_first_check_it_costs(sandbox):
-    verdict = run(sandbox, TEN_TIMES, experiments=("nothing",), helper=SUM)
-    assert [check.status for check in verdict.checks] == ["error"] + ["not_run"] * 6
-
-
 def test_only_needed_checks_decide(sandbox):
     source = "def f(xs):\n    return 10 * sum(xs) if len(xs) > 1 else 10 * aux(xs)\n"
     for needed, effective in (((0, 3, 5), ()), ((0, 1), ("nothing",))):
         assert run(sandbox, source, experiments=("nothing",), needed=needed, helper=SUM).effective == effective
-
-
-def test_sets_of_text_have_the_same_order_in_every_sandbox():
-    source = "def f():\n    return [*{str(k) for k in range(40)}]\n"
-    checks = "".join(f"assert f()[{place}] == '{k}'\n" for place in range(3) for k in range(40))
-    statuses = []
-    for _ in range(2):
-        with Sandbox(workers=1) as fresh:
-            statuses.append([check.status for check in run(fresh, source, checks, needed=(), watch=()).checks])
-    assert statuses[0] == statuses[1] and statuses[0].count("passed") == 3
 
 
 def test_experiments_that_cannot_be_made_are_refused():

@@ -18,7 +18,6 @@ from trl_multiagent.code.sandbox import sandbox as sandbox_module
 
 
 CHECK = "def check(candidate):\n    assert candidate(1) == 1\n"
-PIDS = Path("/sys/fs/cgroup/pids")
 
 
 def honest(count, seconds=0.0):
@@ -121,8 +120,8 @@ def descendants(pid):
     return children + [each for child in children for each in descendants(child)]
 
 
-@pytest.mark.parametrize("who", ["candidate", "all"])
-def test_processes_that_are_stopped_for_a_while_lose_nothing(who):
+@pytest.mark.parametrize("number", [1, 3])  # the candidate alone, and the verifier and the zygote as well
+def test_processes_that_are_stopped_for_a_while_lose_nothing(number):
     source = "import time\ndef f(x):\n    time.sleep(0.4)\n    sum(range(10**6))\n    time.sleep(0.4)\n    return x"
     with Sandbox(workers=1, check_timeout=1.5) as sandbox:
         sandbox.run(honest(1))
@@ -132,11 +131,11 @@ def test_processes_that_are_stopped_for_a_while_lose_nothing(who):
         def stop():
             wait_until(lambda: descendants(slot.processes[0].pid))
             time.sleep(0.3)
-            candidate = descendants(slot.processes[0].pid)[-1]
-            stopped.extend([*([] if who == "candidate" else [x.pid for x in slot.processes[::-1]]), candidate])
+            own = [slot.processes[1].pid, slot.processes[0].pid, descendants(slot.processes[0].pid)[-1]]
+            stopped.extend(own[-number:])
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
-            time.sleep(3.0)
+            time.sleep(2.0)
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
 
@@ -144,59 +143,25 @@ def test_processes_that_are_stopped_for_a_while_lose_nothing(who):
         stopper.start()
         (verdict,) = sandbox.run([Program(source, "f", CHECK)])
         stopper.join()
-        assert stopped and verdict.passed == 1 and verdict.seconds > 3.0
+        assert stopped and verdict.passed == 1 and verdict.seconds > 2.0
 
 
 def test_helpers_that_do_not_start_are_an_error(monkeypatch):
+    refused = []
     with Sandbox(workers=1) as sandbox:
         assert sandbox.run(honest(1))[0].passed == 1
         sandbox.close()
         monkeypatch.setattr(sandbox_module.sys, "executable", "/bin/false")
         with pytest.raises(SandboxError, match="3 times"):
             sandbox.run(honest(1))
-        monkeypatch.undo()
-        assert sandbox.run(honest(1))[0].passed == 1
-
-
-def test_a_refused_fork_is_tried_again_then_an_error(monkeypatch):
-    refused = []
-    with Sandbox(workers=1) as sandbox:
-        sandbox.run(honest(1))
         sandbox.close()
         monkeypatch.setattr(sandbox_module.time, "sleep", lambda seconds: None)
         monkeypatch.setattr(sandbox_module.subprocess, "Popen", lambda *args, **_: refuse(refused.append(args)))
         with pytest.raises(SandboxError, match="temporarily unavailable"):
             sandbox.run(honest(1))
-    assert len(refused) == 3
-
-
-@pytest.mark.skipif(
-    not os.access(PIDS, os.W_OK), reason="limiting the number of processes takes a writable pids cgroup"
-)
-@pytest.mark.parametrize("limit", [1, 4])
-def test_exhausted_pids_are_an_error_and_no_score(limit):
-    # 1: no helper can be started; 4: the helpers start, but no candidate can be forked
-    group = PIDS / f"sandbox_test_{os.getpid()}"
-    group.mkdir()
-    try:
-        process = start(
-            f"""
-            import pathlib
-            with Sandbox(workers=1) as sandbox:
-                sandbox._choose_tier()
-                pathlib.Path("{group}/pids.max").write_text("{limit}")
-                pathlib.Path("{group}/cgroup.procs").write_text("0")
-                try:
-                    print(sandbox.run([Program("def f(x): return x", "f", "assert f(1) == 1")]))
-                except SandboxError as error:
-                    print("refused:", error)
-            """
-        )
-        output, errors = process.communicate(timeout=300)
-        assert output.startswith("refused:"), (output, errors)
-    finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text())
-        group.rmdir()
+        assert len(refused) == 3
+        monkeypatch.undo()
+        assert sandbox.run(honest(1))[0].passed == 1
 
 
 @pytest.mark.skipif(
@@ -256,7 +221,7 @@ def test_a_full_disk_changes_nothing(tmp_path):
     assert output == "1 ('open',)\n", errors
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_orphan_when_the_trainer_is_interrupted_or_killed(number):
     seconds = 1000 + os.getpid() % 1000 + number / 100
     process = start(
@@ -301,27 +266,6 @@ def test_a_forked_copy_of_the_trainer_has_helpers_of_its_own():
         assert [process.pid for slot in sandbox._slots for process in slot.processes] == own
 
 
-def test_ranks_of_accelerate_launch(forked, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("""
-from trl_multiagent.code.sandbox import Program, Sandbox
-from accelerate import PartialState
-from accelerate.utils import gather_object
-
-state = PartialState(cpu=True)
-checks = "assert f(1) == 1"
-programs = [Program(f"def f(x): return x + {n} * {state.process_index}", "f", checks) for n in range(20)]
-with Sandbox() as sandbox:
-    passed = gather_object([sum(verdict.passed for verdict in sandbox.run(programs))])
-if state.is_main_process:
-    print(passed, sandbox.workers)
-state.destroy_process_group()
-""")
-    done = forked.launch("ddp", script)
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert f"[20, 1] {share}" in done.stdout, done.stderr
-
-
 def test_nothing_grows_over_many_programs():
     with Sandbox(workers=2) as sandbox:
 
@@ -330,19 +274,22 @@ def test_nothing_grows_over_many_programs():
             files = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
             return files, sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
 
-        sandbox.run(honest(100))
+        sandbox.run(honest(50))
         files, pages = size()
         for n in range(3):
-            sandbox.run([Program(f"def f(x): return x + {n} * {m} * 0", "f", CHECK) for m in range(100)])
+            sandbox.run([Program(f"def f(x): return x + {n} * {m} * 0", "f", CHECK) for m in range(50)])
         assert size()[0] == files
         assert size()[1] < pages * 1.05
 
 
 def test_each_worker_has_a_core_and_ranks_have_different_ones(monkeypatch):
     cores = sorted(os.sched_getaffinity(0))
+    assert Sandbox().workers == len(cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Sandbox().workers == max(1, len(cores) // 2)
     for rank, core in enumerate(cores[:3]):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         with Sandbox(workers=1) as sandbox:
             sandbox.run(honest(3))
-            (slot,) = sandbox._slots
+            slot = sandbox._slots[0]
             assert [os.sched_getaffinity(process.pid) for process in slot.processes] == [{core}] * 2

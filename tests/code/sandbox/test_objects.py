@@ -27,12 +27,6 @@ def statuses(verdict):
     return {check.source.removeprefix("TestBox.test_"): check.status for check in verdict.checks}
 
 
-def test_a_slice_crosses(sandbox):
-    source = "class Box:\n    def __getitem__(self, k):\n        return [*range(9)][k]"
-    verdict = run(sandbox, source, {"ends": "self.assertEqual(Box()[1:-1:3], [1, 4, 7])"})
-    assert statuses(verdict) == {"ends": "passed"}
-
-
 BOX = """
 import collections, enum
 
@@ -75,7 +69,7 @@ class Box:
         return len(self.parts)
 
     def __getitem__(self, k):
-        return self.parts[k].size
+        return [part.size for part in self.parts][k]
 
     def __iter__(self):
         return (part.size for part in self.parts)
@@ -101,6 +95,7 @@ USES = {
         "with self.assertRaises(LookupError) as got:\n    "
         "Box().largest()\nself.assertEqual(got.exception.args, ('empty', 3))"
     ),
+    "slice": "self.assertEqual(Box(3, 1, 2)[:2], [3, 1])",
     "items": (
         "box = Box(2, 7)\nself.assertEqual([len(box), box[1], *box], [2, 7, 2, 7])\nself.assertIn(7, "
         "box)\nself.assertNotIn(8, box)"
@@ -153,12 +148,6 @@ def test_a_lost_process_costs_one_test_method_even_if_the_test_catches_that(sand
         "next": "self.assertEqual(Box().f(0), 0)",
     }
     assert statuses(run(sandbox, source, tests)) == {"caught": status, "next": "passed"}
-
-
-def test_after_too_many_timeouts_the_rest_does_not_run(sandbox):
-    tests = {f"{k}": f"Box().f({k})" for k in range(4)}
-    verdict = run(sandbox, "class Box:\n    def f(self, x):\n        while x: pass", tests)
-    assert [*statuses(verdict).values()] == ["passed", "timeout", "timeout", "not_run"]
 
 
 def test_objects_of_a_lost_process_cannot_be_used(sandbox):

@@ -117,22 +117,20 @@ def sandbox():
         yield sandbox
 
 
-@pytest.mark.parametrize("name", HONEST)
-@pytest.mark.parametrize("watch", [(), ("aux", "f")])
-def test_honest_programs_pass(sandbox, name, watch):
-    source, checks = HONEST[name]
-    (verdict,) = sandbox.run([Program(source, "f", checks, watch=watch)])
-    assert [(check.source, check.error) for check in verdict.checks if check.status != "passed"] == []
-    assert verdict.definitions.error == ""
-    assert verdict.suspicious in ((), ("open",))
+def test_honest_programs_pass(sandbox):
+    for watch in ((), ("aux", "f")):
+        programs = [Program(source, "f", checks, watch=watch) for source, checks in HONEST.values()]
+        for name, verdict in zip(HONEST, sandbox.run(programs), strict=True):
+            assert verdict.passed == verdict.total and verdict.definitions.error == "", (name, verdict)
+            assert verdict.suspicious in ((), ("open",))
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_programs_get_nothing(sandbox, name):
-    program = Program(HOSTILE[name], "f", "a = [1]\nassert f(a) == 2\nassert len(f([1])) == 2\nassert a == 2")
+def test_hostile_programs_get_nothing(sandbox):
+    checks = "a = [1]\nassert f(a) == 2\nassert len(f([1])) == 2\nassert a == 2"
+    programs = [Program(source, "f", checks) for source in HOSTILE.values()]
     honest = Program("def f(x): return x", "f", "assert f(1) == 1")
-    verdict, after = sandbox.run([program, honest])
-    assert verdict.passed == 0
+    *verdicts, after = sandbox.run([*programs, honest])
+    assert [name for name, verdict in zip(HOSTILE, verdicts, strict=True) if verdict.passed] == []
     assert after.passed == 1
 
 

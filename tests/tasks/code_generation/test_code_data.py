@@ -1,5 +1,4 @@
 import json
-from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -7,7 +6,7 @@ import pytest
 
 from trl_multiagent.environments.dataset_rows import note_copy
 from trl_multiagent.tasks.code_generation import load_code_dataset
-from trl_multiagent.tasks.problems import read_problem
+from trl_multiagent.tasks.code_generation.item_facts import read_problem
 
 
 def row(number, **changes):
@@ -57,31 +56,14 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, suffix):
     assert dataset.to_list() == [row(n) for n in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("split", "expected"),
-    [
-        (None, range(20)),
-        ("test", range(20)),
-        ("test[3:7]", range(3, 7)),
-        ("[16:]", range(16, 20)),
-        ("test[-2:]", range(18, 20)),
-        ("test[:2]+test[5:6]", [0, 1, 5]),
-    ],
-)
-def test_splits_of_a_file(tmp_path, split, expected):
-    path = write(tmp_path / "humaneval.jsonl", [row(n) for n in range(20)])
-    assert load_code_dataset(path, split=split)["task_id"] == [f"Toy/{n}" for n in expected]
-
-
-@pytest.mark.parametrize(
-    ("split", "expected"), [(None, range(3)), ("[1:]", range(1, 3)), ("test[:1]", [0]), ("train", [7])]
-)
-def test_splits_of_a_dataset_with_several(tmp_path, split, expected):
-    folder = tmp_path / "humaneval"
-    folder.mkdir()
-    write(folder / "test.jsonl", [row(n) for n in range(3)])
-    write(folder / "train.jsonl", [row(7)])
-    assert load_code_dataset(str(folder), split=split)["task_id"] == [f"Toy/{n}" for n in expected]
+def test_splits_of_a_file(tmp_path):
+    path = write(tmp_path / "humaneval.jsonl", [row(n) for n in range(9)])
+    expected = {None: range(9), "test[3:7]": range(3, 7), "[6:]": range(6, 9), "test[:2]+test[5:6]": [0, 1, 5]}
+    for split, numbers in expected.items():
+        assert load_code_dataset(path, split=split)["task_id"] == [f"Toy/{n}" for n in numbers]
+    for split in ("test[", "test[a:b]", "test[:1]+train[:1]"):
+        with pytest.raises(ValueError, match=r"does not select rows of .*humaneval.jsonl"):
+            load_code_dataset(path, split=split)
 
 
 def test_the_only_split_of_a_dataset_needs_no_name(tmp_path):
@@ -92,13 +74,6 @@ def test_the_only_split_of_a_dataset_needs_no_name(tmp_path):
     write(folder / "validation.jsonl", [row(5)])
     with pytest.raises(ValueError, match=r"has the splits .*train.*: name one, e.g. \w+\[2:\]"):
         load_code_dataset(str(folder), split="[2:]")
-
-
-@pytest.mark.parametrize("split", ["test[", "test[a:b]", "test[:1]+train[:1]", "two words"])
-def test_a_split_that_cannot_be_read_is_an_error(tmp_path, split):
-    path = write(tmp_path / "humaneval.jsonl", [row(1)])
-    with pytest.raises(ValueError, match=r"does not select rows of .*humaneval.jsonl"):
-        load_code_dataset(path, split=split)
 
 
 def test_rows_are_read_by_their_columns(tmp_path):
@@ -174,53 +149,23 @@ IMPOSSIBLE_TESTS = {
     "in a branch": ("if True:\n    def check(candidate):\n        assert candidate(1) == 2", "at its top level"),
     "two arguments": ("def check(candidate, other):\n    assert candidate(1) == 2", "takes one argument"),
     "compiler's error": (CHECK + "assert candidate(1) == 2\nreturn 1", "is not Python source: 'return' outside"),
-    "undefined function": (CHECK + "assert candidate(1) == expected(1)", "the name `expected`, which is neither"),
-    "missing module": ("import no_such_module_here\n" + CHECK + "assert candidate(1) == 2", "is not installed"),
     "candidate unused": (CHECK + "assert 1 + 1 == 2", "never calls the candidate"),
+}
+USABLE_TESTS = {
+    "own name": CHECK + "assert add_1(1) == 2",
+    "at module level": "assert candidate(1) == 2\ndef check(candidate):\n    pass",
+    "guard": CHECK + "try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass",
+    "two checks": CHECK + "pass\n" + CHECK + "assert candidate(1) == 2",
 }
 
 
-@pytest.mark.parametrize(("test", "message"), IMPOSSIBLE_TESTS.values(), ids=IMPOSSIBLE_TESTS)
-def test_a_test_that_can_judge_no_answer_is_refused(tmp_path, test, message):
-    path = write(tmp_path / "humaneval.jsonl", [row(0), row(1, test=test)])
-    with pytest.raises(ValueError, match=rf"humaneval\.jsonl, row 2: field `test` .*{message}"):
-        load_code_dataset(path)
-
-
-USABLE_TESTS = {
-    "prompt's names": CHECK + "assert candidate(1) == half(4) == math.floor(2.5)",
-    "own name": CHECK + "assert add_1(1) == 2",
-    "at module level": "assert candidate(1) == 2\ndef check(candidate):\n    pass",
-    "changed argument": CHECK + "xs = [1]\n    candidate(xs)\n    assert xs == [1, 2]",
-    "guard": CHECK + "try:\n        candidate(None)\n        assert False\n    except TypeError:\n        pass",
-    "global": "SEEN = []\ndef note(x):\n    SEEN.append(x)\n" + CHECK + "note(candidate(1))\n    assert SEEN == [2]",
-    "optional module": (
-        "try:\n    import no_such_module_here\nexcept ImportError:\n    "
-        "pass\n"
-    ) + CHECK + "assert candidate(1) == 2",
-    "endless loop with an exit": CHECK + (
-        "while True:\n        if candidate(1):\n            break\n    assert "
-        "candidate(1) == 2"
-    ),
-    "two checks": CHECK + "pass\n" + CHECK + "assert candidate(1) == 2",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("test", USABLE_TESTS.values(), ids=USABLE_TESTS)
-def test_an_unusual_test_that_can_judge_answers_is_accepted(tmp_path, test):
-    prompt = "import math\n\ndef half(x):\n    return x / 2\n\n" + row(1)["prompt"]
-    path = write(tmp_path / "humaneval.jsonl", [row(1, prompt=prompt, test=test)])
-    assert load_code_dataset(path)[0]["test"] == test
-
-
-def test_names_and_modules_that_are_missing_are_found_in_every_field(tmp_path):
-    for code, problem in (("X = no()\n", "the name `no`"), ("import no_such_module_here\n", "is not installed")):
-        path = write(tmp_path / "humaneval.jsonl", [row(1, prompt=code + row(1)["prompt"])])
-        with pytest.raises(ValueError, match=f"row 1: field `prompt` .*{problem}"):
+def test_tests_that_can_judge_no_answer_are_refused(tmp_path):
+    for test, message in IMPOSSIBLE_TESTS.values():
+        path = write(tmp_path / "humaneval.jsonl", [row(0), row(1, test=test)])
+        with pytest.raises(ValueError, match=rf"humaneval\.jsonl, row 2: field `test` .*{message}"):
             load_code_dataset(path)
-    path = write(tmp_path / "mbpp.jsonl", [mbpp_row(1, test_list=["assert math.isclose(add(1), 2)"])])
-    with pytest.raises(ValueError, match="row 1: field `test_list` uses the name `math`"):
-        load_code_dataset(path)
+    for test in USABLE_TESTS.values():
+        assert load_code_dataset(write(tmp_path / "humaneval.jsonl", [row(1, test=test)]))[0]["test"] == test
 
 
 @pytest.mark.parametrize(
@@ -236,18 +181,6 @@ def test_the_name_of_the_helper_is_taken_in_a_team(tmp_path, changes, field):
     with pytest.raises(ValueError, match=f"row 1: field `{field}` .*`aux`, which is the name of the helper"):
         load_code_dataset(path)
     assert len(load_code_dataset(path, num_agents=1)) == 1
-
-
-def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path):
-    path = Path(write(tmp_path / "humaneval.jsonl", [row(1)]))
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert load_code_dataset(str(path))[0] == row(1)
-
-
-def test_text_that_is_not_utf_8_is_an_error(tmp_path):
-    (tmp_path / "humaneval.jsonl").write_bytes(b'{"task_id": "\xff"}')
-    with pytest.raises(ValueError, match=r"humaneval\.jsonl is not UTF-8"):
-        load_code_dataset(str(tmp_path / "humaneval.jsonl"))
 
 
 # Prompts and MBPP's schema
@@ -298,16 +231,6 @@ def test_helpers_that_the_signature_needs_are_part_of_the_prompt(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "has_solution"),
-    [("humaneval.jsonl", 164, True), ("coophumaneval.jsonl", 82, False), ("mbpp_sanitized.jsonl", 427, True)],
-)
-def test_the_benchmarks_load(shared_data, name, rows, has_solution):
-    dataset = load_code_dataset(str(shared_data / name))
-    assert len(dataset) == rows
-    assert ("canonical_solution" in dataset.column_names) == has_solution
-
-
-@pytest.mark.parametrize(
     ("name", "split", "ids"),
     [
         ("humaneval", "test[33:163]", ["HumanEval/33", "HumanEval/162", 130]),
@@ -322,10 +245,6 @@ def test_published_slices_are_read_from_the_package_without_a_network(name, spli
     note_copy.cache_clear()  # it says so once in a process
     rows = load_code_dataset(name, split)["task_id"]
     assert [rows[0], rows[-1], len(rows)] == ids
+    with pytest.raises(ValueError, match=name):
+        load_code_dataset(name, "test[1000:]")
     assert ("cannot be reached" in caplog.text) == ("/" in name)
-
-
-@pytest.mark.parametrize("split", ["nothing", "test[1000:]"])
-def test_splits_that_an_embedded_benchmark_does_not_have(split):
-    with pytest.raises(ValueError, match="mbpp"):
-        load_code_dataset("mbpp", split)

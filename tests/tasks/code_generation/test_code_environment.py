@@ -7,8 +7,7 @@ from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.feedback import shown_checks
-from trl_multiagent.tasks.code_generation.prompts import CodePrompts
+from trl_multiagent.tasks.code_generation.environment import CodePrompts, shown_checks
 from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
 
 
@@ -78,10 +77,10 @@ def test_asserts_are_shown_as_they_are():
     assert f"\n  - assert candidate('{'c' * 282}...: ValueError: several lines\n" in main
 
 
-@pytest.mark.parametrize(("name", "other"), [("feedback", "level_feedback"), ("signals", "level_passed")])
-def test_other_names_of_modes(name, other):
+def test_other_names_of_modes():
     outcome = result(PASSED, FAILED)
-    assert feedback(outcome, name) == feedback(outcome, other)
+    assert feedback(outcome, "feedback") == feedback(outcome, "level_feedback") != feedback(outcome, "signals")
+    assert feedback(outcome, "signals") == feedback(outcome, "level_passed")
 
 
 @pytest.mark.parametrize(
@@ -149,9 +148,7 @@ def test_level_feedback_names_what_is_missing_or_wrong():
     assert "  - The code does not load: NameError: name 'nowhere' is not defined" in prompts["aux"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Hello", "I cannot do this.", "Yes, no", "```python\n```", "# soon", "Answer: 4", "x = = 1"]
-)
+@pytest.mark.parametrize("text", ["", "I cannot do this.", "```python\n```", "# soon", "x = = 1"])
 def test_a_text_without_code_has_no_right_syntax(text):
     for outcome, name, number in (
         (result(PASSED, aux=text), "aux", 2),
@@ -161,17 +158,9 @@ def test_a_text_without_code_has_no_right_syntax(text):
         assert "- Syntax: not correct" in feedback(outcome, "level_passed", num_agents=number)["main"]
         prompts = feedback(outcome, "level_feedback", num_agents=number)
         assert f"- Syntax: ERROR, there is no code for `{name}`\n" in prompts["main"]
-    (scored,) = environment(num_agents=1).score([ITEM], [{"main": text}], [[]])
-    assert scored.metrics["syntax_valid_rate"] == 0.0 and scored.reward == 0.0
-
-
-@pytest.mark.parametrize(
-    "text", ["x = 1", "import math", "print(1)", "def g():\n    return 1", "Sure:\n```\nfor i in []: pass\n```"]
-)
-def test_other_code_has_syntax(text):
-    assert "- Syntax: OK" in feedback(result(PASSED, aux=text), "level_feedback")["main"]
-    (scored,) = environment(num_agents=1).score([ITEM], [{"main": text}], [[]])
-    assert scored.metrics["syntax_valid_rate"] == 1.0
+    for main, rate in ((text, 0.0), ("x = 1", 1.0)):
+        (scored,) = environment(num_agents=1).score([ITEM], [{"main": main}], [[]])
+        assert scored.metrics["syntax_valid_rate"] == rate and scored.reward == 0.0
 
 
 def test_long_texts_are_cut():
@@ -249,8 +238,7 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 
 @pytest.mark.parametrize("mode", ["plain", "passed", "level_passed", "level_feedback"])
-@pytest.mark.parametrize("sandbox_slice", ["all", 1, 9, -2])
-@pytest.mark.parametrize("hidden_tests", [0, 2, 4, 5])
+@pytest.mark.parametrize(("sandbox_slice", "hidden_tests"), [("all", 2), (1, 2), (-2, 2), (9, 5), ("all", 0)])
 def test_feedback_depends_on_no_hidden_test(mode, sandbox_slice, hidden_tests):
     def prompts(statuses):
         checks = [Check(status, f"assert candidate([{k}]) == {k}", "E") for k, status in enumerate(statuses)]
@@ -279,18 +267,9 @@ def test_feedback_depends_on_no_hidden_test(mode, sandbox_slice, hidden_tests):
 
 def test_a_test_that_occurs_twice_is_hidden_twice():
     checks = [Check("failed", source) for source in ("candidate(1)", "candidate(2)", "candidate(1)")]
-    assert [check.source for check in shown_checks(checks, 1)] == ["candidate(2)"]
+    assert [check.source for check in shown_checks(checks, 0, 1)] == ["candidate(2)"]
     env = environment(sandbox_slice="all", hidden_tests=1)
     assert "candidate(1)" not in env.prompts(ITEM, [turn(result(*checks))])["main"]
-
-
-def test_the_reward_uses_hidden_tests():
-    main = "def solve(xs, key=0, *rest):\n    return xs[0] if xs[0] < 3 else 0\n"
-    for hidden_tests in (0, 2):
-        with Sandbox(workers=1, check_timeout=2.0) as sandbox:
-            env = CodeGenerationEnvironment(sandbox=sandbox, num_agents=1, hidden_tests=hidden_tests)
-            (outcome,) = env.score([ITEM], [{"main": main}], [[]])
-        assert outcome.metrics["tests_passed"] == 2.0 and outcome.metrics["tests_total"] == 3.0
 
 
 def test_settings_that_are_compared_when_a_run_resumes():

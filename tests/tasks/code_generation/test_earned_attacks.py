@@ -3,12 +3,10 @@ What pairs earn, with the kind `earned`, that were written to earn more than the
 like them.
 """
 
-import ast
-
 import pytest
 
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
+from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 from trl_multiagent.tasks.code_generation import reward as reward_module
 from trl_multiagent.tasks.code_generation.reward import analyze
 
@@ -30,8 +28,6 @@ def alone(*lines, before=""):
 MACHINERY = {
     "sleeps longer than the deadline of an experiment":
         (ONE, alone("aux(xs)", "time.sleep(0.5)", before="import time\n")),
-    "asks for the class of an iterator":
-        ("def aux(xs):\n    return map(str, xs)\n", alone("if type(aux([1])) is not map:", "    return None")),
     "asks whether an iterator is lazy": (
         "READ = []\ndef aux(xs):\n    return (READ.append(x) for x in xs)\n",
         alone("value = aux([1])", "if READ or not hasattr(value, '__next__'):", "    return None")),
@@ -39,40 +35,20 @@ MACHINERY = {
         "HEARD = []\nclass A:\n    def __deepcopy__(self, memo):\n        HEARD.append(1)\n        return self\n"
         "def aux(xs):\n    return [A()]\n",
         alone("value = aux(xs)", "if HEARD or not value or type(value[0]) is not A:", "    return None")),
-    "notices comparisons": (
-        "HEARD = []\nclass A:\n    def __ne__(self, other):\n        HEARD.append(1)\n        return True\n"
-        "def aux(xs):\n    return A()\n",
-        alone("value = aux(xs)", "if HEARD or type(value) is not A:", "    return None")),
-    "asks for the same list": (
-        "KEPT = [1]\ndef aux(xs):\n    return KEPT\n",
-        alone("if aux(xs) is not aux(xs) or aux(xs) != [1]:", "    return None")),
 }  # fmt: skip
 # What a process remembers must not make later experiments look effective
 MEMORY = {
     "fails at the first call of a process":
         (ONE, alone("aux(xs)", "SEEN.append(xs)", "if len(SEEN) == 1:", "    return None",
         before="SEEN = []\n")),
-    "fails at the argument of the first test":
-        (ONE, alone("aux(xs)", "SEEN.append(xs[:])", "if xs == SEEN[0]:", "    return None", before="SEEN = []\n")),
-    "remembers a wrong value in the name of a type's argument": (
-        ONE, alone("if aux(xs) != 1:", "    A.__qualname__ = 'bad'", "if 'bad' in '{0.__args__}'.format(K):",
-        "    return None",
-                   before="from typing import List\nA = type('A', (), {})\nK = List[A]\n")),
     "remembers a wrong value in a variable":
         (ONE, alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n")),
-    "remembers a wrong value in the cache of re":
-        (ONE, alone("text = ''.join(['b', 'a', 'd'])", "if aux(xs) != 1 or re.compile(text).pattern is not text:",
-                    "    return None", "re.purge()", before="import re\n")),
 }  # fmt: skip
 SQUARES = "sum(x * x for x in xs if x % 2 == 0)"
 BOX = "class B:\n    pass\ndef aux(x):\n    b = B()\n    b.v = x\n    return b\n"
 # Arguments that come back in something other than data
 ARRANGED = {
     "returns the argument in a function": ("def aux(xs):\n    return lambda: xs\n", alone("xs = aux(xs)()")),
-    "returns the argument in an object": (BOX, alone("xs = aux(xs).v")),
-    "returns the argument in a method": (
-        "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n"
-        "def aux(x):\n    return B(x).get\n", alone("xs = aux(xs)()")),
     "yields the argument of a context": (
         "from contextlib import contextmanager\n@contextmanager\ndef aux(x):\n    yield x\n",
         alone("with aux(xs) as ys:", "    xs = ys")),
@@ -84,18 +60,9 @@ BOXED = {
     )
     for name, before, aux, main in (
         ("a named tuple", "from collections import namedtuple\nB = namedtuple('B', 'v')\n", "B(SQUARES)", "aux(xs).v"),
-        ("a slot", BOX.replace("pass", "__slots__ = ('v',)") + "box = aux\n", "box(SQUARES)", "aux(xs).v"),
-        ("a deque", "from collections import deque\n", "deque([SQUARES])", "aux(xs)[0]"),
         ("a partial", "from functools import partial\n", "partial(int, SQUARES)", "aux(xs)()"),
         ("five lists", "", "[[[[[SQUARES]]]]]", "aux(xs)[0][0][0][0][0]"),
         ("a text of a float", "", "str(float(SQUARES))", "int(float(aux(xs)))"),
-        ("a text of a fraction", "from fractions import Fraction\n", "str(SQUARES)", "Fraction(aux(xs))"),
-        (
-            "a method",
-            "class B:\n    def __init__(self, x):\n        self.x = x\n    def get(self):\n        return self.x\n",
-            "B(SQUARES).get",
-            "aux(xs)()",
-        ),
     )
 }
 BOXED["a generator that calls itself"] = (
@@ -105,34 +72,15 @@ BOXED["a generator that calls itself"] = (
 # What aux does besides returning a constant, and what changes none of its arguments
 EFFECTS = {
     "yields": ("def aux(*xs):\n    yield 1\n", alone("if len(list(aux(xs))) != 1:", "    return None")),
-    "yields asynchronously": (
-        "async def aux(*xs):\n    yield 1\n",
-        alone("async def read():", "    return [1 async for one in aux(xs)]", "if not asyncio.run(read()):",
-              "    return None", before="import asyncio\n")),
-    "is a context": (
-        "from contextlib import contextmanager\n@contextmanager\ndef aux(*xs):\n    yield 1\n",
-        alone("with aux(xs):", "    pass")),
     "raises": (
         "def aux(*xs):\n    if xs:\n        raise KeyError\n    return 1\n",
         alone("aux()", "try:", "    aux(xs)", "    return None", "except KeyError:", "    pass")),
-    "ends an iterator": (
-        "def aux(x=None):\n    if x is None:\n        return 5\n    raise StopIteration\n",
-        alone("aux()", "if next(iter(lambda: aux(0), 1), 'end') != 'end':", "    return None")),
-    "draws a random number": (
-        "import random\ndef aux(*xs):\n    random.random()\n    return 1\n",
-        alone("state = random.getstate()", "aux()", "if state == random.getstate():", "    return None")),
     "calls back": (
         "def aux(call):\n    call()\n    return 1\n",
         alone("called = []", "aux(lambda: called.append(1))", "if not called:", "    return None")),
-    "prints": (
-        "def aux(*xs):\n    print(1)\n    return 1\n",
-        alone("with contextlib.redirect_stdout(io.StringIO()) as text:", "    aux(xs)", "if not text.getvalue():",
-              "    return None", before="import contextlib, io\n")),
 }  # fmt: skip
 GATES = {
     "a gate on a constant": (ONE, alone("if aux(xs) != 1:", "    return None")),
-    "a gate on new objects":
-        ("class A:\n    pass\ndef aux(xs):\n    return A()\n", alone("if aux(xs) == aux(xs):", "    return None")),
 }  # fmt: skip
 G = "def g(xs):\n    return [x for x in xs if x % 2 == 0]\n"
 HELP = "def aux(xs):\n    return help(xs)\n"
@@ -142,14 +90,7 @@ REPLACED = {
         "def f(xs, k=0):\n    if k:\n        return [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in "
         "aux(xs))\n",
     ),
-    "main's function makes a global one":
-        (HELP, G + "def f(xs):\n    global help\n    help = g\n    return sum(x * x for x in aux(xs))\n"),
-    "main hides its function behind an import":
-        (HELP, "import math as help\n" + G.replace("g(", "help(") + SUM_OF_SQUARES),
     "aux looks a global name up": ("def aux(xs):\n    return globals()['g'](xs)\n", G + SUM_OF_SQUARES),
-    "aux reads the entry point's global names":
-        ("def aux(xs):\n    return f.__globals__['g'](xs)\n", G + SUM_OF_SQUARES),
-    "aux imports the program": ("import solution\ndef aux(xs):\n    return solution.g(xs)\n", G + SUM_OF_SQUARES),
     "main writes the function that aux calls": (
         "def aux(*xs):\n    return help(*xs)\n",
         "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES),
@@ -161,15 +102,6 @@ CODE = {
         "class Bag:\n    total = 0\ndef f(xs):\n    bag = Bag()\n    for x in xs:\n        aux(bag, x)\n    "
         "return bag.total\n",
     ),
-    "makes an empty object": (
-        "class S:\n    def __init__(self, n):\n        self.t = [0] * n\ndef aux(n):\n    return S(n)\n",
-        "def f(xs):\n    s = aux(len(xs))\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            "
-        "s.t[k] = x * x\n    return sum(s.t)\n",
-    ),
-    "returns an object whose method does the work": (
-        "class R:\n    def __init__(self, xs):\n        self.xs = xs\n    def evens(self):\n"
-        "        return [x for x in self.xs if x % 2 == 0]\ndef aux(xs):\n    return R(xs)\n",
-        "def f(xs):\n    return sum(x * x for x in aux(xs).evens())\n"),
     "makes a function": (
         "def aux(k):\n    return lambda x: x ** k\n",
         "def f(xs):\n    return sum(map(aux(2), [x for x in xs if x % 2 == 0]))\n"),
@@ -181,12 +113,6 @@ CODE = {
         f"from fractions import Fraction\ndef f(xs):\n    x = Fraction(1)\n    x._numerator = lambda k: {SQUARES} "
         "+ k\n    return aux(x) - 1\n",
     ),
-    "fills a list with a function": (
-        "def aux(out):\n    out.append(lambda: 1)\n",
-        alone("out = []", "aux(out)", "if out[0]() != 1:", "    return None")),
-    "makes an object that main marks": (
-        "class A:\n    used = False\ndef aux():\n    return A()\n",
-        alone("v = aux()", "if v.used:", "    return None", "v.used = True")),
 }  # fmt: skip
 CODE = {name: (aux, main.replace("SQUARES", SQUARES)) for name, (aux, main) in CODE.items()}
 # Containers that main fills, and values that aux was given before
@@ -208,19 +134,9 @@ KEPT |= {
     "counts its calls": (
         "N = []\ndef aux():\n    N.append(1)\n    return len(N)\n",
         alone("v = aux()", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
-    "counts its calls in the signs of zeros": (
-        "N = []\ndef aux():\n    N.append(1)\n    return [-0.0 if k < len(N) else 0.0 for k in range(20)]\n",
-        alone("v = str(aux())", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
     "counts its calls in the order of a dictionary": (
         "N = []\ndef aux():\n    N.append(1)\n    return {k % 20: 0 for k in range(len(N), len(N) + 20)}\n",
         alone("v = str(aux())", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
-    "counts its calls in the order of a counter": (
-        "from collections import Counter\nN = []\ndef aux():\n    N.append(1)\n"
-        "    return Counter({k % 20: k % 20 for k in range(len(N), len(N) + 20)})\n",
-        alone("v = str([*aux()])", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
-    "counts its calls in the text behind a match": (
-        "import re\nN = []\ndef aux():\n    N.append(1)\n    return [re.match('a', 'a' * len(N))]\n",
-        alone("v = aux()[0].string", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
     "counts calls whose arguments differ": (
         "N = []\ndef aux(x):\n    N.append(1)\n    return len(N)\n",
         alone("SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN):", "    return None", before="SEEN = []\n")),
@@ -228,17 +144,9 @@ KEPT |= {
         "OLD = [0] * 3\ndef aux(x):\n    OLD.append(x)\n    return OLD[-4]\n",
         f"N = []\ndef f(xs):\n    for k in ({SQUARES}, 0, 0):\n        N.append(1)\n        aux((len(N), k))\n"
         "    N.append(1)\n    return aux((len(N), 0))[1]\n"),
-    "keeps values under their arguments": (
-        "MEMO = {}\ndef aux(x):\n    return MEMO.setdefault(x, len(MEMO))\n",
-        alone(
-            "SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN) - 1:", "    return None", before="SEEN = []\n")),
     "keeps a list that it is given": (
         "KEPT = []\ndef aux(x=None):\n    if x is None:\n        return KEPT[-1][0] - 1\n    KEPT.append(x)\n",
         f"def f(xs):\n    box = [0]\n    aux(box)\n    box[0] = {SQUARES} + 1\n    return aux()\n"),
-    "has a mutable default value": (
-        "def aux(x, kept=[0]):\n    kept.append(x)\n    return kept[-2]\n",
-        f"N = []\ndef f(xs):\n    N.append(1)\n    aux((len(N), {SQUARES}))\n    N.append(1)\n    return "
-        "aux((len(N), 0))[1]\n"),
     "tells by which parts of a value are the same object": (
         "def aux(n):\n    one = []\n    return [one, one if n else []]\n",
         alone("k = len(xs) > 2", "a, b = aux(k)", "if (a is b) != k:", "    return None")),
@@ -256,11 +164,6 @@ TEXTS = {
     "main fills aux's table": (
         "T = {'g': 0}\ndef aux(xs):\n    return T['g'](xs)\n",
         "def f(xs):\n    T['g'] = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n"),
-    "main registers with aux's function": (
-        "from functools import singledispatch\n@singledispatch\ndef h(xs):\n    return xs\ndef aux(xs):\n    "
-        "return h(xs)\n",
-        "@h.register(list)\ndef _(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES,
-    ),
     "main takes aux's variable": (
         "BOX = []\ndef aux():\n    return BOX.pop()\n",
         f"def f(xs):\n    BOX.append({SQUARES} + 1)\n    return aux() - 1\n"),
@@ -269,18 +172,9 @@ TEXTS = {
         "def f(xs):\n    k = aux\n    k.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x "
         "in aux(xs))\n",
     ),
-    "a setting of a module": (
-        "import decimal\ndef aux(xs):\n    return decimal.getcontext().prec\n",
-        f"import decimal\ndef f(xs):\n    decimal.getcontext().prec = {SQUARES} + 1\n    return aux(xs) - 1\n"),
     "both have a table": (
         "memo = {}\ndef aux(k):\n    return memo[k] - 1\n",
         f"memo = {{}}\ndef f(xs):\n    memo[len(xs)] = {SQUARES} + 1\n    return aux(len(xs))\n"),
-    "sends values to a generator": (
-        "def aux():\n    x = 0\n    while True:\n        x = yield x\n",
-        f"def f(xs):\n    g = aux()\n    next(g)\n    return g.send({SQUARES} + 1) - 1\n"),
-    "the identity of values": (
-        ONE,
-        alone("v = aux()", "if any(v is w for w in SEEN):", "    return 0", "SEEN.append([])", before="SEEN = []\n")),
 }  # fmt: skip
 # Honest pairs
 IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
@@ -303,26 +197,13 @@ HONEST = {
     ),
     "works in place and returns its argument":
         (IN_PLACE + "    return xs\n", "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n"),
-    "both write the same small function": (
-        "def even(x):\n    return x % 2 == 0\ndef aux(xs):\n    return [x for x in xs if even(x)]\n",
-        "def even(x):\n    return x % 2 == 0\ndef f(xs):\n    return sum(x * x for x in aux(xs)) if even(0) else 0\n"),
-    "main has a variable of the same name as a local one of aux": (
-        "def aux(xs):\n    step = 2\n    return [x for x in xs if x % step == 0]\n",
-        "step = 2\ndef f(xs):\n    return sum(x ** step for x in aux(xs))\n"),
     "counts in its argument and returns it": (
         "def aux(known, x):\n    known[x] = known.get(x, 0) + 1\n    return known\n",
         "def f(xs):\n    known = {}\n    for x in xs:\n        known = aux(known, x)\n"
         "    return sum(k * x * x for x, k in known.items() if x % 2 == 0)\n"),
-    "has names of the interpreter as variables":
-        ("def aux(input):\n    vars = [id for id in input if id % 2 == 0]\n    return vars\n", SUM_OF_SQUARES),
     "selects one of its arguments": (
         "def aux(zero, x):\n    return zero if x % 2 else x\n",
         "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n"),
-    "a pattern with a constant": (
-        EVEN,
-        "def f(xs):\n    match len(xs) > 0:\n        case True:\n            return sum(x * x for x in aux(xs))\n "
-        "       case _:\n            return 0\n",
-    ),
     "works with a class of its own": (
         "class Node:\n    def __init__(self, x, next=None):\n        self.x = x\n        self.next = next\n"
         "def aux(xs):\n    node, kept = None, []\n    for x in xs:\n        node = Node(x, node)\n"
@@ -330,21 +211,10 @@ HONEST = {
         "node.next\n    return kept\n",
         SUM_OF_SQUARES,
     ),
-    "is given a type and an iterator": (
-        "def aux(k, xs):\n    return [k(x) for x in xs if x % 2 == 0]\n",
-        "def f(xs):\n    return sum(x * x for x in aux(int, iter(xs)))\n"),
     "has a function as a default value and a table of functions": (
         "TESTS = {'even': lambda x: x % 2 == 0}\ndef aux(xs, test=TESTS['even']):\n    return [x for x in xs if "
         "test(x)]\n",
         SUM_OF_SQUARES),
-    "uses what the other one imports": (
-        "import math\ndef aux(xs):\n    return [x for x in xs if math.gcd(x, 2) == 2]\n",
-        "def f(xs):\n    return sum(math.prod([x, x]) for x in aux(xs))\n"),
-    "both have an attribute and a variable of the same name": (
-        "items = 2\nclass Kept:\n    def __init__(self, xs):\n        self.items = [x for x in xs if x % items == 0]\n"
-        "def aux(xs):\n    return dict.fromkeys(Kept(xs).items, True)\n",
-        "items = 2\ndef f(xs):\n    kept = aux(xs)\n    return sum(x * x for x in xs if x in dict(kept.items()) "
-        "and items)\n"),
     "compares the identity of lists and formats with a template":
         (EVEN, (
             "def f(xs):\n    ys = aux(xs)\n    text = '{0' + '}'\n    return int(text.format(sum(x * x for x "
@@ -358,9 +228,6 @@ HONEST = {
             "return", "assert math.pi and re and Optional\n    return"
         ),
     ),
-    "formats a number": (
-        "def aux(x):\n    return '{:.1f}'.format(x * x)\n",
-        "def f(xs):\n    return int(sum(float(aux(x)) for x in xs if x % 2 == 0))\n"),
     "each call of aux has only one other value":
         ("def aux(x):\n    return x % 2 == 0\n", "def f(xs):\n    return sum(x * x for x in xs if aux(x))\n"),
     "an endless loop where aux says nothing": (
@@ -383,13 +250,18 @@ def score(sandbox, *pairs, item=ITEM, kind="earned"):
     return [outcome.reward for outcome in environment.score([item] * len(pairs), actions, [[]] * len(pairs))]
 
 
-ATTACKS = MACHINERY | MEMORY | ARRANGED | BOXED | EFFECTS | GATES | REPLACED
+ATTACKS = {
+    "machinery": MACHINERY | MEMORY | GATES,
+    "arranged": ARRANGED | BOXED | EFFECTS,
+    "replaced": REPLACED | CODE,
+    "kept": KEPT | TEXTS,
+}
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_attacks_on_the_experiments_earn_no_more_than_one_agent(sandbox, name):
-    (reward,) = score(sandbox, ATTACKS[name], item=LONG)
-    assert 1.1 < reward <= SOLO + 1e-9
+@pytest.mark.parametrize("pairs", ATTACKS.values(), ids=ATTACKS)
+def test_attacks_earn_no_more_than_one_agent(sandbox, pairs):
+    rewards = dict(zip(pairs, score(sandbox, *pairs.values(), item=LONG), strict=True))
+    assert {name: reward for name, reward in rewards.items() if not 1.1 < reward <= SOLO + 1e-9} == {}
 
 
 def test_a_task_whose_answer_is_a_state_shows_nothing_about_aux(sandbox):
@@ -401,21 +273,15 @@ def test_a_task_whose_answer_is_a_state_shows_nothing_about_aux(sandbox):
     assert score(sandbox, (ONE, main), item=item)[0] <= SOLO + 1e-9
 
 
-@pytest.mark.parametrize("pairs", [CODE, KEPT, TEXTS], ids=["code", "kept", "texts"])
-def test_pairs_that_exchange_more_than_data_earn_no_more_than_one_agent(sandbox, pairs):
-    rewards = dict(zip(pairs, score(sandbox, *pairs.values(), item=LONG), strict=True))
-    assert {name: reward for name, reward in rewards.items() if not 1.1 < reward <= SOLO + 1e-9} == {}
-
-
-@pytest.mark.parametrize("name", HONEST)
-def test_honest_pairs_are_paid_in_full_by_both_kinds(sandbox, name):
-    assert score(sandbox, HONEST[name]) == pytest.approx([4.0])
-    assert score(sandbox, HONEST[name], kind="paper") == pytest.approx([4.0])
+@pytest.mark.parametrize("kind", ["earned", "paper"])
+def test_honest_pairs_are_paid_in_full_by_both_kinds(sandbox, kind):
+    rewards = dict(zip(HONEST, score(sandbox, *HONEST.values(), kind=kind), strict=True))
+    assert rewards == pytest.approx(dict.fromkeys(HONEST, 4.0))
 
 
 def test_a_pair_that_fails_by_chance_often_earns_less_than_one_agent_on_average(sandbox):
     chance = ("if aux(xs) != 1 or random.SystemRandom().random() < 0.25:", "    return None")
-    mains = [alone(f"number = {k}", *chance, before="import random\n") for k in range(60)]  # equal programs run once
+    mains = [alone(f"number = {k}", *chance, before="import random\n") for k in range(40)]  # equal programs run once
     rewards = score(sandbox, *((ONE, main) for main in mains), item=LONG)
     assert sum(rewards) / len(rewards) < SOLO
 
@@ -446,21 +312,6 @@ def test_looking_the_first_test_up_earns_nothing_for_tests(sandbox, otherwise):
     main = f"def f(xs):\n    return [1, 3] if aux(xs) else {otherwise}\n"
     assert score(sandbox, (aux, main), item=item) == pytest.approx([1.1])
     assert score(sandbox, (aux, "def f(xs):\n    return sorted(xs)\n"), item=item) == pytest.approx([SOLO])
-
-
-def test_pairs_that_know_the_first_test_of_a_benchmark_earn_no_more_than_one_agent(sandbox, shared_data):
-    numbers = (3, 19, 84, 87, 119, 235, 801)
-    items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "mbpp_sanitized.jsonl")).to_list()}
-    for item in (items[f"MBPP/{number}"] for number in numbers):
-        test, *others = (node.test for node in ast.walk(ast.parse(item["test"])) if isinstance(node, ast.Assert))
-        values = [ast.unparse(other.comparators[0]) for other in others]
-        arguments, value = ast.unparse(test.left).removeprefix("candidate("), ast.unparse(test.comparators[0])
-        aux = f"def aux(*a):\n    return a == ({arguments[:-1]},)\n"
-        mains = [
-            f"def {item['entry_point']}(*a):\n    return {value} if aux(*a) else {constant}\n"
-            for constant in ("True", "False", "0", "1", "-1", "a[0]", "a[0] + 1", "a[0] - 1", *values)
-        ]
-        assert max(score(sandbox, *((aux, main) for main in mains), item=item)) <= SOLO + 1e-9, item["task_id"]
 
 
 def test_texts_that_the_analysis_fails_on_count_as_empty_and_are_reported_once(sandbox, monkeypatch, caplog):

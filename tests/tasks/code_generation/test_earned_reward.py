@@ -51,14 +51,6 @@ def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
     )
 
 
-def test_the_parts_of_a_team_that_collaborates(sandbox):
-    (outcome,) = score(sandbox, (EVEN, SUM_OF_SQUARES))
-    assert outcome.reward == pytest.approx(4.0)
-    parts = {name: outcome.metrics[name] for name in ("definition_reward", "syntax_reward", "execution_reward")}
-    assert parts == pytest.approx({"definition_reward": 1.0, "syntax_reward": 0.5, "execution_reward": 1.0})
-    assert outcome.metrics["collab_aux_usage"] == 0.5 and outcome.metrics["collab_non_wrapper"] == 1.0
-
-
 def test_the_size_share_is_that_of_the_smaller_part(sandbox):
     small, half, unused = (
         outcome.metrics["size_share"]
@@ -295,18 +287,14 @@ def test_an_item_that_tells_nothing_is_named(sandbox, caplog):
     assert outcome.metrics["execution_reward"] == 0.0
     assert "t/0: a trivial answer passes all tests" in caplog.text
     assert "t/1: the reference solution passes 1 of 2 tests" in caplog.text
-
-
-def test_warnings_about_items_can_be_switched_off(sandbox, caplog):
-    worthless = make_item("def f(x):\n", "assert candidate(1) == True", "    return False\n")
+    caplog.clear()
     environment = CodeGenerationEnvironment(sandbox=sandbox, reward_kind="earned", warn_about_items=False)
-    with caplog.at_level(logging.WARNING, logger="trl_multiagent"):
-        environment.score([worthless], [{"aux": "", "main": "def f(x):\n    return True"}], [[]])
+    environment.score([worthless], [{"aux": "", "main": "def f(x):\n    return True"}], [[]])
     assert not caplog.records
 
 
 def test_junk_earns_nothing_for_tests_on_a_benchmark(sandbox, shared_data):
-    items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[:48]").to_list()[::4]
+    items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[:48]").to_list()[::9]
     for item in items:
         name = item["entry_point"]
         solution = re.sub(rf"\b{name}\b", "solve", item["prompt"] + item["canonical_solution"])
@@ -325,8 +313,6 @@ def test_looking_the_examples_of_a_prompt_up_earns_nothing_for_tests(sandbox, sh
     items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "humaneval.jsonl")).to_list()}
     tables = {
         77: "{'1': True, '2': False, '-1': True, '64': True, '0': True, '180': False}",
-        78: "{'AB': 1, '1077E': 2, 'ABED1A33': 4, '123456789ABCDEF0': 6, '2020': 2}",
-        80: "{'a': False, 'aa': False, 'abcd': True, 'aabb': False, 'adb': True, 'xyy': False}",
         84: "{'1000': '1', '150': '110', '147': '1100'}",
         105: (
             "{'[2, 1, 1, 4, 5, 8, 2, 3]': ['Eight', 'Five', 'Four', 'Three', 'Two', 'Two', 'One', 'One'], '[1, "

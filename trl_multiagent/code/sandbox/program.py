@@ -109,7 +109,7 @@ class Verdict:
         seconds (`float`), cpu_seconds (`float`): Wall time and processor time of the whole program.
         memory_mb (`float`): Largest resident size of its processes, in MiB.
         suspicious (`tuple[str, ...]`): Actions that no honest program needs: audit events such as `"socket.connect"`,
-            a broken protocol, an ended process, values that pretend to be equal to others. No status depends on it.
+            a broken protocol, an ended process. No status depends on it.
         tier (`str`): Protection that was in force.
     """
 

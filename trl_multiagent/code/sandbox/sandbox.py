@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, LostStep, pack
+from .helpers.wire import MAX_JOB, MAX_SOURCE, Inbox, pack
 from .program import Check, Program, SandboxError, Verdict, read_asserts, read_checks
 
 
@@ -92,8 +92,9 @@ class _Task:
     program: Program
     verdict: Verdict | None = None  # once there is one
     failures: int = 0  # how often the sandbox failed while it ran this program
-    # The steps at which its answers ended a verifier, as the fields of `LostStep`. The next run leaves them out
-    lost_steps: list[dict] = field(default_factory=list)
+    # The steps of the checks at which its answers ended a verifier, each with the status and the error of the check.
+    # The next run leaves them out
+    lost_steps: list[tuple[int, str, str]] = field(default_factory=list)
 
     def job(self) -> dict[str, Any]:
         """Returns the message that starts this program in a verifier."""
@@ -147,8 +148,8 @@ class _Slot:
         if step < 0 or signal_number in OUTSIDE_SIGNALS:
             return {"fault": "the verifier ended"}
         if signal_number == signal.SIGPROF:
-            return _lost_message(step, "timeout", "the checks did not finish with the program's answers")
-        return _lost_message(step, "error", "the checks crashed on the program's answers")
+            return {"lost_step": (step, "timeout", "the checks did not finish with the program's answers")}
+        return {"lost_step": (step, "error", "the checks crashed on the program's answers")}
 
     def is_silent(self, limit: float) -> bool:
         """Returns whether the verifier has made no progress for `limit` seconds."""
@@ -163,7 +164,7 @@ class _Slot:
         stopped = os.waitid(os.P_PID, self.processes[-1].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         if step < 0 or stopped:
             return {"fault": "the verifier does not answer"}
-        return _lost_message(step, "timeout", "the checks kept waiting with the program's answers")
+        return {"lost_step": (step, "timeout", "the checks kept waiting with the program's answers")}
 
     def _progress(self) -> tuple[int, int]:
         return struct.unpack("qq", os.pread(self.progress_file.fileno(), 16, 0))
@@ -177,10 +178,6 @@ class _Slot:
                 process.kill()
                 process.wait()
         self.progress_file.close()
-
-
-def _lost_message(step: int, status: str, error: str) -> dict[str, Any]:
-    return {"lost_step": vars(LostStep(step, status, error))}
 
 
 @dataclass(eq=False)
@@ -411,9 +408,9 @@ class Sandbox(contextlib.AbstractContextManager):
 
     def _verdict_on_lost(self, task: _Task) -> Verdict:
         """Returns the verdict on a program whose answers have ended too many verifiers."""
-        last = task.lost_steps[-1]
+        _, status, error = task.lost_steps[-1]
         sources = read_checks(task.program.checks, task.program.unittest).sources
-        checks = tuple(Check(last["status"], source, last["error"]) for source in sources)
+        checks = tuple(Check(status, source, error) for source in sources)
         calls = dict.fromkeys(task.program.watch, 0)
         return Verdict(Check("passed", ""), checks, calls, suspicious=("overloaded the checks",), tier=self.tier)
 

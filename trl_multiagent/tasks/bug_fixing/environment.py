@@ -32,7 +32,7 @@ from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
 from trl_multiagent.code.extraction import join_sources, read_completion
 from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
-from trl_multiagent.code.shown_text import shown_line
+from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt
 from trl_multiagent.tasks.programs import ProgramEnvironment
 

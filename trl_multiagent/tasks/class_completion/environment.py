@@ -25,7 +25,7 @@ from typing import Any
 from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import parse_completion
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
-from trl_multiagent.code.shown_text import shown_line
+from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt
 from trl_multiagent.tasks.programs import ProgramEnvironment
 

@@ -6,12 +6,11 @@ import ast
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from trl_multiagent.code.dependencies import PARSE_ERRORS, names_in
-from trl_multiagent.console import printable
+from trl_multiagent.code.dependencies import FUNCTIONS, PARSE_ERRORS, all_tables, names_in
+from trl_multiagent.code.sandbox.program import read_asserts
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
@@ -24,12 +23,16 @@ from trl_multiagent.environments.dataset_rows import (
 )
 from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
-from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
+from trl_multiagent.tasks.code_generation.environment import (
+    EXPERT_EDITS,
+    MODES,
+    OTHER_NAMES,
+    CodeGenerationEnvironment,
+    CodePrompts,
+)
 from trl_multiagent.tasks.code_generation.expert import Expert, ExpertSettings
-from trl_multiagent.tasks.code_generation.feedback import EXPERT_EDITS, MODES, OTHER_NAMES
-from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN, CodePrompts
-from trl_multiagent.tasks.code_generation.reward import COLLABORATION, KINDS, CodeReward
-from trl_multiagent.tasks.problems import FIELDS, bound_names, check_problem, count_asserts
+from trl_multiagent.tasks.code_generation.item_facts import read_problem
+from trl_multiagent.tasks.code_generation.reward import AUX, COLLABORATION, KINDS, MAIN, CodeReward
 from trl_multiagent.tasks.programs import SandboxSettings
 
 
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DATASET_TYPES = ("humaneval", "coophumaneval", "mbpp")
+FIELDS = ("task_id", "prompt", "entry_point", "test")
 MBPP_FIELDS = {"task_id": int, "prompt": str, "code": str, "test_imports": list, "test_list": list}
 
 
@@ -94,18 +98,52 @@ def load_code_dataset(name: str, split: str | None = None, type: str | None = No
 def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: int) -> list[dict]:
     fields = [*FIELDS, "canonical_solution"] if any("canonical_solution" in row for row in rows) else FIELDS
     seen: dict[str, int] = {}  # for each id, the number of the row
-    checked = []
     for number, row in enumerate(rows, 1):
         where = f"{source}, row {number}"
-        prefix = check_problem(row, fields, where, test_field)
-        first = seen.setdefault(row["task_id"], number)
+        check_fields(row, dict.fromkeys(fields, str), where)
+        first, name = seen.setdefault(row["task_id"], number), row["entry_point"]
         if first != number:
             raise ValueError(f"{where}: field `task_id` is {row['task_id']!r}, as in row {first}; ids must be unique.")
-        if num_agents == 2 and (row["entry_point"] == AUX or AUX in bound_names(prefix)):
-            field = "`entry_point` is" if row["entry_point"] == AUX else "`prompt` defines"
+        try:
+            prefix = read_problem(row["prompt"], name).prefix
+        except ValueError as error:
+            raise ValueError(f"{where}: field `prompt` is malformed: {error}.") from None
+        if problem := unusable_test(row["test"], name):
+            raise ValueError(f"{where}: field `{test_field}` {problem}.")
+        if num_agents == 2 and (name == AUX or AUX in bound_names(prefix)):
+            field = "`entry_point` is" if name == AUX else "`prompt` defines"
             raise ValueError(f"{where}: field {field} `{AUX}`, which is the name of the helper in a team of two.")
-        checked.append({field: row[field] for field in fields})
-    return checked
+    return [{field: row[field] for field in fields} for row in rows]
+
+
+def unusable_test(test: str, entry_point: str) -> str:
+    """
+    Explains why a test cannot tell right answers from wrong ones; empty if no reason was found. It is read, not run,
+    so a test that the reference solution fails, or whose asserts are never reached, is not found here. The test may
+    call the `entry_point` by this name or as `candidate`.
+    """
+    try:
+        asserts = read_asserts(test)
+    except PARSE_ERRORS as error:
+        return f"is not Python source: {error}"
+    tree = ast.parse(test)
+    checks = [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == "check"]
+    if not checks:
+        return "does not define `check(candidate)` at its top level"
+    names = [argument.arg for argument in ast.walk(checks[-1].args) if isinstance(argument, ast.arg)]
+    if not isinstance(checks[-1], ast.FunctionDef) or len(names) != 1:
+        return "must define `check` as a plain function that takes one argument, the candidate"
+    if not asserts.sources:
+        return "has no assert that can fail"
+    if not names_in(tree) & {"candidate", entry_point, *names}:
+        return "never calls the candidate"
+    return ""
+
+
+def bound_names(source: str) -> set[str]:
+    """Returns the names that a module defines at its top level."""
+    symbols = all_tables(source)[0].get_symbols()
+    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
 
 
 # MBPP
@@ -292,27 +330,8 @@ def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
     """
     Loads the training set and, with `dataset.eval_split`, the evaluation set. For errors see [`load_code_dataset`].
     """
-    dataset: CodeDataset = settings.sections["dataset"]
-    assert dataset.name is not None
-    load = partial(load_code_dataset, dataset.name, type=dataset.type, num_agents=settings.num_agents)
-    train_dataset = load(split=dataset.train_split)
-    eval_dataset = None if dataset.eval_split is None else load(split=dataset.eval_split)
-    hidden_tests = settings.sections["external"].hidden_tests
-    for rows in (train_dataset, eval_dataset):
-        if hidden_tests and rows is not None:
-            _warn_about_hidden_tests(rows, hidden_tests)
-    return train_dataset, eval_dataset
-
-
-def _warn_about_hidden_tests(rows: Dataset, hidden_tests: int) -> None:
-    few = [row["task_id"] for row in rows if count_asserts(row["test"]) <= hidden_tests]
-    if few:
-        logger.warning(
-            "`external.hidden_tests` is %d: feedback on %s%s contains no tests, because there are no more than that.",
-            hidden_tests,
-            printable(", ".join(few[:3])),
-            f" and {len(few) - 3} other items" if len(few) > 3 else "",
-        )
+    name, type = str(settings.dataset.name), settings.sections["dataset"].type
+    return settings.dataset.load_splits(lambda split: load_code_dataset(name, split, type, settings.num_agents))
 
 
 TASK = Task(

@@ -1,29 +1,256 @@
 """
 Code generation: two agents solve HumanEval-shaped problems together, one writes a helper and one the main function.
+
+No agent is ever shown another agent's code. Prompts of later turns have feedback, made from the verdict on the last
+answers. The reward is in `reward.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trl_multiagent.code.sandbox import Check, Sandbox
 from trl_multiagent.code.sandbox.program import read_asserts
 from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction, Outcome, Prompt
-from trl_multiagent.tasks.code_generation import feedback
+from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
+from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.code_generation.expert import Expert
-from trl_multiagent.tasks.code_generation.prompts import (
+from trl_multiagent.tasks.code_generation.item_facts import read_problem
+from trl_multiagent.tasks.code_generation.reward import (
     AUX,
+    KINDS,
     MAIN,
-    SEEN,
-    UNSEEN,
-    CodePrompts,
-    aux_prompt,
-    main_prompt,
-    signature,
-    single_prompt,
+    REWARD_VERSION,
+    CodeResult,
+    CodeReward,
+    metric_ranges,
 )
-from trl_multiagent.tasks.code_generation.reward import KINDS, REWARD_VERSION, CodeReward, metric_ranges
 from trl_multiagent.tasks.programs import ProgramEnvironment
+
+
+EXPERT_EDITS, PASSED, PLAIN = "expert_edits", "passed", "plain"
+MODES = ("level_feedback", "level_passed", PASSED, PLAIN, EXPERT_EDITS)
+# CoMLRL's
+OTHER_NAMES = {"expert": EXPERT_EDITS, "edits": EXPERT_EDITS, "feedback": "level_feedback", "signals": "level_passed"}
+MAX_TEXT = 300  # characters of an assert or of an error message, which may have names that an agent wrote
+
+
+# Prompts of the first turn. `problem` is the statement of the problem. It is the item's `prompt`, except where
+# feedback takes its place
+
+
+UNSEEN = "You cannot see each other's code."
+SEEN = "Your partner's code is above."  # instead of it, in baselines whose agents see each other's code
+
+FIRST = (("prompt", "entry_point", "task_id", "signature"), ("item",))
+LATER = ((*FIRST[0], "feedback", "function", "response"), ("item", "feedback", "history"))
+
+
+@dataclass
+class CodePrompts(PromptFiles):
+    """The section `prompt_files`."""
+
+    aux: str | None = setting("Template or function for aux's first prompt: a path, or package.module:name.")
+    main: str | None = setting("The same for main.")
+    feedback: str | None = setting("Template or function for the prompts of later turns.")
+    aux_feedback: str | None = setting("The same for aux alone.")
+    main_feedback: str | None = setting("The same for main alone.")
+
+    takes = {"aux": FIRST, "main": FIRST, "feedback": LATER, "aux_feedback": LATER, "main_feedback": LATER}
+
+    def feedback_of(self, role: str) -> OwnPrompt | None:
+        """Returns the prompt that the user gave for a role's later turns."""
+        return self.prompts.get("aux_feedback" if role == AUX else "main_feedback", self.prompts.get("feedback"))
+
+
+def signature(item: dict) -> str:
+    """Returns the header of the function that the item asks for, on one line."""
+    return read_problem(item["prompt"], item["entry_point"]).signature
+
+
+def aux_prompt(item: dict, problem: str) -> str:
+    """Returns the first prompt of the aux agent."""
+    return f"""\
+Two programmers solve the problem below together. You write a helper function, your partner writes \
+`{item["entry_point"]}` and can call your helper. {UNSEEN}
+
+{problem.strip()}
+
+Write the helper:
+- It is named `aux`, does a useful part of the work, and returns its result.
+- Answer with the Python code of the function alone: no explanation, no code fence, no tests, \
+no `{item["entry_point"]}`.
+
+The answer has this form:
+
+def aux(...):
+    ...
+    return result
+
+Your answer:
+"""
+
+
+def main_prompt(item: dict, problem: str) -> str:
+    """Returns the first prompt of the main agent in a team with an aux agent."""
+    return f"""\
+Two programmers solve the problem below together. You write `{item["entry_point"]}`, your partner writes a \
+helper function `aux(...)` that you can call. {UNSEEN}
+
+{problem.strip()}
+
+Write the function:
+- It solves the problem with the help of `aux`: use the value that `aux` returns, and do your own part of the work.
+- Answer with the Python code of the function alone: no explanation, no code fence, no tests, no definition of `aux`.
+
+The answer has this form:
+
+{signature(item)}
+    ...
+    return result
+
+Your answer:
+"""
+
+
+def single_prompt(item: dict, problem: str) -> str:
+    """Returns the first prompt of an agent that works alone."""
+    return f"""\
+Solve the problem below.
+
+{problem.strip()}
+
+Write the function:
+- It is complete: everything that it needs is in your answer.
+- Answer with the Python code alone: no explanation, no code fence, no tests.
+
+The answer has this form:
+
+{signature(item)}
+    ...
+    return result
+
+Your answer:
+"""
+
+
+# Feedback
+
+
+def feedback_for(
+    role: str,
+    roles: Sequence[str],
+    mode: str,
+    item: dict,
+    result: CodeResult,
+    checks: Sequence[Check],
+    edits: str | None = None,
+) -> list[str]:
+    """
+    Returns the lines of feedback for one agent.
+
+    Args:
+        role (`str`): The agent.
+        roles (`Sequence[str]`): `("aux", "main")` or `("main",)`.
+        mode (`str`): One of `MODES`.
+        item (`dict`): The dataset row.
+        result (`CodeResult`): How the joint answer of the last turn was judged.
+        checks (`Sequence[Check]`): The results of the asserts that the feedback may be about; empty if none was run.
+        edits (`str`, *optional*): What the expert proposes for the agent's function.
+    """
+    if mode == PASSED:
+        passed = bool(checks) and all(check.status == "passed" for check in checks)
+        return ["All levels passed" if passed else "Not all levels passed"]
+    if mode == EXPERT_EDITS and edits:
+        return [f"An expert has read the whole program and proposes for `{function_of(role, item)}`:", edits]
+    if mode in (PLAIN, EXPERT_EDITS):
+        return []
+    detailed, analysis = mode == "level_feedback", result.analysis
+    lines = ["Result of your last answer:"]
+    problems = {AUX: analysis.aux_problem, MAIN: analysis.main_problem}
+    if detailed:
+        for other in sorted(roles, key=lambda other: other != role):  # the agent's own first
+            whose = "Your function" if other == role else "Your partner's function"
+            state = f"MISSING, {_short(problems[other])}" if problems[other] else "FOUND"
+            lines.append(f"- {whose} `{function_of(other, item)}`: {state}")
+    else:
+        lines.append(f"- Implementation: {'not found' if problems[role] else 'OK'}")
+    missing = [f"there is no code for `{name}`" for name in analysis.without_code]
+    problem = _short("; ".join(filter(None, [analysis.syntax_problem, *missing])))
+    if detailed:
+        lines.append(f"- Syntax: {f'ERROR, {problem}' if problem else 'OK'}")
+    else:
+        lines.append(f"- Syntax: {'not correct' if problem else 'correct'}")
+    lines += _tests(result, checks, detailed)
+    if role == MAIN and AUX in roles:
+        lines.append(f"- Use of `aux`: {_aux_usage(result)}")
+        if detailed and analysis.thin_wrapper:
+            lines.append("- Warning: your function only passes on what `aux` returns; do a part of the work yourself")
+    return lines
+
+
+def function_of(role: str, item: dict) -> str:
+    """Returns the name of an agent's function."""
+    return AUX if role == AUX else item["entry_point"]
+
+
+def _tests(result: CodeResult, checks: Sequence[Check], detailed: bool) -> list[str]:
+    if result.verdict is None:
+        return ["- Tests: not run"]
+    passed = sum(check.status == "passed" for check in checks)
+    if not detailed:
+        share = {len(checks): "all passed", 0: "none passed"}.get(passed, f"{passed} of {len(checks)} passed")
+        return [f"- Tests: {share if checks else 'none shown'}"]
+    lines = [f"- Tests: {f'{passed}/{len(checks)} passed' if checks else 'none shown'}"]
+    if result.verdict.definitions.status != "passed":
+        lines.append(f"  - The code does not load: {_reason(result.verdict.definitions)}")
+        return lines
+    return lines + [f"  - {_cut(check.source)}: {_reason(check)}" for check in checks if check.status != "passed"]
+
+
+def _reason(check: Check) -> str:
+    if check.status == "failed":
+        return "the assertion is false"
+    if check.status == "not_run":
+        return f"not run, {_short(check.error)}" if check.error else "not run"
+    return _short(check.error) or check.status
+
+
+def _aux_usage(result: CodeResult) -> str:
+    analysis = result.analysis
+    if analysis.main_problem:
+        return "no main function"
+    if analysis.syntax_problem:
+        return "not known, the code does not parse"
+    if not analysis.names_aux:
+        return "not called"
+    ignored = result.ignored if result.called else analysis.drops_value  # only tests that pass tell more than the text
+    return "called, but its result is not used" if ignored else "called, and its result is used"
+
+
+def _short(text: str) -> str:
+    """Returns a text on one line, without what is too long."""
+    return _cut(" ".join(text.split()))
+
+
+def _cut(text: str) -> str:
+    """Returns the beginning of a text. Spaces stay as they are, because in an assert they may be part of a string."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+
+
+def shown_checks(checks: Sequence[Check], sandbox_slice: int, hidden_tests: int) -> Sequence[Check]:
+    """
+    Returns the checks that feedback is about: the first n, the last n if the slice is negative, all if it is 0. The
+    last `hidden_tests`, and those with the same source as one of them, are left out before.
+    """
+    end = max(0, len(checks) - hidden_tests)
+    hidden = {check.source for check in checks[end:]}
+    shown = [check for check in checks[:end] if check.source not in hidden]
+    return shown[sandbox_slice:] if sandbox_slice < 0 else shown[: sandbox_slice or None]
+
+
+# Turns
 
 
 class CodeGenerationEnvironment(ProgramEnvironment):
@@ -88,14 +315,14 @@ class CodeGenerationEnvironment(ProgramEnvironment):
     ):
         if num_agents not in (1, 2):
             raise ValueError(f"`num_agents`: code generation takes 1 or 2 agents, not {num_agents}.")
-        mode = feedback.OTHER_NAMES.get(mode, mode)
-        if mode not in feedback.MODES:
-            raise ValueError(f"Unknown mode {mode!r}: choose {', '.join(feedback.MODES)}.")
-        if mode == feedback.EXPERT_EDITS and expert is None:
+        mode = OTHER_NAMES.get(mode, mode)
+        if mode not in MODES:
+            raise ValueError(f"Unknown mode {mode!r}: choose {', '.join(MODES)}.")
+        if mode == EXPERT_EDITS and expert is None:
             raise ValueError("The mode 'expert_edits' needs `expert`, the model that proposes edits.")
         self.roles = (AUX, MAIN) if num_agents == 2 else (MAIN,)
         self.mode = mode
-        self.expert = expert if mode == feedback.EXPERT_EDITS else None
+        self.expert = expert if mode == EXPERT_EDITS else None
         self.sandbox_slice = _slice(sandbox_slice)
         if hidden_tests < 0:
             raise ValueError(f"`hidden_tests` is {hidden_tests!r}; it must be a whole number of at least 0.")
@@ -133,9 +360,7 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         }
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
-        if history:
-            return self.next_prompts([item], [history])[0]
-        return {role: self._first_prompt(role, item, item["prompt"]) for role in self.roles}
+        return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """
@@ -147,36 +372,32 @@ class CodeGenerationEnvironment(ProgramEnvironment):
             proposed = self.expert.propose([items[k] for k in later], [histories[k][-1] for k in later])
             edits = dict(zip(later, proposed, strict=True))
         return [
-            self._later_prompts(item, history, edits.get(k)) if history else self.prompts(item, ())
+            {
+                role: self._later_prompt(role, item, history, edits.get(k, {}).get(role))
+                if history
+                else self._first_prompt(role, item, item["prompt"])
+                for role in self.roles
+            }
             for k, (item, history) in enumerate(zip(items, histories, strict=True))
         ]
 
-    def _later_prompts(self, item: dict, history: History, edits: Mapping[str, str] | None) -> dict[str, Prompt]:
-        """Returns the prompts of a later turn, with what an expert proposes."""
-        result = history[-1].outcome.info  # a `CodeResult`
-        checks: Sequence[Check] = ()
-        if result.verdict is not None:
-            shown = feedback.shown_checks(result.verdict.checks, self.hidden_tests)
-            checks = feedback.slice_checks(shown, self.sandbox_slice)
-        prompts: dict[str, Prompt] = {}
-        for role in self.roles:
-            last = feedback.LastAnswer(item, result, checks, role, self.roles, (edits or {}).get(role))
-            lines = feedback.MODES[self.mode](last)
-            own_prompt = self.prompt_files.feedback_of(role)
-            if own_prompt is not None:
-                text = "\n".join(lines)
-                answer = {"function": last.function, "response": history[-1].joint_action[role]}
-                prompt = own_prompt.make({**_fields(item), "feedback": text, **answer}, item, text, history)
-            else:
-                need = " if needed" if self.mode == feedback.PASSED else ""
-                lines += [
-                    f"Revise your function `{last.function}`{need}. Answer with the Python code of the function alone."
-                ]
-                prompt = "\n".join(lines) + "\n"
-            if isinstance(prompt, str) and not self.external_prompt_passthrough:
-                prompt = self._first_prompt(role, item, prompt)
-            prompts[role] = prompt
-        return prompts
+    def _later_prompt(self, role: str, item: dict, history: History, edits: str | None) -> Prompt:
+        """Returns an agent's prompt of a later turn, with what an expert proposes."""
+        result, function = history[-1].outcome.info, function_of(role, item)
+        ran = result.verdict.checks if result.verdict else ()
+        checks = shown_checks(ran, self.sandbox_slice, self.hidden_tests)
+        lines = feedback_for(role, self.roles, self.mode, item, result, checks, edits)
+        text, own_prompt = "\n".join(lines), self.prompt_files.feedback_of(role)
+        if own_prompt is not None:
+            answer = {"function": function, "response": history[-1].joint_action[role]}
+            prompt = own_prompt.make({**_fields(item), "feedback": text, **answer}, item, text, history)
+        else:
+            need = " if needed" if self.mode == PASSED else ""
+            ask = f"Revise your function `{function}`{need}. Answer with the Python code of the function alone.\n"
+            prompt = "\n".join([*lines, ask])
+        if isinstance(prompt, str) and not self.external_prompt_passthrough:
+            return self._first_prompt(role, item, prompt)
+        return prompt
 
     def _first_prompt(self, role: str, item: dict, problem: str) -> Prompt:
         """Returns the prompt of a role at the first turn, with `problem` in the place of the item's problem."""
@@ -212,7 +433,10 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         verdict = outcome.info.verdict
         # Without a verdict, the program was not run
         checks = verdict.checks if verdict else [Check("not_run", one) for one in read_asserts(item["test"]).sources]
-        hidden = feedback.hidden_checks(checks, self.mode, self.sandbox_slice, self.hidden_tests)
+        shown = set()
+        if self.mode not in (PLAIN, EXPERT_EDITS):
+            shown = {check.source for check in shown_checks(checks, self.sandbox_slice, self.hidden_tests)}
+        hidden = [check for check in checks if check.source not in shown]
         return all(check.status == "passed" for check in hidden) if hidden else None
 
     def metrics(self) -> dict[str, float]:
@@ -238,8 +462,4 @@ def _slice(sandbox_slice: int | str | None) -> int:
     try:
         return 0 if sandbox_slice in (None, "all") else int(str(sandbox_slice))
     except ValueError:
-        raise ValueError(
-            f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}: the first n asserts, "
-            "the last n "
-            "if negative, all of them for 0."
-        ) from None
+        raise ValueError(f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}.") from None

@@ -26,8 +26,7 @@ from trl_multiagent.endpoints import (
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.tasks.code_generation.prompts import AUX
-from trl_multiagent.tasks.code_generation.reward import CodeResult
+from trl_multiagent.tasks.code_generation.reward import AUX, CodeResult
 
 
 DEFAULT_MODEL = "deepseek-coder"

@@ -1,6 +1,7 @@
 """
-Determines facts about an item that do not depend on the agents' answers: the number of its tests that trivial answers
-pass, and the processor time of its reference solution. One program in the sandbox determines both.
+Determines facts about an item that do not depend on the agents' answers: the parts of its prompt, the number of its
+tests that trivial answers pass, and the processor time of its reference solution. One program in the sandbox
+determines the last two.
 """
 
 import ast
@@ -10,12 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from trl_multiagent.code.dependencies import PARSE_ERRORS
 from trl_multiagent.code.sandbox import Program, Verdict
 from trl_multiagent.code.sandbox.program import read_asserts
-from trl_multiagent.tasks.problems import read_problem
 
 
 CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")
@@ -94,6 +95,40 @@ def check(candidate):
     reference = passed(candidate)
 {asserts}
 """
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The parts of a problem's prompt."""
+
+    prefix: str  # source before the entry point: imports, constants and helper functions
+    signature: str  # header of the entry point on one line, from `def` to the colon
+
+
+@lru_cache(maxsize=8192)
+def read_problem(prompt: str, entry_point: str) -> Problem:
+    """
+    Splits a prompt into the source before the entry point, and the entry point's signature. Raises `ValueError` if the
+    prompt does not parse or does not define the entry point as a function at its top level.
+    """
+    prompt = prompt.replace("\r\n", "\n")
+    try:
+        tree = ast.parse(prompt)
+    except PARSE_ERRORS:
+        try:
+            tree = ast.parse(f"{prompt.rstrip()}\n    pass\n")  # a signature without a docstring has no body yet
+        except PARSE_ERRORS as error:
+            raise ValueError(f"it is not Python source: {error}") from None
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == entry_point]
+    if not functions:
+        raise ValueError(f"it does not define the entry point `{entry_point}`")
+    function = functions[-1]
+    first_line = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    return Problem(
+        prefix="\n".join(prompt.split("\n")[: first_line - 1]).strip("\n"),
+        signature=f"def {entry_point}({ast.unparse(function.args)}){returns}:",
+    )
 
 
 @dataclass(frozen=True)

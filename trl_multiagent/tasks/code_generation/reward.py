@@ -15,14 +15,16 @@ from trl_multiagent.code.dependencies import IMPORTS, Statement, names_in
 from trl_multiagent.code.extraction import Code, join_sources, read_completion
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
+from trl_multiagent.code.sandbox.program import read_asserts
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
-from trl_multiagent.tasks.code_generation.item_facts import ItemFacts, facts_program, read_facts
-from trl_multiagent.tasks.code_generation.prompts import AUX, MAIN
-from trl_multiagent.tasks.problems import count_asserts, read_problem
+from trl_multiagent.tasks.code_generation.item_facts import ItemFacts, facts_program, read_facts, read_problem
 
 
 logger = logging.getLogger(__name__)
+
+AUX = "aux"  # the agent that writes the helper function, which is also named `aux`
+MAIN = "main"  # the agent that writes the entry point
 
 REWARD_VERSION = 7  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
@@ -235,7 +237,7 @@ class CodeReward:
         """
         keys = [(item["prompt"], item["test"], item.get("canonical_solution") or "", tries_trivial) for item in items]
         if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
-            return [ItemFacts(count_asserts(item["test"])) for item in items]
+            return [ItemFacts(len(read_asserts(item["test"]).sources)) for item in items]
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in self._facts}
         programs = [facts_program(item, tries_trivial) for item in new.values()]
         verdicts = self.runner.run_experiments(programs) if programs else []

@@ -122,9 +122,10 @@ class WritingEnvironment(Environment):
     def resume_settings(self) -> dict[str, Any]:
         return {"kind": self.kind, "reward": self.reward, "brief": self.brief, "reward_version": REWARD_VERSION}
 
-    def check_turns(self, num_turns: int) -> None:
-        if num_turns > 1:
+    def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
+        if (num_turns or 1) > 1:
             raise ValueError(f"`num_turns` is {num_turns}, but episodes of writing have one turn.")
+        return 1
 
     def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
         return {**first_prompts(item["source"], self.kind, self.roles, self.brief)}

@@ -15,6 +15,7 @@ from transformers.utils import logging
 from trl.trainer.utils import pad
 
 from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.models.pretrained import base_of, check_length
 from trl_multiagent.rollout.tree import Node, acting
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
@@ -101,7 +102,7 @@ class ActorCriticTrainer(RolloutTrainer):
         for role in team.trained_roles:
             roles.setdefault(self.critic_of(role), role)
         if team.critics is None:
-            team.add_critics(make_critics(team, roles, settings))
+            team.add_critics(make_critics(team.policies, team.tokenizers, roles, settings))
         elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
             raise ValueError(
                 "The team has critics of an earlier trainer with other settings: save it, and load its agents."
@@ -121,7 +122,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _trained_parameters(self) -> dict[str, list[torch.nn.Parameter]]:
         critics = self.critics
-        own = {critic_key(name): critics.parameters_of(name, self.team) for name in critics.names}
+        own = {critic_key(name): critics.parameters_of(name) for name in critics.names}
         return super()._trained_parameters() | own
 
     # The batch
@@ -166,14 +167,10 @@ class ActorCriticTrainer(RolloutTrainer):
                 groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
                 texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
-        longest = self.critics.longest_text(critic, self.team)
-        if longest is not None and any(len(row.input_ids) > longest for row in rows):
-            logger.warning_once(
-                f"Texts are longer than the {longest} positions of the critic {critic!r}: it reads their last tokens."
-            )
-            for row in rows:
-                row.input_ids = row.input_ids[-longest:]
         rows.sort(key=lambda row: len(row.input_ids))
+        if rows:
+            model = base_of(self.critics.backbones[critic].model)
+            check_length(f"A text of the critic {critic!r}", model, len(rows[-1].input_ids))
         return rows
 
     def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> CriticTensors:

@@ -15,10 +15,9 @@ from transformers.utils import logging
 from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_trackio_space_url
 
-from trl_multiagent.folders import CARD_FILE, CURVE_FILE, RECIPE_FILE, TEAM_FILE
+from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.hub import (
     access_error_with_advice,
-    as_patterns,
     check_write_access,
     environment_name,
     push_command_advice,
@@ -26,7 +25,7 @@ from trl_multiagent.hub import (
     team_files,
     upload_error_with_advice,
 )
-from trl_multiagent.report.curves import draw_reward_curve, reward_series, run_table, series_of
+from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.team_config import temporarily_set
@@ -57,7 +56,7 @@ class TeamHubMixin(Trainer):
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
         """
-        Writes the model card of the team, `README.md`, and its reward curve to the output folder.
+        Writes the model card of the team, `README.md`, to the output folder.
 
         Args:
             model_name (`str`, *optional*): Name of the team.
@@ -69,8 +68,6 @@ class TeamHubMixin(Trainer):
         args, folder = self.args, Path(self.args.output_dir)
         tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
         folder.mkdir(parents=True, exist_ok=True)
-        series = series_of(self.state.log_history)
-        rewards = reward_series(series)
         changes = [
             (x["step"], name, y["before"], y["after"]) for x in self._changes for name, y in x["changes"].items()
         ]
@@ -87,8 +84,7 @@ class TeamHubMixin(Trainer):
             "changes": [("step", "setting", "before", "after"), *changes],
             "has_recipe": (folder / RECIPE_FILE).is_file(),
             "best_metric": args.metric_for_best_model if args.load_best_model_at_end else None,
-            "results": run_table(series),
-            "has_curve": bool(rewards),
+            "results": run_table(series_of(self.state.log_history)),
             "links": {
                 "Weights & Biases": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
                 "Trackio": get_trackio_space_url(),
@@ -98,8 +94,6 @@ class TeamHubMixin(Trainer):
         revision = args.hub_revision if self.hub_model_id else None
         card = team_card(self.team.summary(), place, model_name, dataset_name, tags, training, revision)
         card.save(folder / CARD_FILE)
-        if rewards:
-            draw_reward_curve(rewards, folder / CURVE_FILE)
 
     def _card_facts(self) -> dict[str, Any]:
         """Returns the numbers about the run that the model card shows, by name."""
@@ -138,7 +132,7 @@ class TeamHubMixin(Trainer):
 
         def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
             if "path_in_repo" not in kwargs:
-                kwargs["allow_patterns"] = as_patterns(team_files(folder_path))
+                kwargs["allow_patterns"] = team_files(folder_path)
             return upload(folder_path=folder_path, **kwargs)
 
         with temporarily_set(hf_api(), upload_folder=upload_folder):

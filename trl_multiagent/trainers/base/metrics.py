@@ -32,7 +32,7 @@ from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import ALARMS_FILE, naming, write_json, write_text
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.report.trees import choose_trees, trees_of
+from trl_multiagent.report.run_page import choose_trees, trees_of
 from trl_multiagent.rollout.trace import TraceRow, trace_rows
 from trl_multiagent.rollout.tree import Node, acting, known, sibling_sets
 from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless

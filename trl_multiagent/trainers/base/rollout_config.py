@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
+from trl_multiagent.environments.base import MAX_TURNS, Environment
 from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.rollout.options import HistoryOptions, SamplingOptions
 from trl_multiagent.rollout.sampler import sampling_arguments
@@ -40,8 +41,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             only the number of rows of one forward pass, which changes memory and speed, but not the update. If not
             set, it is the number of whole trees that `per_device_train_batch_size * gradient_accumulation_steps` rows
             hold, and at least 1.
-        num_turns (`int`, *optional*, defaults to `1`): Number of turns of an episode, which is the depth of the
-            rollout tree.
+        num_turns (`int`, *optional*): Largest number of turns of an episode, which is the depth of the rollout tree.
+            By default 1; episodes of a workflow go on until it ends, for at most its `max_turns`.
         joint_mode (`str`, *optional*, defaults to `"align"`):
             How the completions of a node form joint actions: `"align"` pairs the g-th completions of all agents,
             `"cross"` takes their Cartesian product. `"aligned"` and `"crossed"` are accepted.
@@ -126,7 +127,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     )
 
     items_per_device: int | None = setting(ge=1, le=1000000)
-    num_turns: int = setting(default=1, ge=1, le=1000)
+    num_turns: int = setting(ge=1, le=1000)  # not given: see `__post_init__`
     joint_mode: str = setting(default="align", choices=("align", "cross", "aligned", "crossed"))
     discount: float = setting(default=1.0, ge=0, le=1)
     early_termination_threshold: float | None = setting()
@@ -169,6 +170,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     def __post_init__(self) -> None:
         check_arguments(self)
+        self.has_num_turns = self.num_turns is not None
+        if self.num_turns is None:  # an upper bound for the size of a batch, until `set_turns` knows the environment
+            self.num_turns = MAX_TURNS if self.branching == "episodes" else 1
         self.joint_mode = JOINT_MODES[self.joint_mode]
         if self.on_cliff == "rollback":
             self.load_best_model_at_end = True
@@ -191,6 +195,11 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         self._check_generation_kwargs()
         if self.use_vllm:
             self._check_vllm()
+
+    def set_turns(self, environment: Environment) -> None:
+        """Sets `num_turns` to what an environment plays. Raises `ValueError` if it cannot play so many turns."""
+        given = self.num_turns if self.has_num_turns else None
+        self.num_turns = environment.check_turns(given, self.branching == "episodes")
 
     def steps_per_epoch(self, num_rows: int) -> int:
         return num_rows // (self.items_per_device * self.world_size) * self.num_iterations

@@ -548,9 +548,7 @@ def check_inputs(
     other.
     """
     check_team(team, environment, args.num_agents)
-    environment.check_turns(args.num_turns)
-    with environment.playing(args.num_turns, args.branching == "episodes"):
-        pass  # a workflow that cannot be replayed says so
+    args.set_turns(environment)
     check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
     if args.use_vllm:

@@ -25,8 +25,15 @@ from transformers.utils import logging
 from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
-from trl_multiagent.report.run_page import masked, read_run, run_page, without_secrets
-from trl_multiagent.report.trees import Row, choose_trees, trees_of
+from trl_multiagent.report.run_page import (
+    Row,
+    choose_trees,
+    masked,
+    read_run,
+    run_page,
+    trees_of,
+    without_secrets,
+)
 from trl_multiagent.trainers.base.trace_files import read_file, trace_files
 from trl_multiagent.trainers.base.trackers import log_report
 

@@ -7,20 +7,18 @@ about suspicious acts come in between, for the records only.
 """
 
 import ast
-import copy
+import builtins
 import gc
 import itertools
 import os
-import random
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import wire
-from .objects import OPERATIONS
+from .unittests import OPERATIONS
 from .wire import References, decode_call, encode_call, pack
 
 
@@ -61,41 +59,26 @@ def compile_counted(source: str, names: Sequence[str]) -> tuple[types.CodeType, 
     Compiles a program in which the calls of some top-level functions are counted.
 
     A counted function is not wrapped. An expression is added to its own body instead, so that decorators, attributes,
-    stack traces and the depth of recursion stay as they are. The expression refers to a constant of the code object
-    and not to a name.
+    signatures, stack traces and the depth of recursion stay as they are. It calls a builtin, so that the program's
+    module has no other names than before.
 
     Returns:
         `tuple[types.CodeType, dict[str, Calls]]`: The module's code, and the calls by name.
     """
-    key = os.urandom(8).hex()  # takes the place of the constants until the code is compiled; no program contains it
+    key = f"_{os.urandom(8).hex()}"  # no program contains it
     calls = {name: Calls() for name in names}
+    vars(builtins).update({key + name: one.count for name, one in calls.items()})
     stack: list[ast.AST] = [tree := ast.parse(source, PROGRAM)]
     while stack:
         node = stack.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name in calls:
-                count = ast.Expr(ast.Call(ast.Constant(key + node.name), [], []))
+                count = ast.Expr(ast.Call(ast.Name(key + node.name, ast.Load()), [], []))
                 has_docstring = ast.get_docstring(node, clean=False) is not None
                 node.body.insert(has_docstring, ast.copy_location(count, node))
         elif not isinstance(node, ast.ClassDef | ast.Lambda):
             stack += ast.iter_child_nodes(node)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that strings are called
-        code = compile(ast.fix_missing_locations(tree), PROGRAM, "exec", dont_inherit=True)
-    return _with_constants(code, {key + name: one.count for name, one in calls.items()}), calls
-
-
-def _with_constants(code: types.CodeType, constants: dict[str, Callable]) -> types.CodeType:
-    """Returns the code, and that of its functions, with other constants in place of some of its strings."""
-    values = (
-        _with_constants(value, constants)
-        if isinstance(value, types.CodeType)
-        else constants.get(value, value)
-        if type(value) is str
-        else value
-        for value in code.co_consts
-    )
-    return code.replace(co_consts=tuple(values))
+    return compile(ast.fix_missing_locations(tree), PROGRAM, "exec", dont_inherit=True), calls
 
 
 def report_suspicious_acts() -> None:
@@ -126,7 +109,6 @@ def serve(fd: int) -> None:
     _references = References(_proxy, program["objects"])
     _ordinary = _IN_FOLDER if program["folder"] else ()
     module = sys.modules["solution"] = types.ModuleType("solution")
-    original = _sensitive_functions()
     try:
         if program["watch"]:
             code, calls = compile_counted(program["source"], program["watch"])
@@ -151,16 +133,7 @@ def serve(fd: int) -> None:
             _references.number(operation)
     _write(pack({"defined": _calls()}))
     while True:
-        answer = _answer(_inbox.read(_fd))
-        if _sensitive_functions() != original:
-            _note("replaced a function")
-        _write(answer)
-
-
-def _sensitive_functions() -> tuple[Callable, ...]:
-    # A few functions that a program would replace to forge its result. Comparing more would cost memory, because each
-    # candidate would copy their pages
-    return abs, all, any, isinstance, len, sorted, sum, eval, exec, copy.deepcopy, random.Random, random.randint
+        _write(_answer(_inbox.read(_fd)))
 
 
 def _calls() -> list[int]:
@@ -187,7 +160,7 @@ def _answer(question: dict) -> bytes:
     try:
         args, kwargs = decode_call(question, _references)
         result = _references.own_object(question["call"])(*args, **kwargs)
-        answer = wire.answer_call(result, question, (*args, *kwargs.values()), _references, _note)
+        answer = wire.answer_call(result, question, (*args, *kwargs.values()), _references)
         packed = pack(answer | {"id": question["id"], "calls": _calls_since(before)})
         if len(packed) > wire.MAX_ANSWER:
             raise RuntimeError(f"the answer has {len(packed)} bytes, the limit is {wire.MAX_ANSWER}")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import wire
-from .wire import Inbox, LostStep, References, WireError
+from .wire import Inbox, References, WireError
 
 
 POLLRDHUP = 0x2000
@@ -42,12 +42,8 @@ class SandboxFault(BaseException):
 class StepLost(BaseException):
     """
     This step ended the verifier in an earlier run. It is part of the code between two asserts, which cannot go on
-    without it.
+    without it. Its arguments are a check's status and error.
     """
-
-    def __init__(self, step: LostStep):
-        super().__init__(step.status, step.error)
-        self.step = step
 
 
 class CheckLost(StepLost):
@@ -57,7 +53,7 @@ class CheckLost(StepLost):
 def outcome(error: BaseException) -> tuple[str, str]:
     """Status and error text of a check that raised."""
     if isinstance(error, StepLost):
-        return error.step.status, error.step.error
+        return error.args
     try:
         text = f"{type(error).__name__}: {str(error)[:MAX_ERROR]}".rstrip(": ")
     except Exception:  # `str` failed: an integer with too many digits, or a method of a class of the checks

@@ -34,7 +34,7 @@ from .process import (
     outcome,
 )
 from .unittests import TestMethods
-from .wire import CheckResult, DataOnly, Inbox, LostStep, References, WireError
+from .wire import DataOnly, Inbox, References, WireError
 
 
 MEMORY = 1 << 30  # bytes of the verifier's address space
@@ -75,7 +75,7 @@ def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
         except SandboxFault as fault:
             result = {"fault": str(fault)}
         except Exception as error:  # out of memory, for example. The trainer ends this process
-            result = {"lost_step": vars(LostStep(config["progress"][0], *outcome(error)))}
+            result = {"lost_step": [config["progress"][0], *outcome(error)]}
         _end_process_after(0)
         jobs.sendall(wire.pack(result))
 
@@ -118,14 +118,14 @@ class Evaluation:
         self.job = job
         self.config = config
         self.timeout = min(config["check_timeout"], job["check_timeout"] or config["check_timeout"])
-        self.definitions = CheckResult("not_run", "")
-        self.results = [CheckResult("not_run", source) for source in job["sources"]]
+        self.definitions = _result("not_run")
+        self.results = [_result("not_run", source) for source in job["sources"]]
         self.watch = [] if job["helper"] else job["watch"]  # what the program's process counts calls of
         self.calls = Counter(dict.fromkeys(self.watch, 0))
-        self.check_calls: Counter | None = None  # of the check that is running; None between checks
         self.outside_calls: Counter = Counter()  # between checks, and by the program's definitions
         self.calls_of_checks: list[Counter] = [Counter() for _ in job["sources"]]
         self.outside_calls_before: list[Counter] = [Counter() for _ in job["sources"]]
+        self.counter = self.outside_calls  # one of these, that of the check that is running
         self.settled: set[int] = set()  # asserts that will not run again
         self.suspicious: set[str] = set()
         self.cpu_seconds = 0.0
@@ -136,7 +136,7 @@ class Evaluation:
         self.ablation = Ablation(job["experiment"], self._ask_helper) if job["helper"] else None
         self.begun = time.monotonic()
         self.clock = Clock(self.timeout, lambda: ask_zygote(config["control"], b"S"), config["own_times"])
-        self.lost_steps = {step["number"]: LostStep(**step) for step in job["lost_steps"]}
+        self.lost_steps = {number: outcome for number, *outcome in job["lost_steps"]}
         self.step = config["progress"][0]  # number of asserts and calls that began and of asserts that ended
         self.timeouts = 0
         self.ended_candidates = 0  # by themselves, or because they broke the protocol
@@ -244,7 +244,7 @@ class Evaluation:
 
     def begin_check(self, index: int) -> None:
         if not self.pending:  # an assert in a function that the candidate calls belongs to the check that runs already
-            self.check_calls = Counter()
+            self.counter = self.calls_of_checks[index]
             self._begin_limit(self.timeout)
         self._next_step(CheckLost)
 
@@ -259,8 +259,7 @@ class Evaluation:
             result.status, result.error = status, error
         self.outside_calls_before[index] = Counter(self.outside_calls)
         if not self.pending:
-            self.calls_of_checks[index].update(self.check_calls)
-            self.check_calls = None
+            self.counter = self.outside_calls
         if status != "passed" and index in self.job["needed"]:
             raise GiveUp
         if not self.pending:
@@ -284,13 +283,13 @@ class Evaluation:
         if self.step in self.lost_steps:
             self.timeouts += 1
             self.suspicious.add("overloaded the checks")
-            raise lost(self.lost_steps[self.step])
+            raise lost(*self.lost_steps[self.step])
 
     def start_candidate(self) -> None:
         """Forks a candidate, which runs the program's definitions."""
         if len(self.job["source"]) > wire.MAX_SOURCE:
             error = f"the source has more than {wire.MAX_SOURCE} characters"
-            self.definitions = CheckResult("error", "", error)
+            self.definitions = _result("error", "", error)
             raise GiveUp
         make = self.test_methods.stand_in if self.test_methods else self._stand_in
         self.references = References(make, self.job["unittest"])
@@ -305,7 +304,7 @@ class Evaluation:
                 self.references.number(self.ablation.call)
                 program["called"] = self.job["watch"][0]
             self.process = Process(self, 0, self.references)
-            self._count_calls(self._define(self.process, program), self.outside_calls)
+            self._count_calls(self._define(self.process, program))
         except (Exception, Timeout, Died) as error:
             self._record(error)
             self.definitions.status, self.definitions.error = outcome(error)
@@ -389,8 +388,7 @@ class Evaluation:
         answer = self._converse(self.process, question)
         if answer.get("id") != question["id"]:
             raise WireError("a message that breaks the protocol")
-        counter = self.outside_calls if self.check_calls is None else self.check_calls
-        self._count_calls(answer.get("calls"), counter)
+        self._count_calls(answer.get("calls"))
         if "raised" in answer:
             raise self._raised(answer)
         if not _well_formed(answer, len(args) + len(kwargs)):
@@ -426,12 +424,12 @@ class Evaluation:
         lost = any(self.results[k].status != "passed" for k in self.job["needed"] if k < len(self.results))
         return lost or bool(self.ablation and self.ablation.unfit)
 
-    def _count_calls(self, counts: Any, counter: Counter) -> None:
+    def _count_calls(self, counts: Any) -> None:
         """Adds calls of the watched functions, as the candidate reports them."""
         if type(counts) is not list or [type(count) for count in counts] != [int] * len(self.calls):
             raise WireError("a message that breaks the protocol")
         for name, count in zip(self.calls, counts, strict=True):
-            counter[name] += count if count in range(1 << 31) else 0
+            self.counter[name] += count if count in range(1 << 31) else 0
 
     def _raised(self, answer: dict) -> Exception:
         error = wire.rebuild(answer["raised"], self.namespace)
@@ -469,6 +467,11 @@ class Evaluation:
             raise WireError(f"more than {kernel.MAX_THREADS} threads")
         if time.monotonic() - self.clock.begun > 60 + MAX_SLOWDOWN * self.timeout:
             raise SandboxFault("a program was not given enough of a core")
+
+
+def _result(status: str, source: str = "", error: str = "") -> types.SimpleNamespace:
+    """Returns the fields of the package's `Check`."""
+    return types.SimpleNamespace(status=status, source=source, error=error)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,0 +1,50 @@
+"""
+Trains two copies of SmolLM2-135M-Instruct on `hidden`, and shows what they say before and after, on words that they
+were not trained on: `make demo-real`. Options are those of `trl-multiagent train`.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from trl_multiagent import cli
+from trl_multiagent.models.packaged import smollm2
+
+
+def main(arguments: list[str], folder: Path = Path("outputs/demo-real"), items: int = 3) -> None:
+    model = smollm2()
+    cli.main(["train", "magrpo", "--config", "hidden", *arguments, "--override", f"output.base_dir={folder}"])
+    run = max((path for path in folder.iterdir() if (path / "team.json").is_file()), key=lambda x: x.stat().st_mtime)
+    evaluation = run / "evaluation"
+    options = ["--num_episodes", "1", "--ablate", "messages", "--output_dir", str(evaluation)]
+    cli.main(["evaluate", model, str(run), "--config", str(run / "config.yaml"), *options])
+    print(summary(evaluation, items))
+
+
+def summary(evaluation: Path, items: int) -> str:
+    """Returns the first items before and after the training, and the share of right answers of each policy."""
+    policies = json.loads((evaluation / "evaluation.json").read_text())["policies"]
+    untrained, _, _, trained, cut, shuffled = policies
+    lines = ["", "Before and after, on words that were not in the training:", ""]
+    talks = [played(evaluation / "transcripts" / name) for name in (untrained, trained)]
+    for before, after in [*zip(*talks, strict=True)][:items]:
+        lines.append(before[0]["prompts"]["speaker"].partition(".")[0] + ".")
+        for when, turns in (("before", before), ("after", after)):
+            said = [text.replace("\n", " ") for turn in turns for text in turn["completions"].values()]
+            lines.append(f"  {when:8} speaker: {said[0]:40}  decider: {said[-1]}")
+    lines += ["", f"Right answers to {len(talks[0])} items, and their 95 % intervals:", ""]
+    names = {untrained: "untrained", trained: "trained", cut: "trained, messages cut"}
+    names |= {shuffled: "trained, messages of other items"}
+    for name, shown in names.items():
+        right = policies[name]["results"]["turn_2"]["reward"]
+        lines.append(f"  {shown:34} {right['mean']:.2f} [{right['low']:.2f}, {right['high']:.2f}]")
+    lines += [f"  {'any team without messages':34} 0.25 at most (exact)", ""]
+    return "\n".join([*lines, f"Report: {evaluation.parent / 'report.html'}"])
+
+
+def played(folder: Path) -> list[list[dict]]:
+    return [json.loads(line)["turns"] for line in (folder / "transcripts.jsonl").read_text().splitlines()]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

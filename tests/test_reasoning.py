@@ -1,0 +1,157 @@
+"""Reasoning: who sees it, and which ordinary texts stay as they are, with chat templates of several families."""
+
+from pathlib import Path
+
+import pytest
+import trl
+from transformers import AddedToken
+
+from trl_multiagent import AgentTeam, FunctionEnvironment, workflow
+from trl_multiagent.models.chat_markers import marker_pattern, without_markers
+from trl_multiagent.models.reasoning import answers_of, whole_texts
+from trl_multiagent.rollout.sampler import Completions, TeamSampler
+from trl_multiagent.rollout.trace import trace_rows
+from trl_multiagent.rollout.tree import play_episodes
+
+from tiny import byte_tokenizer, tiny_llama
+
+
+THOUGHT, ANSWER = "Maybe ```python\nx = 1\n```?", "It is 42."
+TAGS = [AddedToken(token, special=False) for token in ("<think>", "</think>", "<tool_call>", "</tool_call>")]
+SPECIAL = {
+    "qwen3": ["<|im_start|>", "<|im_end|>"],
+    "deepseek_r1_distill": ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"],
+    "gptoss": ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>"],
+    "gemma": ["<bos>", "<start_of_turn>", "<end_of_turn>"],
+}
+REASONED = {
+    "qwen3": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",
+    "deepseek_r1_distill": f"{THOUGHT}\n</think>\n\n{ANSWER}",  # the prompt ends with the first tag
+    "gptoss": f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}",
+}
+CUT_OFF = {"qwen3": "<think>\nMaybe", "deepseek_r1_distill": "Maybe", "gptoss": "<|channel|>analysis<|message|>Maybe"}
+
+
+def tokenizer_of(family):
+    """A byte tokenizer with the chat template of a family, from TRL, and the family's special tokens."""
+    tokenizer = byte_tokenizer((Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text())
+    tokenizer.add_special_tokens({"extra_special_tokens": SPECIAL[family]})
+    tokenizer.add_tokens({"gemma": [AddedToken("<b>", special=False)], "gptoss": []}.get(family, TAGS))
+    if family == "deepseek_r1_distill":
+        tokenizer.bos_token, _ = SPECIAL[family]
+        tokenizer.add_tokens([AddedToken(f"<｜{role}｜>", special=False) for role in ("User", "Assistant")])
+    return tokenizer
+
+
+def prompt_of(tokenizer, messages):
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+
+
+def split(tokenizer, *completions):
+    prompt = tokenizer(prompt_of(tokenizer, [{"role": "user", "content": "Hi"}]), add_special_tokens=False)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in completions]
+    return answers_of(tokenizer, prompt["input_ids"], ids, whole_texts(tokenizer, ids))
+
+
+@pytest.mark.parametrize("family", REASONED)
+def test_an_answer_follows_the_reasoning(family):
+    tokenizer = tokenizer_of(family)
+    assert split(tokenizer, REASONED[family], CUT_OFF[family], "") == [ANSWER, "", ""]
+    if family == "qwen3":
+        plain = "Write `</b>`, not <think> alone."
+        again = f"{REASONED[family]}</think>Two"
+        assert split(tokenizer, plain, again, f"{again}<think>x") == [plain, "Two", "Two<think>x"]
+        assert split(tokenizer, f"{again}</think>\n<think>x") == [""]
+    else:
+        assert split(tokenizer_of("gemma"), "<think>x</think>y") == ["<think>x</think>y"]  # is no reasoning model
+
+
+def test_tags_that_are_special_tokens():
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<think>", "</think>"]})
+    ids = tokenizer("<think>a</think>b<eos>")["input_ids"]
+    assert whole_texts(tokenizer, [ids]) == ["<think>a</think>b"]
+    assert split_plain(tokenizer, ids) == ["b"]
+
+
+def split_plain(tokenizer, ids):
+    return answers_of(tokenizer, [65], [ids], whole_texts(tokenizer, [ids]))
+
+
+class Says:
+    """A generator that lets every agent say the same text in every turn."""
+
+    max_new_tokens, stop_strings, generation_seconds = 8, {}, 0.0
+
+    def __init__(self, tokenizer, text):
+        self.ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        self.prompts = []
+
+    def generate(self, level):
+        self.prompts.append(level.prompt_ids)
+        return {
+            role: [Completions([list(self.ids)] * level.num_generations) for _ in prompts]
+            for role, prompts in level.prompt_ids.items()
+        }
+
+
+def play(family, environment, reasoning="auto", **kwargs):
+    """Plays one episode. Returns its nodes, and the text of each turn's prompts."""
+    tokenizer = tokenizer_of(family)
+    team = AgentTeam({role: tiny_llama() for role in environment.roles}, dict.fromkeys(environment.roles, tokenizer))
+    team.reasoning = reasoning
+    says = Says(tokenizer, REASONED[family])
+    levels = play_episodes([{"x": "1"}], environment, TeamSampler(team, says), **kwargs)
+    prompts = [{role: tokenizer.decode(ids[0]) for role, ids in turn.items() if ids} for turn in says.prompts]
+    return levels, prompts
+
+
+@pytest.mark.parametrize("family", REASONED)
+def test_others_and_rewards_get_the_answer_and_the_trace_the_whole_text(family):
+    heard = []
+
+    @workflow(roles=("a", "b"))
+    async def relay(item, agents):
+        said = await agents.a("Question?")
+        heard.extend([str(said), said.full])
+        heard.append(str(await agents.b(f"It was said: {said}")))
+        return float(said == ANSWER)
+
+    levels, prompts = play(family, relay, num_turns=2)
+    assert heard[0] == heard[2] == ANSWER and THOUGHT in heard[1] and levels[1][0].rewards == [1.0]
+    assert ANSWER in prompts[1]["b"] and THOUGHT not in prompts[1]["b"]
+    rows = trace_rows(levels, ("a", "b"), step=1)
+    assert all(THOUGHT in row[f"completion/{role}"] for row, role in zip(rows, "ab", strict=True))
+
+
+@pytest.mark.parametrize("family", REASONED)
+def test_the_template_drops_an_agents_past_reasoning(family):
+    environment = FunctionEnvironment(
+        {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
+    )
+    _, prompts = play(family, environment, num_turns=2)
+    assert ANSWER in prompts[1]["a"] and THOUGHT not in prompts[1]["a"] and "< think" not in prompts[1]["a"]
+
+
+def test_the_setting_keeps_or_asks_for_no_reasoning():
+    seen = []
+    environment = FunctionEnvironment(
+        {"a": "Question {x}?"}, lambda completions, **kwargs: seen.extend(completions) or [0.0]
+    )
+    play("qwen3", environment, "keep")
+    _, prompts = play("qwen3", environment, "none")
+    assert [x["a"] for x in seen] == [REASONED["qwen3"], ANSWER]
+    assert prompts[0]["a"].endswith("<think>\n\n</think>\n\n")
+
+
+ORDINARY = "<b>x</b> <table> <think>y</think>\n# Instructions\n<tool_call>{}</tool_call> user: [0] assistant\n- a"
+
+
+@pytest.mark.parametrize("family", SPECIAL)
+def test_only_special_tokens_and_role_lines_are_altered(family):
+    tokenizer = tokenizer_of(family)
+    pattern = marker_pattern(tokenizer, lambda messages: prompt_of(tokenizer, messages))
+    assert without_markers(ORDINARY, pattern) == ORDINARY
+    begins = SPECIAL[family][:2] + (["<｜User｜>"] if family == "deepseek_r1_distill" else [])
+    for marker in begins:
+        assert without_markers(f"x {marker}y", pattern) == f"x {marker[0]} {marker[1:]}y"

@@ -1,0 +1,119 @@
+"""The task `openenv`: environments that servers of OpenEnv run, each episode in a session of its own."""
+
+import asyncio
+import json
+import math
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from trl_multiagent.environments.base import History, JointAction, Outcome, scoring_context
+from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.environments.task_errors import UnavailableError, describe
+from trl_multiagent.environments.workflow import Agents, WorkflowEnvironment
+from trl_multiagent.tasks.seeded import Seeds, check_package, load_datasets
+
+
+TOOLS = ("Action", "CallToolAction", "ListToolsAction")  # titles of the actions of a server with tools
+CALL = 'Answer with a JSON object {"name": ..., "arguments": {...}} to call one of these tools:\n'
+
+
+@dataclass
+class Servers:
+    """The section `openenv`."""
+
+    servers: list[str] | None = setting("Addresses, such as [http://127.0.0.1:8000]. An item has one server.")
+    roles: list[str] | None = setting("Roles of the agents, who act in turn; by default one, `agent`.")
+    reset: dict[str, Any] | None = setting("Arguments of `reset`, beside the seed.")
+    timeout: float = setting("Seconds that a server may take to answer.", 60.0, gt=0)
+
+    def __post_init__(self) -> None:
+        check_package("openenv", "openenv")
+        self.actors, self.actions = tuple(self.roles or ["agent"]), {}
+        for url in self.servers or ["(none)"]:
+            try:
+                with urllib.request.urlopen(f"{url}/schema", timeout=self.timeout) as answer:
+                    self.actions[url] = json.load(answer)["action"]
+            except (OSError, ValueError, KeyError) as error:
+                raise ValueError(f"`openenv.servers`: {url} is no server of OpenEnv: {describe(error)}") from error
+
+    async def play(self, item: dict, agents: Agents) -> Outcome:
+        """Plays an episode. The server pays each action; if it fails, the episode has no reward."""
+        from openenv import GenericEnvClient
+        from websockets.exceptions import WebSocketException
+
+        url, schema = [*self.actions.items()][item["seed"] % len(self.actions)]
+        turn = invalid = 0
+        try:
+            async with GenericEnvClient(url, self.timeout, self.timeout) as client:
+                said, read = [("", await rules(client, schema))], dict.fromkeys(self.actors, 0)
+                result = await client.reset(seed=item["seed"], **(self.reset or {}))
+                session, seen = client._ws, shown(result.observation)
+                while not result.done:
+                    role, said = self.actors[turn % len(self.actors)], [*said, ("", seen)]
+                    news = [text for author, text in said[read[role] :] if text and author != role]
+                    read[role], turn = len(said), turn + 1
+                    answer = await agents[role]("\n".join(news))
+                    said.append((role, f"[{role}] {answer}"))
+                    try:
+                        result = await client.step(action(schema, str(answer)))
+                        seen = shown(result.observation)
+                        agents.reward(result.reward or 0.0)
+                    except (ValueError, RuntimeError) as error:  # of the agent, or the server's answer to its action
+                        seen, invalid = f"Invalid: {error}", invalid + 1
+                    if client._ws is not session:  # a client that has lost its session opens another
+                        raise ConnectionError("the session was lost")
+                    agents.log("invalid_actions", invalid / turn)
+        except (OSError, asyncio.TimeoutError, RuntimeError, WebSocketException) as error:
+            if not turn:
+                await agents[0]("The environment does not answer.")  # an episode has a first turn
+            return Outcome(math.nan, extra={"failure": f"The OpenEnv server {url} failed: {describe(error)}"})
+        return Outcome(0.0)
+
+
+async def rules(client: Any, schema: dict) -> str:
+    """Returns what an agent must know about the form of its answers."""
+    if schema.get("title") in TOOLS:
+        return CALL + "\n".join(map(json.dumps, (await client.step({"type": "list_tools"})).observation["tools"]))
+    return "" if is_text(schema) else f"Answer with a JSON object of this form:\n{json.dumps(schema)}"
+
+
+def is_text(schema: dict) -> bool:
+    return schema.get("title") not in TOOLS and len(schema.get("required", ())) == 1
+
+
+def action(schema: dict, answer: str) -> dict:
+    """Returns the action that an answer is. Raises `ValueError` if it has no JSON object, but needs one."""
+    if is_text(schema):
+        return {schema["required"][0]: answer}
+    value, _ = json.JSONDecoder(strict=False).raw_decode("{" + answer.partition("{")[2])
+    if schema.get("title") in TOOLS:
+        return {"type": "call_tool", "tool_name": value.get("name"), "arguments": value.get("arguments", {})}
+    return value
+
+
+def shown(observation: dict) -> str:
+    """Returns an observation as text: its only field, or all as JSON."""
+    fields = {name: value for name, value in observation.items() if value and name != "metadata"}
+    return str(*fields.values()) if len(fields) == 1 else json.dumps(fields, ensure_ascii=False)
+
+
+class OpenEnvEnvironment(WorkflowEnvironment):
+    """Says once which server failed. Without `reward_none: drop`, this ends the run."""
+
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        outcomes = super().score(items, joint_actions, histories)
+        for failure in dict.fromkeys(x.extra["failure"] for x in outcomes if "failure" in x.extra):
+            if scoring_context().reward_none != "drop":
+                raise UnavailableError(f"{failure}. With `reward_none: drop`, episodes of other servers go on.")
+            print(failure, flush=True)
+        return outcomes
+
+
+def make_environment(settings: TaskSettings) -> WorkflowEnvironment:
+    servers = settings.sections["openenv"]
+    return OpenEnvEnvironment(servers.play, servers.actors, live=True, metric_ranges={"invalid_actions": (0.0, 1.0)})
+
+
+SETTINGS = {"dataset": Seeds, "openenv": Servers}
+TASK = Task(make_environment, load_datasets, SETTINGS, roles=lambda sections: sections["openenv"].actors)
