@@ -133,7 +133,6 @@ def test_the_temperature_is_the_peers_except_for_claude():
     [
         ({"expert_model": None}, "needs `external.expert_model`"),
         ({"expert_model": "org/model"}, "set `external.expert_base_url`"),
-        ({"expert_extra_body": {"api_key": "sk-1"}}, "has 'api_key', which looks like a key"),
     ],
 )
 def test_impossible_settings(settings, problem):
