@@ -17,7 +17,7 @@ from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.trainers.base.checkpoints import read_checkpoint
 
 from process_group import end_process_group
-from tiny import Workflow, count_reward, feedback, team_of, tiny_items, tiny_trainer
+from tiny import count_reward, feedback, living_workflow, team_of, tiny_items, tiny_trainer
 
 
 class MoodyEnvironment(FunctionEnvironment):
@@ -59,8 +59,9 @@ SETTINGS = {
     },
     "lora": {"team": "lora", "beta": 0.05, "gradient_checkpointing": True, "logging_steps": 3, "save_steps": 2},
     "workflow": {
-        **{"environment": Workflow(), "num_turns": 3, "branching": "episodes", "num_iterations": 2, "save_steps": 3},
+        **{"environment": living_workflow(), "num_turns": 3, "branching": "episodes", "save_steps": 3},
         **{"num_generations": 2, "advantage_normalization": "role", "logging_steps": 2, "eval_dataset": tiny_items(3)},
+        "num_iterations": 2,
         **{"eval_strategy": "steps", "eval_steps": 4, "log_completions": True, "num_completions_to_print": 1},
     },
     "two_processes": {
