@@ -273,7 +273,6 @@ def test_metrics(tmp_path):
             expected = 1 - errors.var() / targets.var()
             assert metrics["explained_variance"] == pytest.approx(expected.item(), rel=1e-3)
             assert metrics["value_mean"] == pytest.approx(values.mean().item(), rel=1e-3)
-            assert metrics["grad_norm"] > 0
             for role in [name] if algorithm == "iac" else ["aux", "main"]:
                 assert log[f"agents/{role}/advantage_mean"] == pytest.approx(errors.mean().item(), rel=1e-3)
                 assert log[f"agents/{role}/advantage_std"] == pytest.approx(errors.std(correction=0).item(), rel=1e-3)

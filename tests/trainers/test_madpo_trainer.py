@@ -46,16 +46,6 @@ def test_every_form_of_team_learns_and_is_saved(tmp_path, reports, form):
             assert torch.equal(x, team.state_dict()[name]), name
 
 
-def test_the_updated_reference_is_saved_and_restored(tmp_path):
-    settings = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
-    settings |= {"save_strategy": "steps", "save_steps": 2}
-    whole = train(tmp_path / "whole", **settings)
-    resumed = train(tmp_path / "resumed", resume=str(tmp_path / "whole" / "checkpoint-2"), **settings)
-    for name, x in whole.ref_model.state_dict().items():
-        assert torch.equal(x, resumed.ref_model.state_dict()[name]), name
-    assert any(not torch.equal(x, tiny_team().state_dict()[name]) for name, x in whole.ref_model.state_dict().items())
-
-
 @pytest.mark.parametrize(("form", "settings"), [("lora", {}), ("full", {"reference_free": True})])
 def test_a_resumed_run_continues_exactly(tmp_path, form, settings):
     """In the middle of an epoch, with metrics that have not been logged."""
@@ -128,7 +118,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_report(tmp_path):
         ({"ld_alpha": 0.5}, "`ld_alpha` is 0.5, which teams do not support"),
         ({"beta": 0.0}, "`beta` is 0.0; it must be greater than 0"),
         ({"truncation_mode": "keep_end"}, "`truncation_mode` is 'keep_end'"),
-        ({"reference_free": True, "sync_ref_model": True}, "needs a reference policy"),
+        ({"sync_ref_model": True}, "`sync_ref_model` is True, which teams do not support"),
         ({"remove_unused_columns": True}, "teams do not support"),
     ],
 )
@@ -156,8 +146,6 @@ def test_data_that_does_not_fit_is_refused(tmp_path, settings, problem):
 
 
 def test_settings_that_do_not_fit_the_team_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`sync_ref_model` updates a separate reference model"):
-        pair_trainer(tmp_path, team_of("lora"), sync_ref_model=True)
     with pytest.raises(ValueError, match=r"`router_aux_loss_coef` is 0\.5, but no trained agent"):
         pair_trainer(tmp_path, router_aux_loss_coef=0.5)
 

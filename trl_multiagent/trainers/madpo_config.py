@@ -76,5 +76,3 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
     def _check_values(self) -> None:
         if not self.loss_type or not {*self.loss_type} <= {*LOSS_TYPES}:
             raise ValueError(f"`loss_type` is {self.loss_type}; a team has the losses {', '.join(LOSS_TYPES)}.")
-        if self.reference_free and self.sync_ref_model:
-            raise ValueError("`sync_ref_model` needs a reference policy: leave it or `reference_free` out.")

@@ -33,12 +33,11 @@ from trl_multiagent.rollout.tree import Node, Samples, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
 from trl_multiagent.trainers.base.checkpoints import describe_run
-from trl_multiagent.trainers.base.generation import TrainerGenerator
 from trl_multiagent.trainers.base.metrics import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 
 
@@ -128,7 +127,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ):
-        args = args or self._config_class(f"{team.roles[-1]}-{self._name}")
+        args = self._checked(team, args)
         if environment is not None:
             check_team(team, environment, None)
         self.args, self.environment = args, environment
@@ -143,8 +142,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
         reference = None if args.reference_free else self._make_reference()
         # DPOTrainer must not set up a single model. With `precompute_ref_log_probs`, it loads no reference model
-        changes: dict[str, Any] = {"precompute_ref_log_probs": True, "sync_ref_model": False}
-        with temporarily_set(args, **changes, disable_dropout=False, router_aux_loss_coef=None):
+        changes: dict[str, Any] = {"precompute_ref_log_probs": True, "disable_dropout": False}
+        with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(
                 args=args,
                 model=team,
@@ -217,7 +216,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             answers = [(row[prompt_column], row[column]) for column in answer_columns for row in rows]
             samples = [Samples(prompt, [ids[: limit - len(prompt)]], [""]) for prompt, ids in answers]
             of_agent = [Row(0, {role: x}, 0, {}) for x in samples]
-            batch[role] = agent_tensors(of_agent, role, tokenizer.pad_token_id, ())
+            tensors = agent_tensors(of_agent, role, tokenizer.pad_token_id, ())
+            batch[role] = dataclasses.replace(tensors, inputs=forward_inputs(self.team.agents[role], tensors))
         return batch
 
     # Reference policy
@@ -234,7 +234,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if self.args.reference_free:
             return torch.zeros(len(rows), device=rows.prompt_ids.device)
         with self._computing_as_reference() as model:
-            outputs = model(team_inputs={role: forward_inputs(self.team.agents[role], rows)})
+            outputs = model(team_inputs={role: rows.inputs})
         return outputs[role].log_probs.sum(dim=1)
 
     # Loss
@@ -262,9 +262,10 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     def _forward_inputs(self, role: str, batch: PairBatch) -> dict[str, Any]:
         """Builds the arguments of an agent's forward that returns the log-probabilities of its answers."""
         rows = batch[role]
-        if role in self._router_loss_coefs:
-            rows = dataclasses.replace(rows, router_weights=batch["weights"].repeat(2))
-        return forward_inputs(self.team.agents[role], rows)
+        if role not in self._router_loss_coefs:
+            return rows.inputs
+        weighted = dataclasses.replace(rows, router_weights=batch["weights"].repeat(2))
+        return forward_inputs(self.team.agents[role], weighted)
 
     def compute_loss(self, model: torch.nn.Module, inputs: PairBatch, *args: Any, **kwargs: Any) -> Any:
         """
@@ -336,7 +337,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         number = len(inputs["weights"])
         columns: dict[str, list[str]] = {}
         for role, tokenizer in self.team.tokenizers.items():
-            texts = tokenizer.batch_decode(inputs[role].sequences()[0], skip_special_tokens=True)
+            texts = tokenizer.batch_decode(inputs[role].sequences, skip_special_tokens=True)
             columns |= {f"{role} chosen": texts[:number], f"{role} rejected": texts[number:]}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
