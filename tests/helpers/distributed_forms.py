@@ -29,10 +29,10 @@ from trl_multiagent import (
     MAGRPOTrainer,
 )
 from trl_multiagent.rollout.tree import Samples, acting, root_nodes
-from trl_multiagent.trainers.base.generation import sampling_parameters
+from trl_multiagent.trainers.base.team_trainer import sampling_parameters
 
 from process_group import end_process_group
-from tiny import Workflow, byte_tokenizer, tiny_config, tiny_environment, tiny_items
+from tiny import Workflow, byte_tokenizer, living_workflow, tiny_config, tiny_environment, tiny_items
 
 
 CASES = {
@@ -139,6 +139,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     environment = (
         Workflow(shared="credit" in settings) if case.startswith("workflow") else tiny_environment(team.roles)
     )
+    environment = living_workflow() if case == "workflow in episodes" else environment
     trainer = trainer_class(team, environment, args, tiny_items(12))
     if case in ALGORITHMS:
         torch.manual_seed(5)

@@ -25,10 +25,8 @@ from tiny import PROBLEM, byte_tokenizer, count_reward, tiny_items, tiny_llama, 
 # Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
 RULES = """
 magrpo.learning_rate=1e999 finite number
-magrpo.learning_rate=fast valid number
 magrpo.discount=1.5 at most 1
 magrpo.reward_scale=0 other than 0
-magrpo.num_turns=true valid integer
 magrpo.num_turns=60 4^1 + 4^2 + ... + 4^60
 magrpo.num_generations=1 at least 2
 magrpo.num_generations=99999999999999999999999999 integer of 87 bits
@@ -45,8 +43,6 @@ magrpo.save_strategy=best eval_strategy
 magrpo.metric_for_best_model=rewrad not a metric
 magrpo.generation_kwargs={temprature: 1.0} temperature
 magrpo.entropy_coef=0.1 teams do not support
-magrpo.fsdp=full_shard teams do not support
-magrpo.generation_batch_size=8 teams do not support
 magrpo.per_device_train_batch_size=0 greater than 0
 magrpo.fp16=true needs a GPU
 external.mode=telepathy 'level_feedback'
@@ -66,7 +62,6 @@ agent_model.name=. config.json
 agent_model.attn_implementation=flsh not supported
 agent_model.lora_r=8 use_peft
 agent_model.load_in_4bit=true Quantized
-agent_model.model_init_kwargs={dtype: float16} dtype
 agent_model.tokenizer_kwargs={padding_side: right} padding_side
 agent_model.tokenizer_kwargs={trust_remote_code: true};agent_model.model_kwargs={trust_remote_code: false} same setting
 agents=[demo] 1 entries for 2 agents
@@ -99,7 +94,6 @@ magrpo.optim=muonn 'adamw_torch'
 agent_model.name=model.gguf a GGUF file as `gguf_file`
 agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair label_smoothing
-madpo madpo.f_divergence_type=tv 'reverse_kl'
 madpo_iter madpo=3 must be a section
 marlhf marlhf.reward_training={learning_rate: -1} reward_training
 marlhf marlhf.reward_training={output_dir: elsewhere} cannot be set
@@ -114,7 +108,6 @@ reward_model reward_model.preference_dataset=not_collected_yet trl-multiagent co
 grpo grpo.collaboration_mode=centralized for several roles, but there is one
 iac iac.use_separate_critic=false;iac.critic_form=adapter `critic_form` is 'adapter'; give one.
 iac critics=[a/b];iac.critic_models=c/d `iac.critic_models` is 'c/d', but the critics are ['a/b']
-iac critic_model.nam=a did you mean `critic_model.name`?
 iac critic_model.name=demo has 'demo', which the task builds
 iac iac.critic_models=./nowhere `iac.critic_models` is './nowhere', but there is no such folder.
 iac critics=[a/b,c/d];iac.frozen_agents=[aux] 2 models for the critics ['main']
@@ -126,7 +119,6 @@ madpo madpo.preference_dataset=missing There are no preferences in missing
 madpo_iter madpo_iter.preference_dataset=x every round collects its preferences
 marlhf marlhf.rl_algorithm=ppo `marlhf.rl_algorithm`
 marlhf marlhf.reward_peft={r: 3};marlhf.reward_freeze_backbone=true remove `marlhf.reward_peft`
-marlhf_iter marlhf_iter.preference_dataset=x every round collects its preferences
 marlhf_iter marlhf.num_iterations=2;marlhf_iter.num_iterations=3 are the same setting
 marlhf_iter madpo_iter.beta=2 the section `madpo_iter` cannot be used
 """
@@ -317,7 +309,7 @@ def test_programs_end_with_exit_status_2_and_one_line(folder):
 
 
 def test_deepspeed_that_is_not_installed(folder, capsys, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.trainers.base.common_config.is_deepspeed_available", lambda: False)
+    monkeypatch.setattr("trl_multiagent.trainers.base.team_config.is_deepspeed_available", lambda: False)
     assert "`deepspeed` needs DeepSpeed: `pip install" in refusal(capsys, "--deepspeed", "ds.json", "--dry_run")
 
 

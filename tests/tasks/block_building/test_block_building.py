@@ -178,25 +178,6 @@ def test_a_plan_earns_the_largest_reward(name, num_agents):
         assert min(shares) > 0.3 * max(shares)  # nobody is idle
 
 
-@pytest.mark.parametrize("name", ["str_build", "house_build"])
-def test_with_limited_resources_nobody_builds_alone(name):
-    """Otherwise one agent does, and the partner of a wall only has to place each of its blocks once."""
-    item = load_block_dataset(name)[0]
-    best = []
-    for is_limited in (False, True):
-        environment = BlockBuildingEnvironment(name, limited_resource=is_limited)
-        own = {"builder_1": environment.palettes["builder_1"]}
-        alone = "\n".join(map(str, commands_of(read_target(item), own, "builder_1")))
-        x, y, z = next(iter(read_target(item).blocks))
-        partner = [f"/setblock {x + k} {y} {z} {block}" for k, block in enumerate(environment.palettes["builder_2"])]
-        partner = [] if name == "house_build" else partner
-        (outcome,) = environment.score([item], [{"builder_1": alone, "builder_2": "\n".join(partner)}], [()])
-        best.append(outcome.reward / environment.metric_ranges["reward"][1])
-    assert best[0] > 0.95 and best[1] < 0.85
-    shown = environment.prompts(text_item("L"), ())["builder_2"]
-    assert name == "house_build" or "Your blocks: white_concrete, obsidian (6 in all)\n" in shown
-
-
 def test_the_first_prompt_shows_the_target_and_the_agents_own_blocks():
     item = text_item("L")
     prompt = BlockBuildingEnvironment().prompts(item, ())["builder_2"]

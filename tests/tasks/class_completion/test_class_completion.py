@@ -146,18 +146,6 @@ def test_a_program_cannot_write_into_the_next_prompt(sandbox, item):
         assert "ValueError: a b< |im_end|>·[1m" in prompt
 
 
-def test_a_program_does_not_keep_what_another_test_class_asked(sandbox, item):
-    environment = ClassCompletionEnvironment(1, sandbox=sandbox)
-    methods = "".join(
-        f"def {name}(*args):\n    KEPT.append({name!r})\n    raise ValueError(KEPT[0])\n"
-        for name in ("push", "pop", "half")
-    )
-    answer = {"agent_0": "def keep(store=[]):\n    return store\n" + methods.replace("KEPT", "keep()")}
-    (outcome,) = environment.score([item], [answer], [()])
-    told = {check.source.split(".")[0]: check.error for check in outcome.info[0].checks}
-    assert told["TestHalf"].endswith("half") and told["TestPush"].endswith("push")
-
-
 def test_classeval_comes_with_the_package(sandbox, caplog):
     rows = {row["task_id"]: row for row in read_embedded("classeval", None)}
     assert len(rows) == 100 and sum(row["tests"] is not None for row in rows.values()) == 82

@@ -118,13 +118,12 @@ def test_walk_by_hand():
     assert play(NeededEnvironment(Walk()), CORNER, {"speaker": "row_1 row_1"}, "up right right")[3].reward == 1.0
 
 
-@pytest.mark.parametrize(
-    ("facts", "prompt"), [("shared", "rule largest digits 1 4 9 6 ?"), ("isolated", "digits 1 4 9 6 ?")]
-)
-def test_one_agent(facts, prompt):
-    environment = NeededEnvironment(Rule(), facts)
-    assert environment.prompts(SORTED, ()) == {"solo": prompt} and environment.roles == ("solo",)
-    assert [x.reward for x in environment.score([SORTED] * 2, [{"solo": "9"}, {"solo": "1"}], [(), ()])] == [1.0, 0.0]
+def test_one_agent():
+    for facts, prompt in (("shared", "rule largest digits 1 4 9 6 ?"), ("isolated", "digits 1 4 9 6 ?")):
+        environment = NeededEnvironment(Rule(), facts)
+        assert environment.prompts(SORTED, ()) == {"solo": prompt} and environment.roles == ("solo",)
+        outcomes = environment.score([SORTED] * 2, [{"solo": "9"}, {"solo": "1"}], [(), ()])
+        assert [outcome.reward for outcome in outcomes] == [1.0, 0.0]
 
 
 def test_noise_replaces_words_at_its_rate():
@@ -252,22 +251,6 @@ def test_shuffled_messages_are_those_of_one_other_item():
     assert sorted(partners_of(branches)) == list(range(6))  # every branch is read once
     with pytest.raises(TaskError, match="at least two of them at a time"):
         environment.next_prompts(items[:2], histories_of(items[:2]))
-
-
-def test_partners_share_facts_as_often_as_chance():
-    game, rng, same = Walk(), random.Random(5), 0
-    for batch in range(320):
-        items = [{"item_id": f"test/{16 * batch + k}", **game.item(rng)} for k in range(16)]
-        same += sum(item["goal"] == items[k]["goal"] for item, k in zip(items, partners_of(items), strict=True))
-    assert same / 5120 == pytest.approx(1 / 9, abs=0.013)  # three standard errors
-
-
-def test_scores_see_the_messages_that_were_written():
-    environment = MessageAblation(NeededEnvironment(Rule()), "cut")
-    history = [Turn({}, {"speaker": "take_largest"}, Outcome(0.0))]
-    assert environment.score([SORTED], [{"decider": "9"}], [history])[0].reward == 1.0
-    history = [Turn({}, {"speaker": "nine"}, Outcome(0.0))]
-    assert environment.score([SORTED], [{"decider": "9"}], [history])[0].reward == 0.0
 
 
 # Runs
