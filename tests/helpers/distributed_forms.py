@@ -29,7 +29,7 @@ from trl_multiagent import (
     MAGRPOTrainer,
 )
 from trl_multiagent.rollout.tree import Samples, acting, root_nodes
-from trl_multiagent.trainers.base.generation import sampling_parameters
+from trl_multiagent.trainers.base.team_trainer import sampling_parameters
 
 from process_group import end_process_group
 from tiny import Workflow, byte_tokenizer, living_workflow, tiny_config, tiny_environment, tiny_items

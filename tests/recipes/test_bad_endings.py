@@ -137,12 +137,8 @@ def test_a_full_team_where_a_lora_team_was_saved(tmp_path):
 def test_a_full_disk_during_the_training(tmp_path, monkeypatch, capsys):
     """One line names the file, and the checkpoint that is there."""
     trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, trace_steps=1)
-    write = trace_files.write_rows
-
-    def full_later(rows, path, file_format):
-        full() if rows[0]["step"] == 2 else write(rows, path, file_format)
-
-    monkeypatch.setattr(trace_files, "write_rows", full_later)
+    make = trace_files.as_frame
+    monkeypatch.setattr(trace_files, "as_frame", lambda rows: full() if rows[0]["step"] == 2 else make(rows))
     with pytest.raises(SystemExit) as ended, end_with_one_line("train"):
         trainer.train()
     assert ended.value.code == 2

@@ -6,6 +6,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import scripts
 import yaml
@@ -229,11 +230,11 @@ def test_each_mode_plays_two_turns_of_real_problems(mode, tiny_model, shared_dat
         *(f"external.expert_model={tiny_model}", "external.expert_max_tokens=8", "external.expert_on_failure=plain"),
         *("magrpo.external_original_prompt=True", "magrpo.max_history_length=20"),
         *("--max_steps", "1", "--max_completion_length", "8", "--save_strategy", "no", "--disable_tqdm"),
-        *("--num_generations", "2", "--eval_interval", "0", "--trace_steps", "1", "--trace_format", "jsonl"),
+        *("--num_generations", "2", "--eval_interval", "0", "--trace_steps", "1"),
     )
     template.unlink()
     folder = tmp_path / f"mt_job_{mode}"
-    rows = [json.loads(line) for path in (folder / "trace").iterdir() for line in path.read_text().splitlines()]
+    rows = pd.read_parquet(folder / "trace").to_dict("records")
     items = {json.loads(line)["task_id"]: json.loads(line) for line in (shared_data / FILES["he"]).open()}
     assert {row["turn"] for row in rows} == {1, 2}
     for row in rows:

@@ -72,27 +72,23 @@ def test_a_team_is_trained_with_an_expert(train, capsys):
 
 
 def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train, capsys):
-    """
-    The expert is gone in the second step. The run is saved after the first one, and goes on as if nothing had
-    happened.
-    """
+    """The expert is gone in the second step. The run goes on from its checkpoint as if nothing had happened."""
     gone = Reply(f"no {KEY}", status=503)
 
     def answer(request, number):
         return EDITS if number < 2 else gone
 
-    argv = ("--save_steps", "50")
     with endpoint_server(answer) as server:
         with pytest.raises(SystemExit) as exit_info:
-            train(server.url, *argv)
+            train(server.url)
         err = capsys.readouterr().err
         (line,) = [line for line in err.splitlines() if "error:" in line]
         assert exit_info.value.code == 2 and "status 503: no [key]" in line and "Traceback" not in err
         assert line.startswith("train: error: The expert proposed no edits for 2 of 2 answers")
-        assert line.endswith("The checkpoint of this step is run/checkpoint-1.")
+        assert line.endswith("The last complete checkpoint is run/checkpoint-1.")
         server.answer = lambda request, number: EDITS
-        train(server.url, *argv, "--resume_from_checkpoint", "run/checkpoint-1")
-        train(server.url, *argv, "--output_dir", "other")
+        train(server.url, "--resume_from_checkpoint", "run/checkpoint-1")
+        train(server.url, "--output_dir", "other")
     assert json.loads(Path("run/checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
     weights = [Path(folder, "agents", "main", "model.safetensors").read_bytes() for folder in ("run", "other")]
     assert weights[0] == weights[1]

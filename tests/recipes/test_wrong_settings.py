@@ -309,7 +309,7 @@ def test_programs_end_with_exit_status_2_and_one_line(folder):
 
 
 def test_deepspeed_that_is_not_installed(folder, capsys, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.trainers.base.common_config.is_deepspeed_available", lambda: False)
+    monkeypatch.setattr("trl_multiagent.trainers.base.team_config.is_deepspeed_available", lambda: False)
     assert "`deepspeed` needs DeepSpeed: `pip install" in refusal(capsys, "--deepspeed", "ds.json", "--dry_run")
 
 

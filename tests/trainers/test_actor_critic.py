@@ -318,7 +318,6 @@ def test_metrics(tmp_path):
             assert metrics["explained_variance"] == pytest.approx(expected.item(), rel=1e-3)
             assert metrics["value_mean"] == pytest.approx(values.mean().item(), rel=1e-3)
             assert metrics["td_error"] == pytest.approx(errors.abs().mean().item(), rel=1e-3)  # lambda is 0
-            assert metrics["grad_norm"] > 0
             for role in [name] if algorithm == "iac" else ["aux", "main"]:
                 assert log[f"agents/{role}/advantage_mean"] == pytest.approx(errors.mean().item(), rel=1e-3)
                 assert log[f"agents/{role}/advantage_std"] == pytest.approx(errors.std(correction=0).item(), rel=1e-3)

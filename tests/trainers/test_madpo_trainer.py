@@ -70,16 +70,6 @@ def test_stored_reference_log_probabilities_train_in_the_same_way(tmp_path, form
         given.evaluate(pairs(number=4))
 
 
-def test_the_updated_reference_is_saved_and_restored(tmp_path):
-    settings = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
-    settings |= {"save_strategy": "steps", "save_steps": 2}
-    whole = train(tmp_path / "whole", **settings)
-    resumed = train(tmp_path / "resumed", resume=str(tmp_path / "whole" / "checkpoint-2"), **settings)
-    for name, x in whole.ref_model.state_dict().items():
-        assert torch.equal(x, resumed.ref_model.state_dict()[name]), name
-    assert any(not torch.equal(x, tiny_team().state_dict()[name]) for name, x in whole.ref_model.state_dict().items())
-
-
 @pytest.mark.parametrize(("form", "settings"), [("full", {}), ("lora", {}), ("full", {"reference_free": True})])
 def test_a_resumed_run_continues_exactly(tmp_path, form, settings):
     """In the middle of an epoch, with metrics that have not been logged."""
@@ -168,7 +158,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_report(tmp_path):
         ({"truncation_mode": "keep_end"}, "`truncation_mode` is 'keep_end'"),
         ({"reference_free": True, "precompute_ref_log_probs": True}, "need a reference policy"),
         ({"reference_free": True, "f_divergence_type": "forward_kl"}, "need a reference policy"),
-        ({"precompute_ref_log_probs": True, "sync_ref_model": True}, "computes only once"),
+        ({"sync_ref_model": True}, "`sync_ref_model` is True, which teams do not support"),
         ({"use_weighting": True, "loss_type": "sft"}, "`use_weighting` applies to pairs"),
         ({"remove_unused_columns": True}, "teams do not support"),
     ],
@@ -197,8 +187,6 @@ def test_data_that_does_not_fit_is_refused(tmp_path, settings, problem):
 
 
 def test_settings_that_do_not_fit_the_team_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`sync_ref_model` updates a separate reference model"):
-        pair_trainer(tmp_path, team_of("lora"), sync_ref_model=True)
     with pytest.raises(ValueError, match=r"`router_aux_loss_coef` is 0\.5, but no trained agent"):
         pair_trainer(tmp_path, router_aux_loss_coef=0.5)
 

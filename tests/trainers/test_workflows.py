@@ -6,13 +6,12 @@ gradient is compared with a computation in plain PyTorch, one sequence at a time
 from statistics import fmean
 
 import pytest
-import torch
 
-from trl_multiagent import Environment, FunctionEnvironment, MAGRPOTrainer, Outcome
+from trl_multiagent import Environment, FunctionEnvironment, Outcome
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero
-from tiny import count_reward, team_of, tiny_team, tiny_trainer
+from tiny import count_reward, tiny_team, tiny_trainer
 
 
 ROLES = ("aux", "main")
@@ -64,26 +63,17 @@ def test_episodes_of_different_lengths(tmp_path, mode):
 
 
 @pytest.mark.parametrize("joint", ["align", "cross"])
-@pytest.mark.parametrize("credit", ["nothing", "sibling", "untrained"])
-def test_counterfactual_credit(tmp_path, monkeypatch, joint, credit):
+@pytest.mark.parametrize("credit", ["nothing", "sibling"])
+def test_counterfactual_credit(tmp_path, joint, credit):
     """An agent's return is the joint one minus the reward of the same joint action with its answer replaced."""
-    environment, untrained = Relay([ROLES] * 2), {}
-    sample = MAGRPOTrainer._sample_untrained
-
-    def watched(trainer, nodes):
-        samples = sample(trainer, nodes)
-        untrained.update({(id(node), role): samples[role][k].texts for k, node in enumerate(nodes) for role in ROLES})
-        return samples
-
-    monkeypatch.setattr(MAGRPOTrainer, "_sample_untrained", watched)
+    environment = Relay([ROLES] * 2)
     settings = {"num_turns": 2, "num_generations": 3, "items_per_device": 1, "joint_mode": joint, "num_agents": 2}
     found, trainer, before = one_update(tmp_path, environment=environment, credit=credit, **settings)
 
     def less(node, j, role):
         index = dict(zip(node.prompts, node.indices[j], strict=True))
         texts = {other: node.samples[other].texts[g] for other, g in index.items()}
-        own = {"nothing": [""] * 3, "sibling": node.samples[role].texts, "untrained": untrained.get((id(node), role))}
-        texts[role] = own[credit][(index[role] + (credit == "sibling")) % 3]
+        texts[role] = "" if credit == "nothing" else node.samples[role].texts[(index[role] + 1) % 3]
         return count_reward([texts])[0]
 
     assert distance(found, expected_gradients(trainer._levels, before, less=less)) < 1e-5
@@ -93,21 +83,6 @@ def test_counterfactual_credit(tmp_path, monkeypatch, joint, credit):
     distinct = 3 if credit == "nothing" else own
     assert len(environment.asked) == nodes * (own + 2 * distinct)
     assert "agents/aux/credit" in trainer.state.log_history[0]
-
-
-@pytest.mark.parametrize("form", ["full", "lora"])
-def test_the_untrained_agents_are_the_initial_ones(tmp_path, form):
-    trainer = tiny_trainer(tmp_path, team_of(form), credit="untrained", learning_rate=0.1)
-    trainer.train()
-    nodes, texts = trainer._levels[0], []
-    for change in (False, True):
-        if change:
-            for parameter in trainer.team.parameters():
-                parameter.data.mul_(1.0 + parameter.requires_grad)
-        torch.manual_seed(0)
-        texts.append([x.texts for x in trainer._sample_untrained(nodes)["aux"]])
-    torch.manual_seed(0)
-    assert texts[0] == texts[1] != [x.texts for x in trainer.sampler(nodes, 4)["aux"]]
 
 
 def test_advantages_are_standardized_by_role(tmp_path):

@@ -256,7 +256,7 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
     if value("num_turns") in (None, 1) and value("branching") != "episodes":
         reasons |= dict.fromkeys((*HISTORY, "max_history_length", "handoff", "discount"), "there is one turn")
     if not value("beta"):
-        reasons |= dict.fromkeys(("sync_ref_model", "use_bias_correction_kl"), "`beta` is off")
+        reasons["use_bias_correction_kl"] = "`beta` is off"
     if algorithm in ACTOR_CRITICS:
         form = value("critic_form")
         reasons |= {name: f"`critic_form` is {form!r}" for name, own in ARGUMENTS_OF_FORMS.items() if form != own}

@@ -29,10 +29,9 @@ from trl_multiagent.preferences.rows import (
     text_columns,
 )
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
-from trl_multiagent.trainers.base.common_config import check_trained_weights
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.run_report import RunReport
-from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.team_config import check_trained_weights, temporarily_set
 from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 

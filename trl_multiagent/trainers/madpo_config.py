@@ -81,13 +81,8 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
             raise ValueError("`loss_type` 'exo_pair' needs a `label_smoothing` greater than 0, such as 0.001.")
         if self.use_weighting and "sft" in self.loss_type:
             raise ValueError("`use_weighting` applies to pairs, but the 'sft' loss has none: leave one of them out.")
-        uses_reference = self.precompute_ref_log_probs or self.sync_ref_model or self.f_divergence_type != "reverse_kl"
-        if self.reference_free and uses_reference:
+        if self.reference_free and (self.precompute_ref_log_probs or self.f_divergence_type != "reverse_kl"):
             raise ValueError(
-                "`precompute_ref_log_probs`, `sync_ref_model` and `f_divergence_type` need a reference policy: leave "
-                "them or `reference_free` out."
-            )
-        if self.precompute_ref_log_probs and self.sync_ref_model:
-            raise ValueError(
-                "`precompute_ref_log_probs` computes only once what `sync_ref_model` changes: choose one."
+                "`precompute_ref_log_probs` and `f_divergence_type` need a reference policy: leave them or "
+                "`reference_free` out."
             )

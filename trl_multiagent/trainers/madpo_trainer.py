@@ -33,12 +33,11 @@ from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
 from trl_multiagent.rollout.tree import Node, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import describe_run
-from trl_multiagent.trainers.base.generation import TrainerGenerator
 from trl_multiagent.trainers.base.metrics import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_loss import Answers, preference_losses
 
@@ -130,7 +129,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ):
-        args = args or self._config_class(f"{team.roles[-1]}-{self._name}")
+        args = self._checked(team, args)
         if environment is not None:
             check_team(team, environment, None)
         self.args, self.environment = args, environment
@@ -147,8 +146,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self._keeps_reference = not args.reference_free and not args.precompute_ref_log_probs
         reference = self._make_reference() if self._keeps_reference else None
         # DPOTrainer must not set up a single model. With `precompute_ref_log_probs`, it loads no reference model
-        changes: dict[str, Any] = {"precompute_ref_log_probs": True, "sync_ref_model": False}
-        with temporarily_set(args, **changes, disable_dropout=False, router_aux_loss_coef=None):
+        changes: dict[str, Any] = {"precompute_ref_log_probs": True, "disable_dropout": False}
+        with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(
                 args=args,
                 model=team,

@@ -15,7 +15,7 @@ from trl_multiagent.tasks.code_generation.item_facts import (
     read_facts,
 )
 
-from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, PAIRS, SUM_OF_SQUARES, table
+from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, SUM_OF_SQUARES, table
 
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -74,15 +74,8 @@ def test_everything_about_collaboration_is_scaled_by_the_share_of_the_tests(sand
     assert outcome.reward == pytest.approx(0.6 + 0.5 + (1.0 + 0.4 + 0.5 + 1.0) * 2 / 3)
 
 
-@pytest.mark.parametrize("group", ["one agent does all", "both write everything"])
-def test_no_pair_in_which_one_agent_is_enough_earns_more_than_a_single_agent(sandbox, group):
-    pairs = [pair for pair in PAIRS[group].values() if pair[0] is not None]
-    assert all(outcome.reward <= 2.1 + 1e-9 for outcome in score(sandbox, *pairs))
-
-
 def test_gates_on_a_constant_and_on_presence_earn_no_more_than_a_single_agent(sandbox):
-    gates = [*PAIRS["gates"].values()][:2]
-    gates += [
+    gates = [
         ("def aux(xs=None):\n    return 1", f"K = aux()\n{ALL_MAIN}\n    return 0 if K != 1 else 1"),
         ("def aux(xs=None):\n    return 'go'", ALL_MAIN.replace("return", "assert aux(xs) == 'go'\n    return")),
         ("def aux(*xs):\n    return True", ALL_MAIN.replace("return ", "return aux(*xs) and ")),

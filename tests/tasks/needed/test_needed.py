@@ -253,14 +253,6 @@ def test_shuffled_messages_are_those_of_one_other_item():
         environment.next_prompts(items[:2], histories_of(items[:2]))
 
 
-def test_scores_see_the_messages_that_were_written():
-    environment = MessageAblation(NeededEnvironment(Rule()), "cut")
-    history = [Turn({}, {"speaker": "take_largest"}, Outcome(0.0))]
-    assert environment.score([SORTED], [{"decider": "9"}], [history])[0].reward == 1.0
-    history = [Turn({}, {"speaker": "nine"}, Outcome(0.0))]
-    assert environment.score([SORTED], [{"decider": "9"}], [history])[0].reward == 0.0
-
-
 # Runs
 
 

@@ -149,9 +149,9 @@ class ActorCriticTrainer(RolloutTrainer):
         batches = super()._make_batches(levels, advantages)
         for name, rows in self._rows.items():
             size = max(1, -(-len(rows) // len(batches)))
-            tensors = self._critic_tensors(name, rows, size * len(batches)).to(self.accelerator.device)
+            tensors = self._critic_tensors(name, rows, size * len(batches))
             for batch, part in zip(batches, tensors.chunks(size), strict=True):
-                batch.critics[name] = part
+                batch.critics[name] = part.trimmed().to(self.accelerator.device)
         return batches
 
     def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
@@ -200,7 +200,7 @@ class ActorCriticTrainer(RolloutTrainer):
         values = []
         with self.team.evaluating(), self.accelerator.autocast():
             for chunk in tensors.chunks(size):
-                inputs = chunk.to(self.accelerator.device).inputs()
+                inputs = chunk.trimmed().to(self.accelerator.device).inputs()
                 outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
                 values += (shift + factor * outputs[critic_key(critic)]).tolist()
         for row, value in zip(rows, values, strict=False):
@@ -272,15 +272,9 @@ class ActorCriticTrainer(RolloutTrainer):
             values = shift + factor * outputs[key]
             errors = value_errors(values, tensors.targets, tensors.old_values, self.args.value_clip_range)
             loss = (errors * tensors.target_mask).sum() / self._num_joint_actions[name]
-            self.observer.totals.losses[key] += loss.detach()
+            self.observer.sums[key, "value_loss"] += loss.detach()
             # A sum over processes, but gradients are averaged over processes
             losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes
-        return losses
-
-    def _end_step(self) -> dict[str, torch.Tensor]:
-        losses = super()._end_step()
-        for key in map(critic_key, self.critics.names):
-            self._metrics["train"][f"{key}/value_loss"].append(losses[key].item())
         return losses
 
 

@@ -176,7 +176,7 @@ class Evaluation:
 
     def _repeat_calls(self, ablation: Ablation) -> None:
         """Has a new process of the helper answer the calls of the control again."""
-        ablation.unfit = "the helper did not answer again"
+        ablation.unfit = True  # unless the helper answers again
         self.timeout = self.clock.limit = self.timeout * 2 * len(self.results)  # for all calls together
         self.clock.start_candidate()
         self._begin_limit(self.timeout)
