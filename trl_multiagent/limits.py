@@ -27,15 +27,12 @@ NUMBERS = (int, float, int | None, float | None)
 POSITIVE = (
     "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs".split()
 )
-POSITIVE += (
-    "adam_epsilon ddp_timeout num_iterations ref_model_sync_steps delta discopop_tau repetition_penalty".split()
-)
+POSITIVE += "adam_epsilon ddp_timeout num_iterations ref_model_sync_steps delta repetition_penalty".split()
 INHERITED: dict[str, dict[str, Any]] = {
     **{name: {"gt": 0} for name in POSITIVE},
     **{name: {"ge": 0, "lt": 1} for name in ("adam_beta1", "adam_beta2")},
     "min_p": {"ge": 0, "le": 1},
     "data_seed": {"ge": 0},
-    "f_alpha_divergence_coef": {},
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 # Replacements of words in pydantic's messages

@@ -67,7 +67,7 @@ def test_what_peer_files_give_the_loaders():
     ("mt_magrpo_he", "--num_epochs 10 --num_turns 2 --turn_gradient_weights 1.2 0.8", ["10 epochs", "random"]),
     ("mt_magrpo_che", "--override external.mode='level_feedback' external.sandbox_slice=-2", ["2 turns"]),
     ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
-    ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["_form adapter\n"]),
+    ("iac_he", "--override peft.r=4 iac.critic_form=adapter", ["_form adapter\n"]),
     ("maac_he", "--override maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross", ["type q", "4 joint"]),
     ("iac_he", "--override iac.num_iterations=3 iac.max_steps=9", ["3 steps on each batch", "env steps        12"]),
     ("ac_he", "--override ac.critic_form=head ac.value_head_hidden_dim=64", ["critic_form head", "   main:"]),
@@ -207,7 +207,7 @@ def test_notes_on_critics(capsys):
     assert "critic_form head" in captured.out
     assert "`critic_model` and `critics` have no effect" in captured.err and "critic_devices" in captured.err
 
-    settings = ["iac.critic_lora_r=4", "iac.critic_trains_trunk=false"]
+    settings = ["iac.critic_lora_r=4"]
     path = RECIPES / "configs" / "iac_he_config.yaml"
     run_script("iac", "--config", str(path), "--dry_run", "--override", *settings)
     note = capsys.readouterr().err
@@ -227,7 +227,8 @@ def test_each_mode_plays_two_turns_of_real_problems(mode, tiny_model, shared_dat
         *(f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
         *("dataset.train_split=test[33:37]", f"output.base_dir={tmp_path}", f"prompt_files.aux={template}"),
         *(f"external.mode={mode}", "external.sandbox_slice=all", "external.hidden_tests=2"),
-        *(f"external.expert_model={tiny_model}", "external.expert_max_tokens=8", "external.expert_on_failure=plain"),
+        *("external.expert_model=m", "external.expert_base_url=http://127.0.0.1:9/v1", "external.expert_tries=1"),
+        "external.expert_on_failure=plain",
         *("magrpo.external_original_prompt=True", "magrpo.max_history_length=20"),
         *("--max_steps", "1", "--max_completion_length", "8", "--save_strategy", "no", "--disable_tqdm"),
         *("--num_generations", "2", "--eval_interval", "0", "--trace_steps", "1"),

@@ -93,7 +93,7 @@ peft.peft_type=IA3 `peft.peft_type` is not a known setting
 magrpo.optim=muonn 'adamw_torch'
 agent_model.name=model.gguf a GGUF file as `gguf_file`
 agent_model.gguf_file=model.gguf there is no such file in ./model
-madpo madpo.loss_type=exo_pair label_smoothing
+madpo madpo.loss_type=exo_pair a team has the losses sigmoid
 madpo_iter madpo=3 must be a section
 marlhf marlhf.reward_training={learning_rate: -1} reward_training
 marlhf marlhf.reward_training={output_dir: elsewhere} cannot be set
@@ -107,12 +107,13 @@ reward_model reward_model.preference_dataset=not_collected_yet trl-multiagent co
 .x=1 section.key=value
 grpo grpo.collaboration_mode=centralized for several roles, but there is one
 iac iac.use_separate_critic=false;iac.critic_form=adapter `critic_form` is 'adapter'; give one.
+iac iac.critic_form=adapter needs LoRA agents
 iac critics=[a/b];iac.critic_models=c/d `iac.critic_models` is 'c/d', but the critics are ['a/b']
 iac critic_model.name=demo has 'demo', which the task builds
 iac iac.critic_models=./nowhere `iac.critic_models` is './nowhere', but there is no such folder.
 iac critics=[a/b,c/d];iac.frozen_agents=[aux] 2 models for the critics ['main']
 maac critics=[a/b,c/d] 2 models for the critics ['central']
-maac maac.critic_form=head set `critic_trains_trunk` to False
+maac maac.critic_form=head set `critic_form` to 'model'
 ac ac.num_agents=2 ac trains one agent; IAC trains several.
 madpo madpo.num_turns=2 `madpo.num_turns`
 madpo madpo.preference_dataset=missing There are no preferences in missing
@@ -230,7 +231,6 @@ def test_whatever_a_file_says(folder, tiny_model, capsys, algorithm, sections, n
     ("algorithm", "overrides", "expected"),
     [
         ("madpo", ["madpo.advantage_mode=mean"], "madpo.advantage_mode"),
-        ("marlhf", ["marlhf.critic_form=head"], "because of `rl_algorithm`: marlhf.critic_form"),
         ("magrpo", ["output.save_final_model=false", "magrpo.push_to_hub=true"], "`output.save_final_model: false`"),
     ],
 )

@@ -183,8 +183,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
             # "auto" makes transformers use the hidden size squared. DeepSpeed's own default, 5e8 gradients, needs a
             # buffer of one gigabyte, which is more than the shards of a small team
             args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
-        has_adapters = team.has_adapters or (team.critics is not None and team.critics.has_adapters)
-        if has_adapters and args.gradient_checkpointing:
+        if team.has_adapters and args.gradient_checkpointing:
             team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
                 # As in TRL: under ZeRO-3, partly frozen layers need the reentrant implementation of checkpointing
