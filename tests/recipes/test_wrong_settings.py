@@ -71,7 +71,7 @@ agent_model.tokenizer_kwargs={padding_side: right} padding_side
 agent_model.tokenizer_kwargs={trust_remote_code: true};agent_model.model_kwargs={trust_remote_code: false} same setting
 agents=[demo] 1 entries for 2 agents
 peft.r=0 positive integer
-peft.bias=all changes the base
+peft.bias=all agents share their base
 peft.target_modules=[q_proj,nosuch] no effect
 output.save_path=file is a file
 magrpo.resume_from_checkpoint=nowhere no such folder
@@ -96,7 +96,7 @@ magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', wh
 external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
 magrpo.optim=muonn one of
-agent_model.name=model.gguf a GGUF file as `gguf_file`
+agent_model.name=model.gguf neither a folder nor a GGUF file
 agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair label_smoothing
 madpo madpo.f_divergence_type=tv 'reverse_kl'
