@@ -516,7 +516,11 @@ def test_collaborate_refuses(arguments, message):
 def test_an_error_leaves_the_team_in_its_mode():
     team = tiny_team()
     with pytest.raises(TaskError):
-        team.collaborate({"prompt": "x"}, Dialogue({"aux": "", "main": ""}, lambda **columns: None), max_new_tokens=2)
+        team.collaborate(
+            {"prompt": "x"},
+            FunctionEnvironment({"aux": "{prompt}", "main": ""}, lambda **columns: None),
+            max_new_tokens=2,
+        )
     assert team.training and team.active == "aux"
 
 
