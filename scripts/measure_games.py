@@ -8,6 +8,7 @@ A training whose result is in the folder (by default outputs/games) is not repea
 
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -39,38 +40,50 @@ def trained(name, seed, folder):
 
 def play(name, model, partner):
     """
-    Plays `NUMBER` games of player 0 of a team with a partner. Returns the rewards of player 0, and the share of
-    invalid moves in each game.
+    Plays `NUMBER` games of a model, as player 0, with a partner. Returns the rewards of player 0, and its share of
+    invalid moves in each game if the partner makes none.
     """
     _, game, _, length = GAMES[name]
 
     class Settings:
         sections = {"textarena": Game(**game, memory=False)}
 
-    environment = SeatedEnvironment(make_environment(Settings), {"player_1": partner})
+    moves = Counter()
+
+    def count(item, prompt, history):
+        moves[item["seed"]] += 1
+        return partner(item, prompt, history)
+
+    seat = partner if isinstance(partner, TeamSeat) else FunctionSeat(count)
+    environment = SeatedEnvironment(make_environment(Settings), {"player_1": seat})
     team = AgentTeam.from_pretrained(model, roles=["player_0"])
     items = Seeds(name=name).load(f"test[:{NUMBER}]")
     episodes = team.collaborate(items, environment, num_turns=12, max_new_tokens=length, seed=0)
-    rewards = [sum(turn.outcome.role_rewards["player_0"] for turn in turns) for turns in episodes]
-    return np.array(rewards), np.array([turns[-1].outcome.metrics["invalid_moves"] for turns in episodes])
+    rewards = [sum(turn.outcome.reward for turn in turns) for turns in episodes]
+    invalid = [
+        turns[-1].outcome.metrics["invalid_moves"] * (len(turns) + moves[item["seed"]]) / len(turns)
+        for turns, item in zip(episodes, items, strict=True)
+    ]
+    return np.array(rewards), np.array(invalid)
 
 
 def with_interval(values):
-    low, high = t_interval(values[:, None], 0.95)
-    return f"{values.mean():.2f} [{float(low):.2f}, {float(high):.2f}]"
+    low, high = t_interval(values, 0.95)
+    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
 
 
 def rows(name, folder):
     task, _, legal, length = GAMES[name]
     start = task.models["demo"]()
-    rewards, invalid = play(name, start, FunctionSeat(legal))
+    rewards, invalid = play(name, start, legal)
     yield name, "untrained", f"{100 * invalid.mean():.0f} %", with_interval(rewards), ""
     for seed in (1, 2, 3):
         run = trained(name, seed, folder)
         first = min(run.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
-        rewards, invalid = play(name, str(run), FunctionSeat(legal))
+        model = str(run / "agents" / "player_0")
+        rewards, invalid = play(name, model, legal)
         agent = "player_0" if name == "nim" else "player_1"
-        against, _ = play(name, str(run), TeamSeat(str(first), agent=agent, max_new_tokens=length))
+        against, _ = play(name, model, TeamSeat(str(first), agent=agent, max_new_tokens=length))
         yield name, f"seed {seed}", f"{100 * invalid.mean():.0f} %", with_interval(rewards), with_interval(against)
 
 

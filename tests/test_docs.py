@@ -1,6 +1,7 @@
 """The examples in the documents run."""
 
 import dataclasses
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -43,10 +44,10 @@ def run_example(tiny_model, tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.trainer.DEFAULT_CALLBACKS", [DefaultFlowCallback, OneStep])
-    (tmp_path / "Qwen").mkdir()
 
     def run(code, names=None):
-        for name in set(re.findall(r'"(Qwen/[^"]+)"', code)):
+        for name in set(re.findall(r'"((?:Qwen|HuggingFaceTB)/[^"]+)"', code)):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).symlink_to(tiny_model)
         names = {} if names is None else names
         exec(code, names)
@@ -65,10 +66,18 @@ def test_the_table_of_trl_arguments_is_current():
 
 
 def test_readme_example(run_example, tmp_path, capsys):
-    (example,) = [block for block in python_blocks(ROOT / "README.md") if "@workflow(" in block]
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    set_up = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)[0]  # nothing else is needed for demo and tests
+    assert [line.partition("#")[0].strip() for line in set_up.splitlines()] == [
+        "make demo-real",
+        "make demo",
+        "make test",
+    ]
+    (example,) = python_blocks(ROOT / "README.md")
     assert len(example.strip().splitlines()) <= 24
     run_example(example)
-    assert (tmp_path / "editor" / "agents" / "writer" / "config.json").is_file()
+    assert (tmp_path / "hidden" / "agents" / "speaker" / "adapter_config.json").is_file()
     assert "'reward':" in capsys.readouterr().out
 
 
@@ -114,6 +123,23 @@ def test_a_picture_is_drawn_by_its_script(tmp_path, name):
     exec(script.read_text(), names)
     names["draw"](tmp_path / "picture.png")
     assert imread(tmp_path / "picture.png").shape == imread(script.with_name(f"{name}.png")).shape
+
+
+def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
+    roles = ("speaker", "decider")
+    turns = [{"prompts": {role: "A cup is hidden."}, "completions": {role: "a\ncup"}, "reward": 1.0} for role in roles]
+    right = {"results": {"turn_2": {"reward": {"mean": 0.5}}}}
+    names = ["base", "base_cut", "base_shuffled", "team", "team_cut", "team_shuffled"]
+    (tmp_path / "evaluation.json").write_text(json.dumps({"policies": dict.fromkeys(names, right)}))
+    for name in names:
+        (tmp_path / "transcripts" / name).mkdir(parents=True)
+        record = json.dumps({"episode": 0, "turns": turns})
+        (tmp_path / "transcripts" / name / "transcripts.jsonl").write_text(f"{record}\n" * 3)
+    script = ROOT / "docs" / "images" / "make_hidden.py"
+    drawn = {"__name__": "script", "__file__": str(script)}
+    exec(script.read_text(), drawn)
+    drawn["save"](tmp_path, tmp_path / "picture.png")
+    assert imread(tmp_path / "picture.png").shape == imread(script.with_name("hidden.png")).shape
 
 
 def test_the_picture_of_the_trainers_is_drawn_by_its_script(tmp_path):

@@ -63,13 +63,6 @@ def test_options_select_parts_of_the_past(options, shown):
         assert [word for word in words if word[0] in "PR" and len(word) == 2] == [*shown.split(), "P4"]
 
 
-@pytest.mark.parametrize("options", [{"original_prompt": True, "previous_response": True}, {"memory_mode": "last"}])
-@pytest.mark.parametrize("as_chat", [False, True])
-def test_after_one_turn_there_is_only_one_past(options, as_chat):
-    arguments = ("main", HISTORY[:1], "P2", as_chat)
-    assert whole_prompt(*arguments, HistoryOptions(**options)) == whole_prompt(*arguments)
-
-
 OTHERS = Turn({"aux": "a prompt"}, {"aux": "an answer"}, Outcome(0.0))
 
 

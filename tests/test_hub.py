@@ -379,15 +379,15 @@ except RuntimeError as error:
 
 def test_a_push_that_fails_during_the_training_does_not_stop_it(server, client, tmp_path):
     code = """
-from trl_multiagent.trainers.base import hub as team_hub
+from trl_multiagent.trainers.base import team_trainer
 messages = []
-team_hub.logger.warning = messages.append
+team_trainer.logger.warning = messages.append
 try:
     trainer = trainer(hub_always_push=True)
     trainer.train()
     trainer.push_to_hub()
 finally:
-    del team_hub.logger.warning
+    del team_trainer.logger.warning
 result = [trainer.state.global_step, messages]
 """
     server.fail("POST /api/models/user/shaky/commit", times=1, status=500)

@@ -26,8 +26,6 @@ def test_good_rows_pass():
     check({})
     check({}, CHAT)
     check({"aux_rejected": "yes"})  # one agent's answers may be the same
-    logps = {f"{role}_ref_{side}_logps": -1.5 for role in ROLES for side in ("chosen", "rejected")}
-    check({}, {**GOOD, **logps})
     check_preferences(Dataset.from_list([GOOD]).select_columns([*text_columns("aux"), *text_columns("main")]), ROLES)
 
 
@@ -62,9 +60,7 @@ def test_forms_of_one_role_do_not_mix():
     [
         ({}, ("aux", "critic"), "no column 'critic_prompt', 'critic_chosen', 'critic_rejected'.*of \\['aux', 'main'"),
         ({}, ("main",), r"answers of the roles \['aux', 'main'\], but the team has \['main'\]"),
-        ({"chosen_reward": ...}, ROLES, r"but no \['chosen_reward'\]"),
-        ({"aux_ref_chosen_logps": -1.0}, ROLES, r"but no \['aux_ref_rejected_logps', 'main"),
-        ({"aux_ref_chosen_logps": -1.0, "aux_ref_rejected_logps": -1.0}, ROLES, r"but no \['main_ref_chosen_logps'"),
+        ({"chosen_reward": ...}, ROLES, "only one of 'chosen_reward' and 'rejected_reward'"),
         ({"aux_prompt": ..., "aux_chosen": ..., "main_prompt": ...}, ROLES, r"it has answers of \[\]"),
     ],
 )

@@ -184,13 +184,6 @@ def test_every_episode_has_an_opening_of_its_own_whose_reward_counts():
     assert seen == [str(k) for k in range(6)]  # each is scored with the opening that its agent has seen
 
 
-def test_items_with_the_same_id_have_openings_of_their_own():
-    task = FunctionEnvironment({"user": "{x}", "agent": "{user}"}, lambda **_: [0.0], order=[["user"], ["agent"]])
-    environment = SeatedEnvironment(task, {"user": FunctionSeat(lambda item, prompt, history: prompt)})
-    prompts = ask(environment, [{"id": 1, "x": "a"}, {"id": 1, "x": "b"}], [(), ()])
-    assert [x["agent"] for x in prompts] == ["a", "b"]
-
-
 def test_a_function_is_no_seat():
     with pytest.raises(TypeError, match=r"The seat of 'user' is .* must be a `Seat`, such as `FunctionSeat`"):
         SeatedEnvironment(Dialogue(), {"user": lambda item, prompt, history: "x"})

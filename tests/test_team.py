@@ -518,7 +518,7 @@ def test_an_error_leaves_the_team_in_its_mode():
     with pytest.raises(TaskError):
         team.collaborate(
             {"prompt": "x"},
-            FunctionEnvironment({"aux": "{prompt}", "main": ""}, lambda **columns: None),
+            FunctionEnvironment({"aux": "{prompt}", "main": "{prompt}"}, lambda **columns: None),
             max_new_tokens=2,
         )
     assert team.training and team.active == "aux"

@@ -6,7 +6,6 @@ import random
 import pandas as pd
 import pytest
 import torch
-from datasets import load_dataset
 
 from trl_multiagent import Environment, Outcome
 from trl_multiagent.environments.task_errors import TaskError, task_code
@@ -14,8 +13,8 @@ from trl_multiagent.report.run_page import choose_trees, trees_of
 from trl_multiagent.rollout.trace import item_id, trace_rows
 from trl_multiagent.rollout.tree import Samples, acting, grow_trees, judge_nodes
 from trl_multiagent.settings.read import fail
+from trl_multiagent.trainers.base.run_report import print_completions
 from trl_multiagent.trainers.base.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
-from trl_multiagent.trainers.base.trackers import print_completions
 from trl_multiagent.trainers.magrpo_trainer import sibling_advantages
 
 from tiny import Workflow
@@ -108,9 +107,8 @@ def test_items_have_ids():
 # Files
 
 
-@pytest.mark.parametrize("file_format", ["parquet", "jsonl"])
-def test_files_hold_all_rows_and_are_bounded(tmp_path, file_format):
-    files = [TraceFiles(tmp_path / "trace", process, 2, file_format, max_files=3) for process in (0, 1)]
+def test_files_hold_all_rows_and_are_bounded(tmp_path):
+    files = [TraceFiles(tmp_path / "trace", process, 2, max_files=3) for process in (0, 1)]
     for step in range(1, 10):
         for of_process in files:
             of_process.rows += rows_of(step=step, process=of_process.process)
@@ -119,7 +117,7 @@ def test_files_hold_all_rows_and_are_bounded(tmp_path, file_format):
         of_process.flush()
     names = [path.name for path in trace_files(tmp_path / "trace")]
     assert names == [
-        f"{first:08d}-{last:08d}_process{process}.{file_format}"
+        f"{first:08d}-{last:08d}_process{process}.parquet"
         for first, last in ((5, 6), (7, 8), (9, 9))
         for process in (0, 1)
     ]
@@ -127,30 +125,28 @@ def test_files_hold_all_rows_and_are_bounded(tmp_path, file_format):
     trace = read_trace(tmp_path / "trace")
     expected = as_frame([row for step in range(5, 10) for k in (0, 1) for row in rows_of(step=step, process=k)])
     pd.testing.assert_frame_equal(trace, expected, check_dtype=False)
-    suffix = {"parquet": "parquet", "jsonl": "json"}[file_format]
-    loaded = load_dataset(suffix, data_dir=str(tmp_path / "trace"), cache_dir=str(tmp_path / "cache"), split="train")
-    assert len(loaded) == len(trace)
+    assert len(pd.read_parquet(tmp_path / "trace")) == len(trace)
 
 
 def test_a_run_that_resumes_repeats_no_step(tmp_path):
     for process in (0, 1, 2):
-        files = TraceFiles(tmp_path, process, 3, "jsonl", 10)
+        files = TraceFiles(tmp_path, process, 3, 10)
         for step in range(1, 8):
             files.rows += rows_of(step=step, process=process)
             files.end_step(step)
             if step == 4:  # a checkpoint
                 files.flush()
-    (tmp_path / ".00000007-00000009_process1.jsonl").write_text("{")
-    assert remove_after(tmp_path, 4) == 3
+    (tmp_path / ".00000007-00000009_process1.parquet").write_text("{")
+    remove_after(tmp_path, 4)
     assert not list(tmp_path.glob(".*"))
     assert sorted(set(read_trace(tmp_path)["step"])) == [1, 2, 3, 4]
-    assert remove_after(tmp_path / "nowhere", 0) == 0
+    remove_after(tmp_path / "nowhere", 0)
     with pytest.raises(FileNotFoundError, match="contains no trace: set `trace_steps`"):
         read_trace(tmp_path / "nowhere")
 
 
 def test_rows_of_the_same_steps_get_a_file_of_their_own(tmp_path):
-    files = TraceFiles(tmp_path, 0, 1, "parquet", 10)
+    files = TraceFiles(tmp_path, 0, 1, 10)
     for split in ("eval", "eval_hard"):
         files.rows += trace_rows(grow(), ROLES, step=2, split=split)
         files.flush()
@@ -158,11 +154,10 @@ def test_rows_of_the_same_steps_get_a_file_of_their_own(tmp_path):
 
 
 def test_texts_that_are_no_unicode(tmp_path):
-    for file_format in ("parquet", "jsonl"):
-        files = TraceFiles(tmp_path / file_format, 0, 1, file_format, 10)
-        files.rows += rows_of(grow(text="\ud800\x00\n"))
-        files.flush()
-        assert len(read_trace(tmp_path / file_format)) == 12
+    files = TraceFiles(tmp_path, 0, 1, 10)
+    files.rows += rows_of(grow(text="\ud800\x00\n"))
+    files.flush()
+    assert len(read_trace(tmp_path)) == 12
 
 
 # The terminal

@@ -1,6 +1,5 @@
 """Generation through vLLM. The tests need no GPU: `vllm_double.py` describes which parts of vLLM are replaced."""
 
-import contextlib
 import copy
 import gc
 import math
@@ -18,11 +17,9 @@ from trl_multiagent import AgentTeam, FunctionEnvironment, MAACConfig, MAACTrain
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.rollout.sampler import Completions
 from trl_multiagent.rollout.tree import Samples
-from trl_multiagent.trainers.base.loss import sampling_correction
 from trl_multiagent.trainers.base.vllm import (
     AgentGeneration,
     EngineError,
-    check_vllm,
     make_generations,
     max_lora_rank,
     sample_level,
@@ -206,37 +203,6 @@ def test_the_correction_multiplies_the_loss(tmp_path, models, corrects):
     assert difference == pytest.approx(math.log(1.25), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("mode", "low", "high", "expected", "counts"),
-    [
-        ("token_truncate", 0.5, 2.0, [[2.0, 0.5, 1.0], [1.0, 1.0, 1.0]], [2, 3]),
-        ("token_mask", 0.5, 2.0, [[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]], [2, 3]),
-        ("token_mask", None, None, [[4.0, 0.25, 1.0], [1.0, 1.0, 1.0]], [0, 3]),
-        ("sequence_truncate", None, 0.9, [[0.9], [0.9]], [1, 1]),
-        ("sequence_mask", None, 1.5, [[1.0], [1.0]], [0, 1]),
-    ],
-)
-def test_the_correction_is_the_bounded_ratio(tmp_path, mode, low, high, expected, counts):
-    args = config(
-        tmp_path,
-        vllm_importance_sampling_mode=mode,
-        vllm_importance_sampling_clip_min=low,
-        vllm_importance_sampling_clip_max=high,
-    )
-    policy = torch.tensor([[4.0, 0.25, 1.0], [8.0, 0.5, 7.0]]).log()
-    mask = torch.tensor([[1, 1, 1], [0, 1, 0]])
-    sampling_logps = torch.tensor([[0.0, 0.0, 0.0], [0.0, math.nan, 0.0]])
-    factors, found = sampling_correction(policy, sampling_logps, mask, args)
-    assert torch.allclose(factors, torch.tensor(expected)) and found[:2].tolist() == counts
-    assert found[2].item() == pytest.approx(math.log(4 * 4 * 1)) and found[3:].tolist() == [3, 4]
-
-
-def test_an_overflowing_ratio_is_masked(tmp_path):
-    sampling_logps = torch.full((1, 1), -1000.0)
-    factors, counts = sampling_correction(torch.zeros(1, 1), sampling_logps, torch.ones(1, 1), config(tmp_path))
-    assert factors.tolist() == [[0.0]] and counts.tolist() == [1, 1, 1000, 1, 1]
-
-
 # One engine per model in this process
 
 
@@ -409,16 +375,6 @@ def test_full_models_as_files(tmp_path, models):
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_weights_that_a_server_cannot_read_end_the_run(tmp_path, models, monkeypatch):
-    respond = VLLMServer.respond
-    broken = lambda self, path, body: (400, {}) if path == "/collective_rpc" else respond(self, path, body)  # noqa: E731
-    monkeypatch.setattr(VLLMServer, "respond", broken)
-    with pytest.raises(
-        EngineError, match=r"weights of agent 'aux' from .*aux-1: 400.*must have access to that folder"
-    ):
-        train_with_servers(tmp_path, models, vllm_weight_transfer="files")
-
-
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_stop_strings_by_role(tmp_path, models, mode):
     strings = {"aux": [*"aeiou"], "main": [*"0123456789"]}
@@ -465,11 +421,12 @@ def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, monkeyp
 
     monkeypatch.setattr(VLLMServer, "respond", respond_once)
     with pytest.raises(UnavailableError) as error:
-        train_with_servers(tmp_path, models, vllm_weight_transfer="files", save_strategy="steps", save_steps=100)
+        train_with_servers(tmp_path, models, vllm_weight_transfer="files")
     message = str(error.value)
     assert message.startswith("agent 'main': the vLLM server at http://127.0.0.1:") and "\n" not in message
-    assert "gave no answer (" in message and "start it again as before, and resume the run." in message
-    assert message.endswith(f"The checkpoint of this step is {tmp_path / 'checkpoint-1'}.")
+    assert "gave no answer (" in message and message.endswith(
+        "start it again as before, and resume the run. There is no checkpoint."
+    )
 
 
 def test_an_engine_leaves_the_environment_as_it_was(tmp_path, models, monkeypatch):
@@ -521,7 +478,7 @@ def lost(self):
 def test_weights_that_do_not_arrive_in_an_engine_end_the_training(tmp_path, models, monkeypatch, corrects):
     sync = AgentGeneration.sync_weights
     monkeypatch.setattr(AgentGeneration, "sync_weights", lambda self: lost(self) if self.sent_steps else sync(self))
-    settings = {**TRAINING, "num_turns": 1, "max_steps": 8, "learning_rate": 5.0, **SAVED, "save_steps": 100}
+    settings = {**TRAINING, "num_turns": 1, "max_steps": 8, "learning_rate": 5.0, **SAVED}
     settings["vllm_importance_sampling_correction"] = corrects
     trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **settings)
     with pytest.raises(UnavailableError) as error:
@@ -529,7 +486,7 @@ def test_weights_that_do_not_arrive_in_an_engine_end_the_training(tmp_path, mode
     step = trainer.state.global_step
     words = [f"Step {step + 1}: ", "sampled for agent 'aux'", " nats per token, and ", "restart it with the agent's"]
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
-    assert f"The checkpoint of this step is {tmp_path / f'checkpoint-{step}'}." in str(error.value) and step > 0
+    assert f"The last complete checkpoint is {tmp_path / f'checkpoint-{step}'}." in str(error.value) and step > 0
     assert all(entry["agents/aux/sampling_logp_difference"] <= 0.3 for entry in trainer.state.log_history)
     monkeypatch.setattr(AgentGeneration, "sync_weights", sync)
     settings["max_steps"] = step + 1
@@ -544,25 +501,9 @@ def test_ratios_outside_of_their_bounds_end_the_training(tmp_path, models):
         train_with_servers(tmp_path, models, 0.2, max_steps=1, **settings)
 
 
-def test_the_engine_of_a_frozen_agent_is_compared_in_the_first_step(tmp_path, models, monkeypatch):
-    settings = {**TRAINING, "use_vllm": True, "frozen_agents": ["aux"]}
-    trainer = tiny_trainer(tmp_path, team_of(models), **settings)
-    trainer.train()
-    logs = [entry.get("agents/aux/sampling_logp_difference") for entry in trainer.state.log_history[:2]]
-    assert 0 < logs[0] < 1e-4 and logs[1] is None
-    monkeypatch.setattr(AgentGeneration, "sync_weights", lost)
-    trainer = tiny_trainer(tmp_path, team_of(models), **settings)
-    with torch.no_grad():
-        LLM.instances[-2].model.get_output_embeddings().weight.mul_(20)
-    with pytest.raises(EngineError, match=r"^Step 1: .* sampled for agent 'aux' differ"):
-        trainer.train()
-
-
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_levels_at_which_a_role_does_not_act(tmp_path, models, mode):
-    """
-    Its engine gets no prompts. A frozen agent that acts alone has no row in the update, and is compared nevertheless.
-    """
+    """Its engine gets no prompts. A frozen agent that acts alone has no row in the update."""
     prompts = {"aux": "Task {x}, part aux:", "main": "Task {x}, {aux}, part main:"}
     environment = FunctionEnvironment(prompts, count_reward, order=[["aux"], ["main"]])
     settings = {"environment": environment, "num_generations": 3, "frozen_agents": ["aux"]}
@@ -576,25 +517,22 @@ def test_levels_at_which_a_role_does_not_act(tmp_path, models, mode):
         calls = [[number for _, number, _ in engine.calls if number] for engine in LLM.instances]
         assert calls == [[2 * 3] * 2, [2 * 3 * 3] * 2]
     first, second = trainer.state.log_history[:2]
-    assert 0 < first["agents/aux/sampling_logp_difference"] < 1e-4 and "agents/aux/loss" not in first
+    assert not {"agents/aux/sampling_logp_difference", "agents/aux/loss"} & first.keys()
     assert 0 < second["agents/main/sampling_logp_difference"] < 1e-4
 
 
-@pytest.mark.parametrize(("share", "fails"), [(1.0, True), (0.4, False)])
-def test_log_probabilities_that_are_missing_end_the_training(share, fails, tmp_path, models, monkeypatch):
+def test_log_probabilities_that_are_missing_end_the_training(tmp_path, models, monkeypatch):
     sample = AgentGeneration.sample
 
     def without(self, *args):
-        def fewer(x):
-            return [math.nan if k < share * len(x) else y for k, y in enumerate(x)]
-
         of_roles = sample(self, *args).items()
-        return {role: [Completions(x.ids, [fewer(y) for y in x.logps]) for x in of] for role, of in of_roles}
+        return {
+            role: [Completions(x.ids, [[math.nan] * len(y) for y in x.logps]) for x in of] for role, of in of_roles
+        }
 
     monkeypatch.setattr(AgentGeneration, "sample", without)
-    settings = {**TRAINING, "max_completion_length": 10, "max_steps": 1}
-    trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **settings)
-    with pytest.raises(EngineError, match="no log-probabilities for 100%") if fails else contextlib.nullcontext():
+    trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **TRAINING)
+    with pytest.raises(EngineError, match="no log-probabilities for 100%"):
         trainer.train()
 
 
@@ -617,13 +555,9 @@ def test_a_server_with_another_model_ends_the_run(tmp_path, models):
         ({"generation_kwargs": {"seed": 1}}, "must not set 'seed'"),
         ({"generation_kwargs": {"n": 2}}, "must not set 'n'"),
         ({"generation_kwargs": {"stop": ["."]}}, "must not set 'stop'"),
-        ({"vllm_weight_transfer": "files"}, "`vllm_weight_transfer='files'` is for `vllm_mode='server'`"),
         ({"vllm_weight_transfer": "gloo"}, "it must be 'nccl' or 'files'"),
-        ({"temperature": 2.5}, "`temperature` is 2.5: vLLM samples with at most 2"),
         ({"vllm_max_model_length": 8}, "no room for a prompt"),
-        ({"vllm_server_base_urls": {"aux": "http://a"}}, "are for `vllm_mode='server'`"),
         ({"vllm_tensor_parallel_size": 2}, "does not divide the 1 processes"),
-        ({"vllm_mode": "server", "vllm_enable_sleep_mode": True}, "is for `vllm_mode='colocate'`"),
     ],
 )
 def test_invalid_settings_are_refused(tmp_path, settings, message):
@@ -651,27 +585,9 @@ def test_servers_that_do_not_fit_the_team_are_refused(tmp_path, models, urls, me
         tiny_trainer(tmp_path, team_of(models), use_vllm=True, vllm_mode="server", vllm_server_base_urls=urls)
 
 
-def test_teams_that_an_engine_cannot_load_are_refused(tmp_path, models):
-    with pytest.raises(ValueError, match="works with one engine per process, and the team's 2 models"):
-        tiny_trainer(tmp_path, team_of(models), use_vllm=True, vllm_enable_sleep_mode=True)
-    with pytest.raises(ValueError, match=r"agent 'aux' was loaded from '', where vLLM finds no config\.json"):
-        tiny_trainer(tmp_path, use_vllm=True)
-    assert LLM.instances == []
-    team_of(models).save_pretrained(tmp_path / "team")
-    check_vllm(AgentTeam.from_pretrained(str(tmp_path / "team")).policies, config(tmp_path))
-
-
 def test_the_rank_of_the_engine_suffices_for_all_adapters():
     assert max_lora_rank([LoraConfig(r=16), LoraConfig(r=8, rank_pattern={"q_proj": 33})]) == 64
     assert max_lora_rank([LoraConfig(r=1)]) == 1
-
-
-def test_a_server_with_unprocessed_log_probabilities_is_refused(tmp_path, models):
-    with VLLMServer(models["aux"], logprobs_mode="raw_logprobs") as server:
-        args = config(tmp_path, vllm_mode="server", vllm_server_base_url=server.url, vllm_group_port=free_ports(1))
-        model = AutoModelForCausalLM.from_pretrained(models["aux"])
-        with pytest.raises(ValueError, match="--logprobs-mode raw_logprobs"):
-            make_generations({"aux": model}, {"aux": EOS}, Accelerator(cpu=True), args)
 
 
 def test_the_weights_of_the_best_model_are_sent_again(tmp_path, models):

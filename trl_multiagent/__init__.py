@@ -23,11 +23,10 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
     from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
     from trl_multiagent.team.agent_team import AgentTeam
     from trl_multiagent.team.seat import TeamSeat
-    from trl_multiagent.trainers.iac_config import IACConfig
+    from trl_multiagent.trainers.base.actor_critic_config import IACConfig, MAACConfig
     from trl_multiagent.trainers.iac_trainer import IACTrainer
     from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
     from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
-    from trl_multiagent.trainers.maac_config import MAACConfig
     from trl_multiagent.trainers.maac_trainer import MAACTrainer
     from trl_multiagent.trainers.madpo_config import MADPOConfig
     from trl_multiagent.trainers.madpo_trainer import MADPOTrainer

@@ -22,7 +22,6 @@ import trl_multiagent
 from trl_multiagent.folders import is_collection
 from trl_multiagent.jobs.signals import (
     COMMAND_VARIABLE,
-    end_on_signal,
     end_with_parent,
     leaving_signals_to_children,
 )
@@ -282,11 +281,7 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 def main(argv: Sequence[str] | None = None) -> None:
     if os.environ.get(SAFE_PATH[0]) == SAFE_PATH[1]:
         del os.environ[SAFE_PATH[0]]  # programs that the user's code starts are as usual
-    with end_on_signal("trl-multiagent", list):  # for the time of imports; a run handles signals itself
-        run_command(sys.argv[1:] if argv is None else list(argv))
-
-
-def run_command(argv: list[str]) -> None:
+    argv = sys.argv[1:] if argv is None else list(argv)
     parser, parser_of_train = make_parsers()
     if argv in (["train", "-h"], ["train", "--help"]):
         return parser_of_train.print_help()

@@ -21,29 +21,36 @@ def main(arguments: list[str], folder: Path = Path("outputs/demo-real"), items: 
     print(summary(evaluation, items))
 
 
-def summary(evaluation: Path, items: int) -> str:
-    """Returns the first items before and after the training, and the share of right answers of each policy."""
+def policies_of(evaluation: Path) -> tuple[dict[str, str], dict]:
+    """Returns the name of each policy by what it is, and the evaluation of each name."""
     policies = json.loads((evaluation / "evaluation.json").read_text())["policies"]
     untrained, _, _, trained, cut, shuffled = policies
+    names = {"untrained": untrained, "trained": trained, "trained, messages cut": cut}
+    return {**names, "trained, messages of other items": shuffled}, policies
+
+
+def talks_of(evaluation: Path, policy: str) -> list[list[dict]]:
+    """Returns the turns of the first episode of each item."""
+    lines = (evaluation / "transcripts" / policy / "transcripts.jsonl").read_text().splitlines()
+    return [record["turns"] for record in map(json.loads, lines) if record["episode"] == 0]
+
+
+def summary(evaluation: Path, items: int) -> str:
+    """Returns the first items before and after the training, and the share of right answers of each policy."""
+    names, policies = policies_of(evaluation)
+    talks = [talks_of(evaluation, names[when]) for when in ("untrained", "trained")]
     lines = ["", "Before and after, on words that were not in the training:", ""]
-    talks = [played(evaluation / "transcripts" / name) for name in (untrained, trained)]
     for before, after in [*zip(*talks, strict=True)][:items]:
         lines.append(before[0]["prompts"]["speaker"].partition(".")[0] + ".")
         for when, turns in (("before", before), ("after", after)):
             said = [text.replace("\n", " ") for turn in turns for text in turn["completions"].values()]
             lines.append(f"  {when:8} speaker: {said[0]:40}  decider: {said[-1]}")
     lines += ["", f"Right answers to {len(talks[0])} items, and their 95 % intervals:", ""]
-    names = {untrained: "untrained", trained: "trained", cut: "trained, messages cut"}
-    names |= {shuffled: "trained, messages of other items"}
-    for name, shown in names.items():
+    for shown, name in names.items():
         right = policies[name]["results"]["turn_2"]["reward"]
         lines.append(f"  {shown:34} {right['mean']:.2f} [{right['low']:.2f}, {right['high']:.2f}]")
     lines += [f"  {'any team without messages':34} 0.25 at most (exact)", ""]
     return "\n".join([*lines, f"Report: {evaluation.parent / 'report.html'}"])
-
-
-def played(folder: Path) -> list[list[dict]]:
-    return [json.loads(line)["turns"] for line in (folder / "transcripts.jsonl").read_text().splitlines()]
 
 
 if __name__ == "__main__":

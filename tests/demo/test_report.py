@@ -12,7 +12,7 @@ from trl_multiagent.demo.model import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.demo.report import DemoReport
 from trl_multiagent.environments.base import Outcome, Turn
-from trl_multiagent.trainers.base.trackers import RewardProgressCallback
+from trl_multiagent.trainers.base.run_report import RewardProgressCallback
 
 
 ITEMS = demo_dataset("test").select(range(12))

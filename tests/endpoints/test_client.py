@@ -1,7 +1,6 @@
 """OpenAI's client against local servers that answer, fail, stall and refuse."""
 
 import errno
-import multiprocessing
 import random
 import time
 from pathlib import Path
@@ -118,13 +117,6 @@ def test_a_failure_is_one_line_and_concerns_its_question(name, tmp_path):
     assert random.getstate() == state  # the training's random numbers
 
 
-def test_nobody_is_there(tmp_path):
-    with endpoint_server(lambda request, number: "x") as server:
-        client = make_client(server, tmp_path)
-    (error,) = client.ask([question()])
-    assert "Connection error. ([Errno 111] Connection refused)" in str(error)
-
-
 def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -133,23 +125,6 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
         monkeypatch.setattr(Path, "write_text", full)
         make_client(server, tmp_path).ask([question()])
     assert str(tmp_path) in error.value.filename and not list(tmp_path.rglob("*.json"))
-
-
-def ask_in_process(url, folder):
-    client = EndpointClient(make_endpoint("some-model", f"{url}/v1"), Path(folder))
-    assert all(x.text == "same" for x in client.ask([question(str(k)) for k in range(20)]))
-
-
-def test_several_processes_share_a_folder(tmp_path):
-    with endpoint_server(lambda request, number: "same") as server:
-        context = multiprocessing.get_context("fork")
-        processes = [context.Process(target=ask_in_process, args=(server.url, tmp_path)) for _ in range(2)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(60)
-        assert [process.exitcode for process in processes] == [0, 0]
-    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 20
 
 
 def test_no_other_key_is_sent(tmp_path, monkeypatch):

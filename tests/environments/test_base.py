@@ -94,24 +94,6 @@ def test_several_rewards_are_weighted_and_logged_unweighted():
     assert outcomes[1].metrics == {"rewards/matches": 0.0, "rewards/levels": 2.0}
 
 
-def test_async_rewards_run_side_by_side_and_keep_their_order():
-    started = []
-
-    async def slow(completions, **columns):
-        started.append("slow")
-        while len(started) < 2:  # ends only if the other one runs meanwhile
-            await asyncio.sleep(0)
-        return [1.0 for _ in completions]
-
-    async def quick(completions, **columns):
-        started.append("quick")
-        return [10.0 for _ in completions]
-
-    outcomes = score(environment(reward_funcs=[slow, levels, quick], reward_weights=[1.0, 100.0, 1.0]))
-    assert [outcome.reward for outcome in outcomes] == [111.0, 211.0]
-    assert outcomes[0].metrics == {"rewards/slow": 1.0, "rewards/levels": 1.0, "rewards/quick": 10.0}
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 def test_scoring_works_inside_a_running_event_loop(is_async):
     async def late(completions, **columns):
@@ -368,14 +350,3 @@ def test_templates_and_transitions_that_fail_are_named(changes, history, message
     with pytest.raises(TaskError) as error:
         ask(environment(**changes), ITEMS[:1], [history])
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("convert", [numpy.array, torch.tensor, tuple])
-def test_score_may_return_an_array_or_a_tensor(convert):
-    class Lengths(FunctionEnvironment):
-        def score(self, items, joint_actions, histories):
-            return convert([float(len(x["poet"])) for x in joint_actions])
-
-    environment = Lengths({"poet": "Write."}, lambda completions: [0.0] * len(completions))
-    outcomes = judge(environment, [{}, {}], [{"poet": "a"}, {"poet": "abc"}], [[], []])
-    assert [outcome.reward for outcome in outcomes] == [1.0, 3.0]

@@ -102,6 +102,10 @@ def test_blocks(text, aux, main, missing, doubled):
     assert (blocks.missing, blocks.doubled) == (missing, doubled)
 
 
+def test_the_work_for_blocks_without_an_end_grows_with_the_length():
+    assert split_blocks("<aux>" * 100_000, ["aux", "main"]).doubled == ["aux"]  # in quadratic time this takes hours
+
+
 def test_the_task_gets_the_answers_and_the_prompts_of_its_roles():
     central = CentralizedEnvironment(environment())
     assert central.roles == ("team",) and isinstance(central.unwrapped, FunctionEnvironment)

@@ -1,9 +1,7 @@
 """Reward functions as TRL calls them: `async` ones, those for one role, reward models, and what they may ask for."""
 
 import asyncio
-import copy
 import os
-import pickle
 import threading
 from functools import partial
 
@@ -100,27 +98,6 @@ def test_a_deadline(blocks):
     assert cancelled.wait(60)
     env.reward_timeout = None
     assert [outcome.reward for outcome in env.score(ITEMS[:1] * 2, ACTIONS, [[], []])] == [1.0, 1.0]
-
-
-def test_an_interrupt_leaves_the_loop_usable():
-    async def judge(completions, topic):
-        if topic[0] == "rain":
-            raise KeyboardInterrupt
-        return [1.0, 1.0]
-
-    env = environment(judge)
-    with pytest.raises(TaskError, match="`judge` was interrupted"):
-        rewards(env)
-    assert [outcome.reward for outcome in env.score(ITEMS[1:] * 2, ACTIONS, [[], []])] == [1.0, 1.0]
-
-
-def test_copies_share_the_loop():
-    env = environment(role_reward("critic", len_reward))
-    rewards(env)
-    loops = sum(thread.name == "async-rewards" for thread in threading.enumerate())
-    for other in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
-        assert len(rewards(other)) == 2
-    assert sum(thread.name == "async-rewards" for thread in threading.enumerate()) == loops == 1
 
 
 async def len_reward(completions, **columns):

@@ -19,7 +19,6 @@ from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.play import EpisodeGenerator
 from trl_multiagent.evaluation.players import PipelineSampler, Policy
 from trl_multiagent.evaluation.statistics import item_values
-from trl_multiagent.folders import locked
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, play_episodes
 from trl_multiagent.runs.evaluation_settings import USED, algorithm_of, find_config, find_team, safe_settings
@@ -123,21 +122,6 @@ def test_a_folder_of_another_evaluation_is_refused(evaluated, runs, capsys):
         evaluate(runs / "plain", "--num_turns", "2", "--output_dir", evaluated, "--temperature", "0.5", "--seed", "1")
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert "holds another evaluation: temperature was 1.0, is 0.5; seed was 42, is 1. Choose another folder" in message
-
-
-def test_two_evaluations_do_not_write_into_one_folder(evaluated, runs, tmp_path, capsys):
-    folder = tmp_path / "results"
-    shutil.copytree(evaluated, folder)
-    again = (runs / "plain", "--num_turns", "2", "--output_dir", folder)
-    with locked(folder, "choose another one"):
-        with pytest.raises(SystemExit) as ended:
-            evaluate(*again)
-        error = capsys.readouterr().err
-        assert ended.value.code == 2 and f"Another program is writing to {folder}" in error
-        evaluate(*again, "--dry_run")  # writes nothing
-    evaluate(*again)
-    evaluate(*again)  # the first of these two has given the folder free
-    assert transcripts(folder) == transcripts(evaluated)
 
 
 def test_what_the_baselines_see_and_cost(evaluated):
@@ -485,16 +469,6 @@ def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, 
     evaluate(*common, "magrpo.original_prompt=false", "--output_dir", tmp_path / "as_trained")
     evaluate(*common, "--original_prompt", "false", "--output_dir", tmp_path / "flag")
     assert second_prompts(tmp_path / "flag") == second_prompts(tmp_path / "as_trained") != second_prompts(evaluated)
-
-
-@pytest.mark.parametrize("function", ["make_environment", "load_datasets"])
-@pytest.mark.parametrize("error", [RuntimeError("a bug"), TaskError("a bug")])
-def test_a_bug_in_a_task_keeps_its_traceback(runs, tmp_path, function, error):
-    def broken(settings):
-        raise error
-
-    with pytest.raises(type(error), match="a bug"):
-        evaluate(runs / "plain", "--output_dir", tmp_path, task=dataclasses.replace(TASK, **{function: broken}))
 
 
 def test_an_answer_in_the_prompt_of_another_agent_ends_no_turn(monkeypatch):

@@ -20,8 +20,6 @@ def arguments(process: int) -> dict[str, dict]:
     return {
         "nothing": {"items_per_device": 1},
         "num_turns": {"num_turns": 1 + process},
-        "save_steps": {"save_strategy": "steps", "save_steps": 1 + process},
-        "eval_dataset": {"eval_dataset": tiny_items(2 + process)},
         "train_dataset": {"train_dataset": other},
         "environment prompts": {"environment": environment},
         "weights that are not trained": {"team": team, "beta": 0.1},

@@ -29,10 +29,10 @@ from trl_multiagent import (
     MAGRPOTrainer,
 )
 from trl_multiagent.rollout.tree import Samples, acting, root_nodes
-from trl_multiagent.trainers.base.generation import sampling_parameters
+from trl_multiagent.trainers.base.team_trainer import sampling_parameters
 
 from process_group import end_process_group
-from tiny import Workflow, byte_tokenizer, tiny_config, tiny_environment, tiny_items
+from tiny import Workflow, byte_tokenizer, living_workflow, tiny_config, tiny_environment, tiny_items
 
 
 CASES = {
@@ -51,7 +51,7 @@ CASES = {
     "critics": ("full", {"gae_lambda": 0.95}),
     "adapters as critics": ("lora", {"critic_form": "adapter", "gradient_checkpointing": True}),
     "value heads": ("shared", {"critic_form": "head", "critic_value_head_hidden_dim": 8}),
-    "central critic on a frozen copy": ("full", {"critic_form": "adapter", "num_iterations": 2}),
+    "central critic": ("full", {"num_iterations": 2}),
     "workflow": ("full", {"beta": 0.1, "num_iterations": 2, "num_generations": 2, "credit": "sibling"}),
     "workflow in episodes": (
         "lora",
@@ -65,7 +65,7 @@ ALGORITHMS = {  # of the cases with critics
     "critics": (IACTrainer, IACConfig),
     "adapters as critics": (IACTrainer, IACConfig),
     "value heads": (IACTrainer, IACConfig),
-    "central critic on a frozen copy": (MAACTrainer, MAACConfig),
+    "central critic": (MAACTrainer, MAACConfig),
     "workflow with critics": (IACTrainer, IACConfig),
 }
 
@@ -80,10 +80,7 @@ PREFERENCES = {
     "preferences": ("full", {"loss_type": ["sigmoid", "sft"]}),
     "preferences, frozen adapter": ("lora", {"frozen_agents": ["aux"], "gradient_checkpointing": True}),
     # In the evaluation after it, the processes sample completions of different lengths
-    "preferences, stored references": (
-        "heterogeneous",
-        {"precompute_ref_log_probs": True, "max_completion_length": 128},
-    ),
+    "preferences, other models": ("heterogeneous", {"max_completion_length": 128}),
 }
 REWARD_MODEL = "preferences for a reward model"
 
@@ -139,6 +136,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     environment = (
         Workflow(shared="credit" in settings) if case.startswith("workflow") else tiny_environment(team.roles)
     )
+    environment = living_workflow() if case == "workflow in episodes" else environment
     trainer = trainer_class(team, environment, args, tiny_items(12))
     if case in ALGORITHMS:
         torch.manual_seed(5)

@@ -17,7 +17,7 @@ from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.trainers.base.checkpoints import read_checkpoint
 
 from process_group import end_process_group
-from tiny import Workflow, count_reward, feedback, team_of, tiny_items, tiny_trainer
+from tiny import count_reward, feedback, living_workflow, team_of, tiny_items, tiny_trainer
 
 
 class MoodyEnvironment(FunctionEnvironment):
@@ -48,8 +48,13 @@ SETTINGS = {
     "plain": {"logging_steps": 3, "save_steps": 2, "save_total_limit": 1, "lr_scheduler_type": "linear"},
     "tree": {
         **{"num_turns": 2, "num_generations": 2, "early_termination_threshold": 0.12},
-        **{"beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 2},
-        **{"eval_strategy": "epoch", "eval_dataset": tiny_items(3), "eval_on_start": True, "save_steps": 3},
+        **{
+            "beta": 0.05,
+            "eval_strategy": "epoch",
+            "eval_dataset": tiny_items(3),
+            "eval_on_start": True,
+            "save_steps": 3,
+        },
         **{"logging_strategy": "epoch", "log_completions": True, "num_completions_to_print": 1, "trace_steps": 2},
     },
     "chain": {
@@ -59,13 +64,14 @@ SETTINGS = {
     },
     "lora": {"team": "lora", "beta": 0.05, "gradient_checkpointing": True, "logging_steps": 3, "save_steps": 2},
     "workflow": {
-        **{"environment": Workflow(), "num_turns": 3, "branching": "episodes", "num_iterations": 2, "save_steps": 3},
+        **{"environment": living_workflow(), "num_turns": 3, "branching": "episodes", "save_steps": 3},
         **{"num_generations": 2, "advantage_normalization": "role", "logging_steps": 2, "eval_dataset": tiny_items(3)},
+        "num_iterations": 2,
         **{"eval_strategy": "steps", "eval_steps": 4, "log_completions": True, "num_completions_to_print": 1},
     },
     "two_processes": {
-        **{"max_steps": 5, "train_dataset": tiny_items(12), "beta": 0.05, "sync_ref_model": True},
-        **{"ref_model_sync_steps": 1, "logging_steps": 3, "save_steps": 2, "save_total_limit": 1},
+        **{"max_steps": 5, "train_dataset": tiny_items(12), "beta": 0.05},
+        **{"logging_steps": 3, "save_steps": 2, "save_total_limit": 1},
     },
 }
 

@@ -1,9 +1,7 @@
 """
-Two nodes of one process each, without a common folder. Run by `test_checkpoints.py`: `own_folders.py FOLDER FORM
-SAVE_ON_EACH_NODE`.
+Two nodes of one process each, without a common folder. Run by `test_checkpoints.py`: `own_folders.py FOLDER FORM`.
 """
 
-import json
 import os
 import sys
 from functools import partial
@@ -19,19 +17,19 @@ from tiny import tiny_items, tiny_trainer
 
 
 if __name__ == "__main__":
-    folder, form, on_each_node = Path(sys.argv[1]) / os.environ["RANK"], sys.argv[2], json.loads(sys.argv[3])
+    folder = Path(sys.argv[1]) / os.environ["RANK"]
     kinds = {"full": {}, "critics": {"trainer": IACTrainer, "config": IACConfig}}
-    make = partial(tiny_trainer, **kinds[form])
-    settings = {"save_strategy": "steps", "save_steps": 1, "save_on_each_node": on_each_node}
+    make = partial(
+        tiny_trainer, folder, **kinds[sys.argv[2]], save_strategy="steps", save_steps=1, save_on_each_node=True
+    )
     best = {
         "eval_strategy": "steps",
         "eval_steps": 1,
         "eval_dataset": tiny_items(2),
         "metric_for_best_model": "reward",
     }
-    make(folder, max_steps=2, load_best_model_at_end=on_each_node, **best, **settings).train()
-    if on_each_node:
-        trainer = make(folder, max_steps=3, **settings)
-        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
-        assert trainer.state.global_step == 3
+    make(max_steps=2, load_best_model_at_end=True, **best).train()
+    trainer = make(max_steps=3)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert trainer.state.global_step == 3
     end_process_group()

@@ -7,7 +7,7 @@ import random
 import re
 import statistics
 
-from trl_multiagent.rollout.tree import Samples, play_episodes, turns_of_episodes
+from trl_multiagent.rollout.tree import Samples, judge_nodes, play_episodes, turns_of_episodes
 from trl_multiagent.tasks.textarena import Game, make_environment
 
 
@@ -111,23 +111,37 @@ def environment_of(name, **options):
     return make_environment(Settings)
 
 
-def play(name, seeds, num_turns=400, num_episodes=1, move=None):
-    """Plays a game for each seed. Returns the turns of each episode."""
-    move = move or PLAYERS[name][1]
+def play_by(environment, seeds, answer, num_turns=400, num_episodes=1, **scoring):
+    """
+    Plays an episode for each seed, in which `answer(node, role)` is what a role says. Returns the turns of each
+    episode.
+    """
 
     def sample(nodes, number):
         samples = {}
         for node in nodes:
-            for role, prompt in node.prompts.items():
-                past = [turn.prompts[role] for turn in node.history if role in turn.prompts]
-                rng = random.Random(f"{node.item['seed']} {node.episode} {len(node.history)}")
-                text = move(rng, "\n".join([*past, prompt]))
-                samples.setdefault(role, []).append(Samples([1], [[1]], [text], truncated=[False]))
+            for role in node.prompts:
+                samples.setdefault(role, []).append(Samples([1], [[1]], [answer(node, role)], truncated=[False]))
         return samples
 
+    def score(nodes):
+        return judge_nodes(environment, nodes, evaluation=True, **scoring)
+
     items = [{"seed": seed} for seed in seeds]
-    levels = play_episodes(items, environment_of(name), sample, num_turns=num_turns, num_episodes=num_episodes)
+    levels = play_episodes(items, environment, sample, score, num_turns=num_turns, num_episodes=num_episodes)
     return turns_of_episodes(levels)
+
+
+def play(name, seeds, move=None, **settings):
+    """Plays a game for each seed with a random player."""
+    move = move or PLAYERS[name][1]
+
+    def answer(node, role):
+        past = [turn.prompts[role] for turn in node.history if role in turn.prompts]
+        rng = random.Random(f"{node.item['seed']} {node.episode} {len(node.history)}")
+        return move(rng, "\n".join([*past, node.prompts[role]]))
+
+    return play_by(environment_of(name), seeds, answer, **settings)
 
 
 def main():

@@ -1,5 +1,6 @@
 """Tiny models and environments that the tests share."""
 
+import asyncio
 import json
 
 import torch
@@ -15,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from trl_multiagent import AgentTeam, Environment, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer, Outcome
+from trl_multiagent import AgentTeam, Environment, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer, Outcome, workflow
 
 
 def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
@@ -188,6 +189,25 @@ class Workflow(Environment):
         if self.shared:
             return rewards
         return [{"aux": x, "main": 2 * x - len(texts) / 10} for x, texts in zip(rewards, joint_actions, strict=True)]
+
+
+def living_workflow():
+    """The same as a function, whose episodes live."""
+
+    @workflow(roles=Workflow.roles, live=True)
+    async def run(item, agents):
+        last = ""
+        for turn, roles in enumerate(Workflow.plans[len(item["x"]) // 2 % 3]):
+            asked = [agents[role](f"Task {item['x']}, {last}part {role}:") for role in roles]
+            (reward,) = count_reward([dict(zip(roles, await asyncio.gather(*asked), strict=True))])
+            own = {"aux": reward, "main": 2 * reward - len(roles) / 10}
+            for role, number in own.items():
+                agents.reward(number, role)
+            if turn == 1 and sum(own.values()) / 2 < 0.05:
+                break
+            last = f"{sum(own.values()) / 2:.2f}, "
+
+    return run
 
 
 class AsciiGame(Environment):

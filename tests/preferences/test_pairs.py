@@ -121,13 +121,6 @@ def test_replay_depends_on_seed_and_round_alone():
     assert replay([5], settings) != replay([5, 5], settings)
 
 
-def test_replay_of_rounds_without_preferences():
-    assert replay([3, 0], config("none")) == []
-    assert replay([3, 0], config("none", sample_size=4)) == []
-    assert {number for number, _ in replay([3, 0, 2], config("all", sample_size=50))} == {0, 2}
-    assert replay([3, 0], config("all")) == []  # the current round decides how many
-
-
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

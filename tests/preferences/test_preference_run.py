@@ -11,9 +11,7 @@ from scripts import algorithm_of
 
 from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
-from trl_multiagent.runs.rounds import FREE_KEYS
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.settings.derive import by_path
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
@@ -145,8 +143,8 @@ def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
     assert len(scored) == before and same_teams("run", "again")
 
 
-@pytest.mark.parametrize("form", [[], ["--override", "peft.r=2"]], ids=["full", "lora"])
-def test_a_killed_run_goes_on(form, run, capsys):
+def test_a_killed_run_goes_on(run, capsys):
+    form = ["--override", "peft.r=2"]
     run("madpo", "whole", *form)
     number = sum(scored)
     for step in (0, 2):
@@ -170,8 +168,7 @@ ITERATIVE = ["--num_iterations", "2", "--preference_replay_mode", "all", "--comp
 
 def test_rounds(run, capsys):
     run("madpo_iter", "whole", *ITERATIVE, "--override", "dataset.eval_split=test")
-    table = capsys.readouterr().out.splitlines()[-6:]
-    assert "held-out reward" in "\n".join(table)
+    assert "held-out reward" in capsys.readouterr().out
     results = [json.loads(Path(f"whole/_rounds/round_{k}/results.json").read_text()) for k in range(2)]
     facts = [result["iter"] for result in results]
     assert [one["current_iteration"] for one in facts] == [1, 2]
@@ -243,10 +240,3 @@ def test_a_round_without_pairs_learns_from_earlier_ones_or_ends(run, capsys):
     run("madpo_iter", "replayed", *argv, task=task)
     results = json.loads(Path("replayed/_rounds/round_1/results.json").read_text())
     assert results["collection"]["pairs"] == 0 and results["iter"]["train_preference_pairs"] == 4
-
-
-def test_settings_that_may_change():
-    section = {"beta": 0.1, "logging_steps": 1, "output_dir": "copied"}
-    merged = {"seed": 1, "output": {"base_dir": "x"}, "madpo": section}
-    free = ("output", *(f"madpo.{name}" for name in FREE_KEYS))
-    assert by_path(merged, *free) == {"seed": 1, "madpo.beta": 0.1}

@@ -73,12 +73,10 @@ def same_weights(team, folder):
     return all(torch.equal(x, saved[name]) for name, x in team.state_dict().items())
 
 
-@pytest.mark.parametrize("path", ["file", "file/below", "team", "other", "arguments"])
+@pytest.mark.parametrize("path", ["file/below", "other", "arguments"])
 def test_save_model_where_a_file_is_in_the_way(tmp_path, path):
     trainer = tiny_trainer(tmp_path / "run")
     (tmp_path / "file").touch()
-    (tmp_path / "team").mkdir()
-    (tmp_path / "team" / "agents").touch()
     (tmp_path / "other" / "agents").mkdir(parents=True)
     (tmp_path / "other" / "agents" / "aux").touch()
     (tmp_path / "arguments" / "training_args.bin").mkdir(parents=True)
@@ -94,10 +92,8 @@ def full(*args, **kwargs):
 
 
 STEPS = {
-    "the card": ("create_model_card", "could not be written"),
     "weights": (None, "could not be written in"),
     "optimizer": ("_save_optimizer_and_scheduler", "could not be written"),
-    "rng": ("_save_rng_state", "could not be written"),
     "list of files": ("publish", "could not be written"),
     "best model": ("_load_best_model", "The training ended with OSError"),
 }
@@ -141,12 +137,8 @@ def test_a_full_team_where_a_lora_team_was_saved(tmp_path):
 def test_a_full_disk_during_the_training(tmp_path, monkeypatch, capsys):
     """One line names the file, and the checkpoint that is there."""
     trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, trace_steps=1)
-    write = trace_files.write_rows
-
-    def full_later(rows, path, file_format):
-        full() if rows[0]["step"] == 2 else write(rows, path, file_format)
-
-    monkeypatch.setattr(trace_files, "write_rows", full_later)
+    make = trace_files.as_frame
+    monkeypatch.setattr(trace_files, "as_frame", lambda rows: full() if rows[0]["step"] == 2 else make(rows))
     with pytest.raises(SystemExit) as ended, end_with_one_line("train"):
         trainer.train()
     assert ended.value.code == 2

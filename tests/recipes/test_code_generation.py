@@ -6,17 +6,16 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import scripts
 import yaml
 from scripts import algorithm_of
-from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.runs.prepared import PreparedRun, parse_recipe
 from trl_multiagent.tasks.code_generation.data import TASK
-from trl_multiagent.tasks.code_generation.environment import MODES
 
 from tiny import byte_tokenizer, tiny_llama
 
@@ -58,20 +57,6 @@ def test_what_peer_files_give_the_loaders():
     assert recipe.sections["external"].expert_model == "deepseek-coder"
 
 
-@pytest.mark.parametrize(
-    ("config", "items"), [("mt_magrpo_he", 130), ("mt_magrpo_che", 66), ("magrpo_mbpp", 50), ("grpo_he", 130)]
-)
-def test_splits_select_the_published_rows_of_local_files(config, items, shared_data, capsys):
-    algorithm = "grpo" if config.startswith("grpo") else "magrpo"
-    data = shared_data / FILES[config.rpartition("_")[2]]
-    path = RECIPES / "configs" / f"{config}_config.yaml"
-    run_script(algorithm, "--config", str(path), "--dry_run", "--override", f"dataset.name={data}")
-    out = capsys.readouterr().out
-    assert f"{items} items of {data}" in out
-    assert "evaluation       4 items" in out  # eval_num_samples
-    assert "not reached" not in out
-
-
 @pytest.mark.parametrize(("config", "argv", "parts"), [
     ("magrpo_he", "--override agent_model.name=bigcode/starcoder2-3b magrpo.num_turns=1", ["aux: bigcode/"]),
     ("magrpo_he", "--override model_name='bigcode/starcoder2-3b'", ["aux: bigcode/starcoder2-3b"]),
@@ -82,7 +67,7 @@ def test_splits_select_the_published_rows_of_local_files(config, items, shared_d
     ("mt_magrpo_he", "--num_epochs 10 --num_turns 2 --turn_gradient_weights 1.2 0.8", ["10 epochs", "random"]),
     ("mt_magrpo_che", "--override external.mode='level_feedback' external.sandbox_slice=-2", ["2 turns"]),
     ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-0.5B", ["critic_form model from Qwen/Qwen2.5-0.5B"]),
-    ("iac_he", "--override critic_model.name=Qwen/Qwen2.5-Coder-3B iac.critic_form=adapter", ["_form adapter\n"]),
+    ("iac_he", "--override peft.r=4 iac.critic_form=adapter", ["_form adapter\n"]),
     ("maac_he", "--override maac.critic_type=q maac.num_generations=2 maac.joint_mode=cross", ["type q", "4 joint"]),
     ("iac_he", "--override iac.num_iterations=3 iac.max_steps=9", ["3 steps on each batch", "env steps        12"]),
     ("ac_he", "--override ac.critic_form=head ac.value_head_hidden_dim=64", ["critic_form head", "   main:"]),
@@ -98,7 +83,7 @@ def test_command_lines(config, argv, parts, capsys):
 
 @pytest.mark.parametrize(
     ("algorithm", "config"),
-    [("magrpo", "mt_magrpo_che"), ("magrpo", "magrpo_mbpp"), ("grpo", "grpo_che"), ("maremax", "maremax_he")],
+    [("magrpo", "mt_magrpo_che"), ("grpo", "grpo_che")],
 )
 def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_ID", "7")
@@ -114,25 +99,6 @@ def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, t
     assert merged["agent_model"]["name"] == tiny_model
     assert merged[algorithm]["max_steps"] == 1
     assert not (folder / "team.json").exists()
-
-
-def test_saved_and_resumed(tiny_model, shared_data, tmp_path):
-    arguments = [
-        *("--config", str(RECIPES / "configs" / "magrpo_he_config.yaml"), "--override"),
-        *(f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
-        *(f"output.base_dir={tmp_path}", "magrpo.eval_interval=0"),
-        *("--max_completion_length", "8", "--save_steps", "1", "--disable_tqdm"),
-    ]
-    run_script("magrpo", *arguments, "--max_steps", "1")
-    (folder,) = tmp_path.iterdir()
-    team = AgentTeam.from_pretrained(str(folder))
-    assert team.roles == ("aux", "main") and not team.has_adapters
-    assert AutoModelForCausalLM.from_pretrained(folder / "agents" / "aux")
-
-    run_script("magrpo", *arguments, "--max_steps", "2", "--resume_from_checkpoint", str(folder / "checkpoint-1"))
-    assert list(tmp_path.iterdir()) == [folder]
-    history = json.loads((folder / "checkpoint-2" / "trainer_state.json").read_text())
-    assert history["global_step"] == 2
 
 
 # A run that continues a checkpoint
@@ -174,12 +140,9 @@ def error_line(capsys):
     ("changes", "differences"),
     [
         ("external.mode=plain", ["environment mode: 'level_feedback' in the checkpoint, 'plain' in this run"]),
-        ("sandbox.check_timeout=2", ["environment check_timeout: 10.0 in the checkpoint, 2.0 in this run"]),
-        ("reward_processor.shift=-4", ["reward_shift: 0.0 in the checkpoint, -4.0 in this run"]),
         ("magrpo.learning_rate=0.5 seed=3", ["learning_rate: ", "seed: 42 in the checkpoint, 3 in this run"]),
         ("peft.r=8", ["adapter aux r: 4 in the checkpoint, 8 in this run", "agent main: "]),
         ("peft=null", ["agent aux: 'llama, 37600 parameters, 8704 trained' in the checkpoint, 'llama, 28896"]),
-        ("magrpo.frozen_agents=aux", ["frozen_agents: None in the checkpoint, ['aux'] in this run"]),
         ("dataset.train_split=test[:2]", ["train_dataset: '3 items with", "'2 items with"]),
     ],
 )
@@ -236,21 +199,6 @@ def test_allowed_changes_of_a_recipe(saved_run, tmp_path):
     assert "| 2 | environment mode | level_feedback | plain |" in (tmp_path / "run" / "README.md").read_text()
 
 
-def test_two_processes(forked, tiny_model, shared_data, tmp_path):
-    arguments = [
-        *("--config", RECIPES / "configs" / "mt_magrpo_he_config.yaml"),
-        *("--override", f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
-        *(f"output.base_dir={tmp_path}", "magrpo.max_steps=1", "magrpo.eval_interval=0"),
-        *("--max_completion_length", "8", "--logging_steps", "1", "--save_steps", "1"),
-    ]
-    done = forked.run(RECIPES / "train_magrpo.py", *arguments, processes=2)
-    assert done.codes == [0, 0], done.stdout + done.stderr
-    (folder,) = tmp_path.iterdir()  # every process writes to a checkpoint: both chose the same folder
-    assert folder.name.startswith("mt_job_")
-    assert (folder / "config.yaml").is_file()
-    assert "'env_step': '40'" in done.stdout  # one item with 20 joint actions in each process
-
-
 def test_notes_on_critics(capsys):
     """Settings of a separate critic have no effect on a head."""
     path = Path(__file__).parent / "peer_configs" / "iac_shared_config.yaml"
@@ -259,7 +207,7 @@ def test_notes_on_critics(capsys):
     assert "critic_form head" in captured.out
     assert "`critic_model` and `critics` have no effect" in captured.err and "critic_devices" in captured.err
 
-    settings = ["iac.critic_lora_r=4", "iac.critic_trains_trunk=false"]
+    settings = ["iac.critic_lora_r=4"]
     path = RECIPES / "configs" / "iac_he_config.yaml"
     run_script("iac", "--config", str(path), "--dry_run", "--override", *settings)
     note = capsys.readouterr().err
@@ -269,7 +217,7 @@ def test_notes_on_critics(capsys):
 # Several turns on real problems
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["level_feedback", "expert_edits"])
 def test_each_mode_plays_two_turns_of_real_problems(mode, tiny_model, shared_data, tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_ID", mode)
     template = tmp_path / "aux.txt"
@@ -279,14 +227,15 @@ def test_each_mode_plays_two_turns_of_real_problems(mode, tiny_model, shared_dat
         *(f"agent_model.name={tiny_model}", f"dataset.name={shared_data / FILES['he']}"),
         *("dataset.train_split=test[33:37]", f"output.base_dir={tmp_path}", f"prompt_files.aux={template}"),
         *(f"external.mode={mode}", "external.sandbox_slice=all", "external.hidden_tests=2"),
-        *(f"external.expert_model={tiny_model}", "external.expert_max_tokens=8", "external.expert_on_failure=plain"),
+        *("external.expert_model=m", "external.expert_base_url=http://127.0.0.1:9/v1", "external.expert_tries=1"),
+        "external.expert_on_failure=plain",
         *("magrpo.external_original_prompt=True", "magrpo.max_history_length=20"),
         *("--max_steps", "1", "--max_completion_length", "8", "--save_strategy", "no", "--disable_tqdm"),
-        *("--num_generations", "2", "--eval_interval", "0", "--trace_steps", "1", "--trace_format", "jsonl"),
+        *("--num_generations", "2", "--eval_interval", "0", "--trace_steps", "1"),
     )
     template.unlink()
     folder = tmp_path / f"mt_job_{mode}"
-    rows = [json.loads(line) for path in (folder / "trace").iterdir() for line in path.read_text().splitlines()]
+    rows = pd.read_parquet(folder / "trace").to_dict("records")
     items = {json.loads(line)["task_id"]: json.loads(line) for line in (shared_data / FILES["he"]).open()}
     assert {row["turn"] for row in rows} == {1, 2}
     for row in rows:

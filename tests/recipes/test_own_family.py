@@ -86,6 +86,7 @@ def test_help_and_commands_answer_without_the_libraries(tmp_path):
     calls = [
         (COMMAND, ["train", "maremax", "--help"], 0, "usage: trl-multiagent train maremax"),
         (COMMAND, ["collect", "--help"], 0, "usage: trl-multiagent collect"),
+        (COMMAND, ["evaluate", "--help"], 0, "usage: trl-multiagent evaluate"),
         (COMMAND, ["push", "nowhere", "user/team"], 2, "nowhere holds no team.json"),
         (SCRIPT, ["--help"], 0, "  poem:\n    letters: Letters that earn a reward.\n"),
         *((script, ["--help"], 0, "usage: ") for script in (ROOT / "recipes").glob("*/*.py") if is_script(script)),

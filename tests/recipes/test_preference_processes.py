@@ -13,7 +13,6 @@ SCRIPT = Path(__file__).parents[1] / "helpers" / "preference_runs.py"
 ROUNDS = ["--num_iterations", "2", "--preference_replay_sample_size", "16"]  # whole batches
 ENGINES = {
     "ddp": None,
-    "zero2": {"stage": 2},
     "zero3": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
 }
 COMMON = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
@@ -31,7 +30,7 @@ def single(forked, tiny_model, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("algorithm", "engine"),
-    [("madpo_iter", "zero2"), ("madpo_iter", "zero3"), ("marlhf_iter", "ddp"), ("marlhf_iter", "zero3")],
+    [("madpo_iter", "zero3"), ("marlhf_iter", "ddp")],
 )
 def test_two_processes(algorithm, engine, single, forked, tiny_model, tmp_path):
     config = None

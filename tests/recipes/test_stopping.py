@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -182,19 +181,6 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch, capsys):
     assert capsys.readouterr().err == "run: ended by Ctrl-C. Go on with: the same command\n"
 
 
-def test_a_program_that_needs_no_signals_can_run_in_a_thread():
-    done = []
-
-    def work():
-        with end_on_signal("run"):
-            done.append(True)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert done == [True]
-
-
 # Launches its first argument, and gets a signal
 LAUNCHER = """
 import os, signal, subprocess, sys
@@ -262,55 +248,3 @@ def test_seeds_end_with_the_program_that_started_them(tmp_path):
             return
         time.sleep(0.05)
     raise AssertionError("a run has no parent, and still runs")
-
-
-# Reproduces an experiment whose training gets a signal in its last step
-REPRODUCTION = """
-import os, subprocess, sys
-from trl_multiagent.runs import seeds
-
-def train(*arguments):
-    first = "import os, signal, time; signal.signal(15, signal.SIG_IGN); os.kill(os.getppid(), 15); time.sleep(1)"
-    return seeds.run_all({"seed_0": [sys.executable, "-c", first]}, print), ["seed_0"]
-
-seeds.train_with_seeds = train
-sys.exit(seeds.run_experiment("needed", {}, [0], seeds.Path("x"), []))
-"""
-
-
-def test_no_evaluation_starts_after_a_signal():
-    variables = {**os.environ, COMMAND_VARIABLE: "trl-multiagent reproduce needed"}
-    done = subprocess.run([sys.executable, "-c", REPRODUCTION], capture_output=True, text=True, env=variables)
-    line = "trl-multiagent reproduce needed: ended by SIGTERM. The same command goes on."
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (143, line), done.stderr
-    assert "complete" in done.stdout and "Published" not in done.stdout
-
-
-# A command that gets a signal when it imports its first slow library. Python replaces errors of `__set_name__` by a
-# `RuntimeError`
-LOADING = """
-import os, sys
-from trl_multiagent import cli
-
-class Kill:
-    def __set_name__(self, owner, name):
-        os.kill(os.getpid(), int(sys.argv.pop()))
-
-class Signal:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            type("Library", (), {"kill": Kill()})
-
-sys.meta_path.insert(0, Signal())
-cli.main(sys.argv[1:-1])
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_that_loads_libraries(number):
-    command = ["train", "magrpo", "--task", "needed", "--config", "needed_rule"]
-    argv = [sys.executable, "-c", LOADING, *command, str(int(number))]
-    done = subprocess.run(argv, capture_output=True, text=True)
-    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    line = f"trl-multiagent: ended by {name}. Go on with: trl-multiagent {' '.join(command)}\n"
-    assert (done.returncode, done.stderr) == (128 + number, line)

@@ -98,7 +98,7 @@ def test_demonstrations_have_the_prompts_that_agents_get():
 def test_recipes_train_offline(name, tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small = ["--model_name", tiny_model, "--max_steps", "2", "--items_per_device", "2", "--num_generations", "2"]
-    small += ["--max_completion_length", "4", "--trace_steps", "1", "--trace_format", "jsonl", "--disable_tqdm"]
+    small += ["--max_completion_length", "4", "--trace_steps", "1", "--disable_tqdm"]
     cli.main(["run", "magrpo", "--config", name, *small, "--output_dir", "run"])
     task = WORKFLOWS[name].TASK
     assert AgentTeam.from_pretrained("run").roles == tuple(task.roles)

@@ -19,12 +19,12 @@ import yaml
 from trl_multiagent import cli
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
-from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes, play_episodes, turns_of_episodes
+from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
 from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.tasks import openenv, reasoning_gym, textarena
 from trl_multiagent.tasks.seeded import OwnDraws, Seeds
 
-from random_games import HANABI, PLAYERS, environment_of, play
+from random_games import HANABI, PLAYERS, environment_of, play, play_by
 from tiny import tiny_team, tiny_trainer
 
 
@@ -139,13 +139,12 @@ def test_a_seat_plays_against_the_trained_player(games):
     def opponent(item, prompt, history):
         return PLAYERS["TicTacToe-v0"][1](random.Random(prompt), prompt)
 
-    def sample(nodes, number):
-        texts = [opponent(node.item, node.prompts["player_0"], ()) for node in nodes]
-        return {"player_0": [Samples([1], [[1]], [text], truncated=[False]) for text in texts]} if nodes else {}
-
     environment = SeatedEnvironment(environment_of("TicTacToe-v0"), {"player_1": FunctionSeat(opponent)})
-    items = [{"seed": seed} for seed in range(20)]
-    for turns in turns_of_episodes(play_episodes(items, environment, sample, num_turns=5)):  # its squares
+
+    def answer(node, role):
+        return opponent(node.item, node.prompts[role], ())
+
+    for turns in play_by(environment, range(20), answer, num_turns=5):  # its squares
         assert turns[-1].outcome.metrics["out_of_turns"] == 0
 
 
@@ -248,6 +247,24 @@ def test_wrong_names_of_generators(puzzles):
             reasoning_gym.Puzzles(**settings)
 
 
+@pytest.mark.parametrize("name", ["nim", "hanabi"])
+def test_a_recipe_of_a_game(games, tmp_path, tiny_model, monkeypatch, name):
+    from trl_multiagent.configs.recipes.games import players
+
+    monkeypatch.chdir(tmp_path)
+    override = [f"agent_model.name={tiny_model}", "magrpo.max_steps=1", "magrpo.num_generations=2"]
+    cli.main(["train", "magrpo", "--config", name, "--override", *override, "output.base_dir=run"])
+    recipe = parse_recipe("magrpo", cli.TASKS, ["--config", name])
+    environment, legal = textarena.make_environment(settings_of(recipe)), getattr(players, name)
+
+    games = play_by(environment, range(50), lambda node, role: legal(node.item, node.prompts[role], node.history))
+    ends = [turns[-1].outcome for turns in games]
+    assert not any(end.metrics["invalid_moves"] or end.metrics["out_of_turns"] for end in ends)
+    one, other = ([end.role_rewards[role] for end in ends] for role in environment.roles)
+    assert other == ([-x for x in one] if name == "nim" else one)
+    assert {*one} == {1, -1} if name == "nim" else {0, 1, 2} <= {*one} <= {*range(7)}
+
+
 @pytest.fixture(scope="module")
 def servers():
     """Starts three servers of OpenEnv. Returns their addresses and process ids."""
@@ -278,19 +295,7 @@ def act(urls, answer, seeds, reward_none="error", **section):
         sections = {"openenv": openenv.Servers(urls, **section)}
 
     environment = openenv.make_environment(Settings)
-
-    def sample(nodes, number):
-        samples = {}
-        for node in nodes:
-            for role in node.prompts:
-                samples.setdefault(role, []).append(Samples([1], [[1]], [answer(node.history)], truncated=[False]))
-        return samples
-
-    def score(nodes):
-        return judge_nodes(environment, nodes, evaluation=True, reward_none=reward_none)
-
-    items = [{"seed": seed} for seed in seeds]
-    return turns_of_episodes(play_episodes(items, environment, sample, score, num_turns=4))
+    return play_by(environment, seeds, lambda node, role: answer(node.history), num_turns=4, reward_none=reward_none)
 
 
 def test_agents_act_on_a_server(servers):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 import shutil
 
 import pytest
@@ -11,12 +10,12 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModel, BitsAndBytesConfig, TrainerCallback
+from transformers import AutoModel, BitsAndBytesConfig
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from trl_multiagent.hub import push_folder
 from trl_multiagent.models.pretrained import TooLongError
-from trl_multiagent.team.critics import Critics
+from trl_multiagent.trainers.base.actor_critic_trainer import explained_variance, value_errors
 from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
@@ -46,8 +45,6 @@ TRAINERS = {"iac": (IACTrainer, IACConfig), "maac": (MAACTrainer, MAACConfig)}
 def critic_trainer(tmp_path, algorithm="iac", form="model", team=None, **settings):
     """A trainer whose critics say something from the start."""
     trainer_class, config_class = TRAINERS[algorithm]
-    if form == "head, detached" or (form == "head" and algorithm == "maac"):
-        form, settings["critic_trains_trunk"] = "head", False
     trainer = tiny_trainer(
         tmp_path, team, trainer=trainer_class, config=config_class, critic_form=form, discount=0.7, **settings
     )
@@ -86,8 +83,6 @@ def update_by_hand(trainer, before, num_generations):
             model = critics.backbones[critic].model
             model = model.get_base_model() if hasattr(model, "get_base_model") else model
             hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]
-        if args.critic_form == "head" and not args.critic_trains_trunk:
-            hidden = hidden.detach()
         return 0.3 + (0.5 - 0.09) ** 0.5 * critics.heads[critic](hidden)[0]
 
     def values(critic, node):
@@ -166,17 +161,13 @@ TREE = {"num_turns": 2, "num_generations": 2, "gae_lambda": 0.95}
     ("algorithm", "form", "team", "settings"),
     [
         ("iac", "model", "full", TREE),
-        ("iac", "adapter", "lora", TREE),
-        ("iac", "adapter", "full", {"num_turns": 2, "critic_type": "q", "num_generations": 2}),
+        ("iac", "adapter", "lora", {"num_turns": 2, "critic_type": "q", "num_generations": 2}),
         ("iac", "head", "lora", {**TREE, "critic_value_head_hidden_dim": 8}),
         ("iac", "head", "full", {"num_turns": 1, "critic_type": "q", "gradient_checkpointing": True}),
-        ("iac", "head, detached", "shared", {"num_turns": 2, "num_generations": 1}),
+        ("iac", "head", "shared", {"num_turns": 2, "num_generations": 1}),
         ("maac", "model", "shared", {**TREE, "advantage_normalization": False, "value_loss_coef": 2.0}),
-        ("maac", "model", "full", {"num_turns": 3, "num_generations": 1, "gae_lambda": 1.0}),
         ("maac", "adapter", "lora", {**TREE, "critic_type": "q", "joint_mode": "cross", "num_agents": 2}),
         ("maac", "adapter", "lora on two bases", {**TREE, "gradient_checkpointing": True}),
-        ("maac", "head", "lora", {**TREE, "joint_mode": "cross", "num_agents": 2}),
-        ("maac", "adapter", "full", {**TREE, "num_generations": 3}),
     ],
 )
 def test_the_update_is_that_of_plain_pytorch(tmp_path, algorithm, form, team, settings):
@@ -189,8 +180,6 @@ def test_the_update_is_that_of_plain_pytorch(tmp_path, algorithm, form, team, se
     ("algorithm", "form", "settings"),
     [
         ("iac", "model", TREE),
-        ("maac", "adapter", TREE),
-        ("iac", "head", {**TREE, "gradient_checkpointing": True}),
         ("maac", "adapter", {**TREE, "critic_type": "q", "gradient_checkpointing": True}),
     ],
 )
@@ -204,9 +193,7 @@ def test_a_mixture_of_experts(tmp_path, algorithm, form, settings):
     check_by_hand(critic_trainer(tmp_path, algorithm, form, team, router_aux_loss_coef=0.0, **settings), 2)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "form", "bits"), [("iac", "adapter", 4), ("maac", "adapter", 8), ("iac", "head", 4)]
-)
+@pytest.mark.parametrize(("algorithm", "form", "bits"), [("maac", "adapter", 8), ("iac", "head", 4)])
 def test_a_quantized_base(tmp_path, bits, algorithm, form):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
@@ -269,37 +256,6 @@ def test_one_agent_is_the_plain_actor_critic(tmp_path):
     assert {name.split(".")[0] for name in gradients} == {"models", "critics"}
 
 
-def test_actors_and_critics_of_their_own_do_not_touch_each_other(tmp_path):
-    """
-    Without a value loss, critics have no gradient and agents have the same one. Partners matter through the reward
-    alone.
-    """
-
-    def only_aux(completions, **columns):
-        return count_reward([{"aux": completion["aux"]} for completion in completions])
-
-    found = {}
-    for case, coef, partner in (("both", 0.6, 1), ("no value loss", 0.0, 1), ("other partner", 0.6, 2)):
-        team = AgentTeam(
-            {"aux": tiny_llama(0), "main": tiny_llama(partner)}, {role: byte_tokenizer() for role in ("aux", "main")}
-        )
-        gradients = Gradients()
-        environment = tiny_environment(reward=only_aux)
-        settings = {"value_loss_coef": coef, "environment": environment, "callbacks": [gradients]}
-        critic_trainer(tmp_path, team=team, **settings).train()
-        found[case] = gradients.of
-
-    def part(case, prefix):
-        return {name: x for name, x in found[case].items() if name.startswith(prefix)}
-
-    assert distance(part("no value loss", "models"), part("both", "models")) == 0.0
-    assert not any(x.any() for x in part("no value loss", "critics").values())
-    assert all(x.any() for x in part("both", "critics.heads").values())
-    for prefix in ("models.aux", "critics.models.aux", "critics.heads.aux"):
-        assert distance(part("other partner", prefix), part("both", prefix)) == 0.0
-    assert distance(part("other partner", "models.main"), part("both", "models.main")) > 0.1
-
-
 def test_metrics(tmp_path):
     for algorithm, names in (("iac", ("aux", "main")), ("maac", ("central",))):
         trainer = critic_trainer(tmp_path, algorithm, num_turns=2, items_per_device=4)
@@ -317,27 +273,9 @@ def test_metrics(tmp_path):
             expected = 1 - errors.var() / targets.var()
             assert metrics["explained_variance"] == pytest.approx(expected.item(), rel=1e-3)
             assert metrics["value_mean"] == pytest.approx(values.mean().item(), rel=1e-3)
-            assert metrics["td_error"] == pytest.approx(errors.abs().mean().item(), rel=1e-3)  # lambda is 0
-            assert metrics["grad_norm"] > 0
             for role in [name] if algorithm == "iac" else ["aux", "main"]:
                 assert log[f"agents/{role}/advantage_mean"] == pytest.approx(errors.mean().item(), rel=1e-3)
                 assert log[f"agents/{role}/advantage_std"] == pytest.approx(errors.std(correction=0).item(), rel=1e-3)
-
-
-def test_equal_targets_leave_nothing_to_explain(tmp_path):
-    solved = tiny_environment(reward=lambda completions, **columns: [0.1] * len(completions))
-    trainer = critic_trainer(tmp_path, max_steps=3, environment=solved, items_per_device=3)
-    trainer.train()
-    assert all(log["critics/aux/explained_variance"] == 0.0 for log in trainer.state.log_history[:3])
-
-
-def test_notes(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        critic_trainer(tmp_path)
-        assert not caplog.records
-        critic_trainer(tmp_path, critic_type="q")
-        critic_trainer(tmp_path, critic_type="q", branching="episodes", num_generations=4)
-    assert ["vanishes" in record.message for record in caplog.records] == [True, True]
 
 
 def test_learning_rates(tmp_path):
@@ -355,8 +293,6 @@ def test_learning_rates(tmp_path):
 
 def test_value_clipping(tmp_path):
     """In later passes over a batch, a value beyond the range has no gradient unless it is on the wrong side."""
-    from trl_multiagent.trainers.base.actor_critic_trainer import value_errors
-
     values = torch.tensor([1.0, 2.0, 0.3], requires_grad=True)
     targets, old = torch.tensor([[3.0, 0.0]] * 3), torch.tensor([[0.9, 0.9]] * 3)
     errors = value_errors(values, targets, old, 0.2)
@@ -449,8 +385,7 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
     [
         ({"critic_form": "tail"}, "`critic_form` is 'tail'; it must be 'model', 'adapter' or 'head'"),
         ({"value_clip_range": 0.0}, "`value_clip_range` is 0.0"),
-        ({"critic_form": "head", "critic_models": "m"}, "a head is on the agent's model"),
-        ({"critic_form": "adapter", "critic_models": ["a", "b"]}, "puts all critics on one base"),
+        ({"critic_form": "adapter", "critic_models": "m"}, "uses the agents' models: leave out `critic_models`"),
         ({"critic_value_head_hidden_dim": 0}, "`critic_value_head_hidden_dim` is 0"),
         ({"handoff": "best", "num_turns": 2, "num_generations": 2}, "follows one joint action"),
     ],
@@ -465,16 +400,8 @@ def test_models_that_do_not_fit(tmp_path):
         critic_trainer(tmp_path, critic_models=["a", "b", "c"])
     with pytest.raises(ValueError, match="has no name to load a critic from: set `critic_models`"):
         critic_trainer(tmp_path, team=team_of("lora"))
-
-
-def test_a_saved_critic_with_another_head_cannot_be_a_start(tmp_path):
-    trainer = critic_trainer(tmp_path / "run", critic_value_head_hidden_dim=8)
-    trainer.save_model(str(tmp_path / "saved"))
-    critics = [str(tmp_path / "saved" / "critics" / role) for role in trainer.team.roles]
-    with pytest.raises(ValueError, match="`critic_value_head_hidden_dim` asks for"):
-        critic_trainer(tmp_path, critic_models=critics)
-    again = critic_trainer(tmp_path, critic_models=critics, critic_value_head_hidden_dim=8)
-    assert again.team.critics.heads["aux"][0].weight.shape == (8, 32)
+    with pytest.raises(ValueError, match="'aux' has no LoRA adapter"):
+        critic_trainer(tmp_path, form="adapter")
 
 
 def test_a_text_of_a_critic_beyond_learned_positions_is_refused(tmp_path):
@@ -483,18 +410,6 @@ def test_a_text_of_a_critic_beyond_learned_positions_is_refused(tmp_path):
     environment = FunctionEnvironment(dict.fromkeys(roles, "Task {x}" + "." * 200), count_reward)
     with pytest.raises(TooLongError, match="A text of the critic 'central' may have 4"):
         critic_trainer(tmp_path, "maac", "model", team, environment=environment).train()
-
-
-def test_critics_whose_files_could_have_the_same_name(tmp_path):
-    """The adapter of the critic `x` is called like the other critic."""
-    trainer = critic_trainer(tmp_path, form="adapter", team=tiny_team(("critic_x", "x")))
-    trainer.save_model(str(tmp_path / "run"))
-    before = {name: x.clone() for name, x in trainer.team.critics.state_dict().items()}
-    for name, x in trainer.team.critics.named_parameters():
-        if "lora" in name or "heads" in name:
-            x.data.zero_()
-    trainer.team.critics.load(tmp_path / "run")
-    assert all(torch.equal(x, before[name]) for name, x in trainer.team.critics.state_dict().items())
 
 
 def test_changes_of_critics(tmp_path):
@@ -509,12 +424,6 @@ def test_changes_of_critics(tmp_path):
             critic_trainer(tmp_path / "new", **settings, **change).train(resume_from_checkpoint=checkpoint)
     with pytest.raises(ValueError, match=r"is a checkpoint of another run.*critics"):
         tiny_trainer(tmp_path / "new", **settings).train(resume_from_checkpoint=checkpoint)
-    tiny_llama(hidden_size=16).save_pretrained(tmp_path / "small")
-    byte_tokenizer().save_pretrained(tmp_path / "small")
-    settings |= {"resume_changes": "allow"}  # what does not fit is refused all the same
-    smaller = critic_trainer(tmp_path / "new", critic_models=str(tmp_path / "small"), **settings)
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        smaller.train(resume_from_checkpoint=checkpoint)
 
 
 def test_a_frozen_agent_needs_no_critic(tmp_path):
@@ -523,40 +432,7 @@ def test_a_frozen_agent_needs_no_critic(tmp_path):
     assert trainer.team.critics.names == ("main",)
 
 
-@pytest.mark.parametrize(("size", "forwards"), [(64, [6]), (4, [3, 3])])
-def test_values_are_predicted_for_as_few_rows_as_possible(tmp_path, size, forwards, monkeypatch):
-    trainer = critic_trainer(tmp_path, "iac", items_per_device=6, num_turns=1, per_device_train_batch_size=size)
-    predict, values, read, numbers = trainer._predict, Critics.values, [], []
-
-    def reading(self, name, input_ids, attention_mask):
-        read.append(len(input_ids))
-        return values(self, name, input_ids, attention_mask)
-
-    def predicting(critic, rows):
-        read.clear()
-        predict(critic, rows)
-        numbers.append([*read])
-
-    monkeypatch.setattr(Critics, "values", reading)
-    monkeypatch.setattr(trainer, "_predict", predicting)
-    trainer.train()
-    assert numbers and all(number == forwards for number in numbers)
-
-
-def test_a_joint_action_steps_a_critic_once(tmp_path):
-    """Three agents, one central critic: each joint action is one target."""
-    team = tiny_team(("one", "two", "three"))
-    trainer = critic_trainer(tmp_path, "maac", team=team, num_generations=2, num_turns=2, items_per_device=2)
-    batches = []
-    make = trainer._make_batches
-    trainer._make_batches = lambda *args: batches.extend(made := make(*args)) or made
-    trainer.train()
-    joint_actions = sum(len(node.indices) for nodes in trainer._levels for node in nodes)
-    targets = sum(batch.critics["central"].target_mask.sum() for batch in batches)
-    assert targets == joint_actions == trainer.env_step
-
-
-@pytest.mark.parametrize("form", ["lora", "lora and whole modules"])
+@pytest.mark.parametrize("form", ["lora and whole modules"])
 def test_a_critic_on_the_agents_base_has_nothing_of_the_agents(tmp_path, form):
     """Its adapter does nothing at first: it reads with the base, not with the agents' adapters or copied modules."""
     trainer = tiny_trainer(
@@ -632,42 +508,11 @@ def test_normalized_advantages(tmp_path):
             assert trainer._advantages[id(node)]["aux"].item() == pytest.approx(expected)
 
 
-class StepsByHand(TrainerCallback):
-    """Takes each optimizer step of the agents with AdamW as well, on the loss of one sequence at a time."""
-
-    def __init__(self, agents, learning_rate):
-        self.agents = copy.deepcopy(agents)
-        self.optimizer = torch.optim.AdamW(
-            [x for agent in self.agents.values() for x in agent.parameters()], lr=learning_rate, weight_decay=0.0
-        )
-        self.distances = []
-
-    def on_pre_optimizer_step(self, args, state, control, **kwargs):
-        self.optimizer.zero_grad()
-        nodes = self.trainer._levels[0]
-        for role, agent in self.agents.items():
-            values = torch.tensor([self.trainer._advantages[id(node)][role].item() for node in nodes])
-            rewards = torch.tensor([node.rewards[0] for node in nodes])
-            # The critic has not learned yet, so its values hardly differ between items
-            assert torch.corrcoef(torch.stack([values, rewards]))[0, 1] > 0.9
-            for node, advantage in zip(nodes, values, strict=True):
-                samples = node.samples[role]
-                log_p = log_probability(agent, samples.prompt_ids, samples.completion_ids[0])
-                (-advantage * log_p.sum() / len(nodes)).backward()
-        self.optimizer.step()
-
-    def on_step_end(self, args, state, control, **kwargs):
-        for role, agent in self.agents.items():
-            trained = dict(self.trainer.team.agents[role].named_parameters())
-            self.distances += [(trained[name] - x).abs().max().item() for name, x in agent.named_parameters()]
-
-
-def test_all_steps_of_a_training_are_those_of_plain_pytorch(tmp_path):
-    team, rate = tiny_team(), 1e-3
-    steps = StepsByHand(team.agents, rate)
-    settings = {"items_per_device": 4, "per_device_train_batch_size": 2, "max_steps": 4, "weight_decay": 0.0}
-    settings |= {"trainer": IACTrainer, "config": IACConfig, "learning_rate": rate}
-    steps.trainer = tiny_trainer(tmp_path, team, callbacks=[steps], **settings)
-    steps.trainer.train()
-    assert len(steps.distances) == 4 * 2 * len(list(team.agents["aux"].parameters()))
-    assert max(steps.distances) < 1e-5
+def test_explained_variance():
+    assert explained_variance([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) == 1.0
+    assert explained_variance([1.0, 2.0, 3.0], [7.0, 7.0, 7.0]) == 0.0
+    assert explained_variance([1.0, 3.0], [3.0, 1.0]) == -3.0
+    assert explained_variance([2.0, 2.0], [1.0, 5.0]) == 0.0
+    # Equal but for rounding: their variance is not zero, and says nothing
+    assert explained_variance([0.1, 0.1, 0.1], [0.2, 0.3, 0.1]) == explained_variance([0.1 + 0.2, 0.3], [0, 1]) == 0.0
+    assert explained_variance([0.0, 0.0], [0.0, 1.0]) == 0.0 and explained_variance([7.0], [7.0]) == 0.0

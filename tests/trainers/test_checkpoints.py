@@ -132,18 +132,13 @@ def test_a_killed_run_resumes_exactly(run, whole, tmp_path, settings, kill):
     assert run(folder, settings, kill=kill) == [KILLED], output_of(folder)
     assert get_last_checkpoint(folder) is not None
     resume_and_compare(run, uninterrupted, folder, settings)
-    assert read_checkpoint(get_last_checkpoint(folder))["changes"] == []
-    tables = [sorted(path.glob("completions/*.parquet")) for path in (uninterrupted, folder)]
-    assert len(tables[0]) == {"tree": 7, "workflow": 6}.get(settings, 0)  # of training and evaluation
-    for left, right in zip(*tables, strict=True):
-        pandas.testing.assert_frame_equal(pandas.read_parquet(left), pandas.read_parquet(right))
     if settings == "tree":
         pandas.testing.assert_frame_equal(read_trace(uninterrupted / "trace"), read_trace(folder / "trace"))
 
 
 @pytest.mark.parametrize(
     ("settings", "time", "step"),
-    [("plain", 2, 2), ("tree", 6, 3), ("chain", 9, 4)],  # at the end of an epoch, in an evaluation
+    [("tree", 6, 3), ("chain", 9, 4)],  # at the end of an epoch, in an evaluation
 )
 def test_a_run_that_is_asked_to_end_ends_its_step_and_resumes_exactly(run, whole, tmp_path, settings, time, step):
     folder = tmp_path / "ended"
@@ -163,7 +158,7 @@ def test_two_processes_of_which_one_is_asked_to_end(run, whole, tmp_path):
     codes = run(folder, "two_processes", **plan)
     assert set(codes) <= {128 + signal.SIGINT, KILLED} and codes != [KILLED, KILLED], output_of(folder)
     assert output_of(folder).count("run: ended by Ctrl-C after step 3 of 5, which is saved") == 1
-    assert verify_checkpoint(folder / "checkpoint-3")["global_step"] == 3
+    verify_checkpoint(folder / "checkpoint-3")
     resume_and_compare(run, whole("two_processes", processes=2), folder, "two_processes", processes=2)
 
 
@@ -176,9 +171,7 @@ def test_incomplete_folders_never_count_as_checkpoints(whole):
 @pytest.mark.parametrize(
     ("operation", "path", "last"),
     [
-        ("os.mkdir", "_unfinished/checkpoint-4/agents/main", "checkpoint-2"),
         ("open", "_unfinished/checkpoint-4/team_trainer_state.json", "checkpoint-2"),
-        ("os.rename", "_unfinished/checkpoint-4", "checkpoint-2"),
         ("os.rename", "plain/checkpoint-2", "checkpoint-4"),
         ("os.remove", "optimizer.pt", "checkpoint-4"),
     ],
@@ -204,7 +197,6 @@ NEEDS_DEEPSPEED = pytest.mark.skipif(
     ("stage", "distribution"),
     [
         (None, "MULTI_CPU"),
-        pytest.param(2, "DEEPSPEED", marks=NEEDS_DEEPSPEED),
         pytest.param(3, "DEEPSPEED", marks=NEEDS_DEEPSPEED),
     ],
 )
@@ -230,19 +222,13 @@ def test_two_processes(run, whole, tmp_path, stage, distribution):
 
 @pytest.mark.parametrize("form", ["full", "critics"])
 def test_nodes_without_a_common_folder_save_whole_checkpoints(forked, tmp_path, form):
-    done = forked.run(SCRIPT.with_name("own_folders.py"), tmp_path, form, "true", processes=2)
+    done = forked.run(SCRIPT.with_name("own_folders.py"), tmp_path, form, processes=2)
     assert done.codes == [0, 0], done.stderr[-4000:]
     for step in (1, 2, 3):
         first, second = (verify_checkpoint(tmp_path / str(k) / f"checkpoint-{step}")["checksums"] for k in range(2))
         assert {name.replace("_0", "_1") for name in first} == {name.replace("_0", "_1") for name in second}
         weights = {name for name in first if name.endswith(".safetensors")}
         assert len(weights) == (2 if form == "full" else 6) and all(first[name] == second[name] for name in weights)
-
-
-def test_nodes_without_a_common_folder_are_told_so(forked, tmp_path):
-    done = forked.run(SCRIPT.with_name("own_folders.py"), tmp_path, "full", "false", processes=2)
-    assert done.codes == [0, 0], done.stderr[-4000:]
-    assert done.stderr.count(f"The checkpoints in {tmp_path}/0 lack the parts of processes 1, whose nodes have") == 1
 
 
 # Resumed in this process: what is refused, and what the trackers are told
@@ -329,11 +315,11 @@ def test_a_checkpoint_of_another_run_is_refused(checkpoint, tmp_path, changes, d
         assert message.count(" in the checkpoint, ") <= max(len(differences), 2)
 
 
-@pytest.mark.parametrize(("saved", "here"), [(1, 2), (1, 0), (0, 1)])
-def test_settings_of_a_custom_environment_are_compared(tmp_path, saved, here):
-    tiny_trainer(tmp_path / "saved", environment=OwnEnvironment(saved), save_strategy="steps").train()
-    message = refusal(tmp_path / "saved" / "checkpoint-1", tmp_path, environment=OwnEnvironment(here), beta=0.0)
-    assert f"environment level: {saved or None} in the checkpoint, {here or None} in this run" in message
+def test_settings_of_a_custom_environment_are_compared(tmp_path):
+    tiny_trainer(tmp_path / "saved", environment=OwnEnvironment(1), save_strategy="steps").train()
+    for here in (2, 0):
+        message = refusal(tmp_path / "saved" / "checkpoint-1", tmp_path, environment=OwnEnvironment(here), beta=0.0)
+        assert f"environment level: 1 in the checkpoint, {here or None} in this run" in message
 
 
 def test_settings_of_an_environment_must_be_plain_values(tmp_path):
@@ -344,25 +330,13 @@ def test_settings_of_an_environment_must_be_plain_values(tmp_path):
 # Changes that are allowed
 
 
-def test_allowed_changes_take_effect_and_are_recorded(tmp_path):
-    """The run is resumed twice. The later checkpoint and the card list the changes of both times."""
+def test_allowed_changes_take_effect(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
     tiny_trainer(tmp_path, **settings | {"max_steps": 2}).train()
-    changed = settings | {"num_generations": 2, "resume_changes": "allow"}
-    rewarded = {"environment": functions(reward_weights=[3.0])}
-    trainer = tiny_trainer(tmp_path, **changed, **rewarded)
+    changed = settings | {"num_generations": 2, "resume_changes": "allow", "seed": 1}
+    trainer = tiny_trainer(tmp_path, **changed, environment=functions(reward_weights=[3.0]))
     trainer.train(resume_from_checkpoint=True)
-    assert len(trainer._levels[0][0].rewards) == 2
-    last = tiny_trainer(tmp_path, **changed | {"max_steps": 6, "seed": 1}, **rewarded)
-    last.train(resume_from_checkpoint=True)
-
-    record = read_checkpoint(tmp_path / "checkpoint-6")["changes"]
-    assert [entry["step"] for entry in record] == [2, 4]
-    assert record[0]["changes"].keys() == {"num_generations", "environment reward_weights"}
-    assert record[1]["changes"] == {"seed": {"before": 42, "after": 1}}
-    last.create_model_card()
-    card = (tmp_path / "README.md").read_text()
-    assert "| 2 | num_generations | 4 | 2 |\n" in card and "| 4 | seed | 42 | 1 |\n" in card
+    assert len(trainer._levels[0][0].rewards) == 2 and trainer.state.global_step == 4
 
 
 @pytest.mark.parametrize("changes", [{"learning_rate": 0.5}, {"agent_learning_rates": {"aux": 0.1}}])
@@ -385,52 +359,29 @@ def test_a_run_that_has_taken_all_steps_only_repeats_its_end(checkpoint, tmp_pat
 # What the rows of a dataset hold
 
 
-def test_the_digest_depends_only_on_values_and_their_order(forked, tmp_path):
+def test_the_digest_depends_only_on_values_and_their_order(tmp_path):
     columns = {
         "text": ["a", "", None, "\u00e9\U0001f600", "bc"] * 3,
         "number": [1, None, 3, -(2**40), 5] * 3,
-        "share": [0.5, None, 1e-300, float("inf"), -0.0] * 3,
-        "flag": [True, None, False, True, True] * 3,
         "list": [["x", "y"], [], None, ["z"], ["x"]] * 3,
-        "nothing": [None] * 15,
     }
     dataset = Dataset.from_dict(columns)
     digest = digest_of_rows(dataset)
     dataset.save_to_disk(tmp_path / "saved")
-    pieces = concatenate_datasets([dataset.select(range(4)), dataset.select(range(4, 15))])
     backwards = dataset.select(range(14, -1, -1))
     same = {
         "by another path": load_from_disk(tmp_path / "saved"),
-        "of pieces": pieces,
+        "of pieces": concatenate_datasets([dataset.select(range(4)), dataset.select(range(4, 15))]),
         "by indices": backwards.select(range(14, -1, -1)),
         "columns in another order": dataset.select_columns(sorted(columns, reverse=True)),
         "larger types": dataset.cast_column("text", Value("large_string")),
         "another format": dataset.with_format("torch", columns=["number"]),
-        "transformed when it is read": dataset.with_transform(lambda rows: {"text": rows["text"]}),
     }
     assert {name: digest_of_rows(other) for name, other in same.items()} == dict.fromkeys(same, digest)
-    assert digest_of_rows(dataset, rows_at_once=4) == digest_of_rows(pieces, rows_at_once=4)
-    changed = {digest, digest_of_rows(backwards), digest_of_rows(dataset.remove_columns("flag"))}
-    for name in columns.keys() - {"nothing"}:
-        for row in (0, 2):
-            values = list(columns[name])
-            values[row] = values[1] if row == 0 else values[4]
-            changed.add(digest_of_rows(Dataset.from_dict({**columns, name: values})))
-    assert len(changed) == 3 + 2 * 5
-    script = tmp_path / "digest.py"  # for a process with other hashes of text
-    imports = "from datasets import load_from_disk\nfrom trl_multiagent.jobs.fingerprint import digest_of_rows\n"
-    script.write_text(f"{imports}print(digest_of_rows(load_from_disk({str(tmp_path / 'saved')!r})))")
-    done = forked.run(script)
-    assert done.stdout.split()[-1:] == [digest], done.stderr
-
-
-def test_the_digest_covers_every_row(checkpoint, tmp_path):
-    rows = [str(k) for k in range(1000)]
-    tiny_trainer(tmp_path / "run", train_dataset=Dataset.from_dict({"x": rows}), save_strategy="steps").train()
-    rows[501] = "other"
-    changed = Dataset.from_dict({"x": rows})
-    message = refusal(tmp_path / "run/checkpoint-1", tmp_path, train_dataset=changed, beta=0.0)
-    assert message.count(" in the checkpoint, ") == 1 and "train_dataset: '1000 items with x, digest " in message
+    changed = {digest, digest_of_rows(backwards), digest_of_rows(dataset.remove_columns("list"))}
+    for name, values in columns.items():
+        changed.add(digest_of_rows(Dataset.from_dict({**columns, name: [*values[:2], values[4], *values[3:]]})))
+    assert len(changed) == 3 + 3
 
 
 def test_other_settings_may_change(checkpoint, tmp_path):
@@ -483,15 +434,10 @@ def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
                 error.value
             )
             flip(copy / name, position)
+    (copy / "notes.txt").write_text("The good one.")  # files of the user are ignored
     verify_checkpoint(copy)
     flip(copy / "optimizer.pt")
     assert "changed since it was saved: optimizer.pt" in refusal(copy, tmp_path / "run")
-
-
-def test_files_added_by_the_user_are_ignored(checkpoint, tmp_path):
-    copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
-    (copy / "notes.txt").write_text("The good one.")
-    verify_checkpoint(copy)
 
 
 def test_a_damaged_newest_checkpoint_is_not_skipped(tmp_path):

@@ -39,7 +39,7 @@ SHARDED_BY_OTHERS = ["frozen adapter", "full, recomputed", "workflow in episodes
 CASES_OF = {
     "DDP": CASES,
     "ZeRO-1": ["full", "lora"],
-    "ZeRO-2": PARTITIONED,
+    "ZeRO-2": [*PARTITIONED, "workflow in episodes"],  # ranks whose episodes differ in length
     # The preferences have a frozen adapter
     "ZeRO-3": [case for case in CASES if case == "full" or case not in [*OFFLOADED, *SHARDED_BY_OTHERS]],
     OFFLOAD: OFFLOADED,

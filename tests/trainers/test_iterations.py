@@ -10,7 +10,7 @@ from trl import GRPOConfig
 from trl_multiagent import FunctionEnvironment, IACConfig, IACTrainer
 
 from by_hand import FixedGRPO, distance, log_probability, trl_trainer
-from tiny import Workflow, count_reward, team_of, tiny_environment, tiny_experts, tiny_items, tiny_team, tiny_trainer
+from tiny import count_reward, team_of, tiny_environment, tiny_experts, tiny_items, tiny_team, tiny_trainer
 
 
 class Steps(TrainerCallback):
@@ -28,7 +28,7 @@ class Steps(TrainerCallback):
         self.teams.append(team)
 
 
-def by_hand(levels, old, team, low, high, importance_ratio):
+def by_hand(levels, old, team, low, high):
     nodes = [node for level in levels for node in level]
     roles = team.roles
     rows = [(node, g) for node in nodes for g in range(len(node.rewards))]
@@ -44,8 +44,7 @@ def by_hand(levels, old, team, low, high, importance_ratio):
             ratios[role] = log_p - log_old
         advantage = node.returns[g] - sum(node.returns) / len(node.returns)
         for role in roles:
-            others = sum((x.mean().detach() for other, x in ratios.items() if other != role), torch.zeros(()))
-            ratio = (ratios[role] + (others if importance_ratio == "joint" else 0.0)).exp()
+            ratio = ratios[role].exp()
             limited = ratio.clamp(1 - low, 1 + high)
             total = total - torch.minimum(ratio * advantage, limited * advantage).sum() / len(rows)
             clipped += int((limited * advantage < ratio * advantage).sum())
@@ -53,32 +52,22 @@ def by_hand(levels, old, team, low, high, importance_ratio):
     return {name: x.grad for name, x in team.named_parameters() if x.requires_grad}, clipped
 
 
-@pytest.mark.parametrize(("form", "importance_ratio"), [("full", "joint"), ("lora", "agent")])
-def test_the_second_step_is_that_of_plain_pytorch(tmp_path, form, importance_ratio):
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_the_second_step_is_that_of_plain_pytorch(tmp_path, form):
     steps = Steps()
     settings = {"num_iterations": 2, "max_steps": 2, "optim": "sgd", "learning_rate": 0.02, "num_turns": 2}
     settings |= {"epsilon": 0.1, "epsilon_high": 0.15, "num_generations": 3, "per_device_train_batch_size": 5}
-    settings["importance_ratio"] = importance_ratio
     trainer = tiny_trainer(tmp_path, team_of(form), callbacks=[steps], **settings)
     trainer.train()
     assert trainer.env_step == sum(len(node.rewards) for nodes in trainer._levels for node in nodes)
     old = steps.teams[0]
     for gradients, team in zip(steps.gradients, steps.teams, strict=True):
-        expected, clipped = by_hand(trainer._levels, copy.deepcopy(old), team, 0.1, 0.15, importance_ratio)
+        expected, clipped = by_hand(trainer._levels, copy.deepcopy(old), team, 0.1, 0.15)
         assert distance(gradients, expected) < 2e-5
     assert clipped > 5
     first, second = trainer.state.log_history[:2]
     assert first["agents/aux/clip_ratio/region_mean"] == 0.0 < second["agents/aux/clip_ratio/region_mean"]
     assert "reward" in first and "reward" not in second
-
-
-def test_agents_that_do_not_act_together_have_no_joint_ratio(tmp_path):
-    """Their rows are not those of the same joint actions."""
-    settings = {"num_turns": 3, "num_iterations": 2, "importance_ratio": "joint"}
-    with pytest.raises(
-        ValueError, match="multiplies the ratios of all agents, but some do not act at every turn: set it"
-    ):
-        tiny_trainer(tmp_path, environment=Workflow(), **settings).train()
 
 
 def test_one_agent_equals_trl(tmp_path):

@@ -1,7 +1,6 @@
 """The joint reward model: its text, its training, what is reported, and its use as a reward function."""
 
 import json
-import resource
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTr
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.joint_text import JointText
 from trl_multiagent.preferences.rows import text_columns
-from trl_multiagent.trainers.base.checkpoints import UNFINISHED_FOLDER, WriteError
-from trl_multiagent.trainers.joint_reward_trainer import held_out_metrics, split_by_item
+from trl_multiagent.trainers.base.checkpoints import UNFINISHED_FOLDER
+from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
 from pages import read_page
 from tiny import byte_tokenizer, flip, tiny_classifier
@@ -100,32 +99,8 @@ def test_losses_are_those_of_trl_on_the_same_texts(tmp_path, roles):
         assert torch.equal(one, other)
 
 
-def test_one_role_with_bare_templates_is_trl_on_the_plain_rows(tmp_path):
-    bare = {"prompt_template": "{text}", "answer_template": "{text}", "eval_fraction": 0.0}
-    ours = reward_trainer(tmp_path / "ours", ("solo",), tiny_classifier(), **bare)
-    names = dict(zip(text_columns("solo"), ("prompt", "chosen", "rejected"), strict=True))
-    rows = pairs(("solo",)).select_columns(list(names)).rename_columns(names)
-    args = pair_config(tmp_path / "trl", RewardConfig)
-    theirs = RewardTrainer(tiny_classifier(), args, train_dataset=rows, processing_class=byte_tokenizer())
-    for name in ("chosen_ids", "rejected_ids"):
-        assert ours.train_dataset[name] == theirs.train_dataset[name]
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, reports):
-    whole = reward_trainer(tmp_path / "whole", max_steps=4, save_strategy="steps", save_steps=2)
-    whole.train()
-    resumed = reward_trainer(tmp_path / "resumed", model=tiny_classifier(), max_steps=4)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-    config = json.loads((tmp_path / "whole" / "checkpoint-2" / "config.json").read_text())
-    assert config["joint_text"] == whole.joint_text.to_config()
-    page = read_page(tmp_path / "whole" / "report.html")
-    assert page["facts"]["algorithm"] == "Joint reward model" and page["metrics"]["loss"][0]["step"]
-
-
 @pytest.mark.parametrize("start", [2, 4])  # in the middle of an epoch and of a log's interval, and after the last step
-def test_a_resumed_run_has_the_log_of_an_uninterrupted_one(tmp_path, start):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, start, reports):
     settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "logging_steps": 3}
     settings |= {"eval_strategy": "steps", "eval_steps": 2}
     whole = reward_trainer(tmp_path / "run", **settings)
@@ -141,6 +116,10 @@ def test_a_resumed_run_has_the_log_of_an_uninterrupted_one(tmp_path, start):
         return [{k: v for k, v in log.items() if not k.endswith(ignored)} for log in trainer.state.log_history]
 
     assert entries(resumed) == entries(whole) and {"num_tokens", "margin"} <= entries(resumed)[1].keys()
+    config = json.loads((tmp_path / "run" / "checkpoint-2" / "config.json").read_text())
+    assert config["joint_text"] == whole.joint_text.to_config()
+    page = read_page(tmp_path / "run" / "report.html")
+    assert page["facts"]["algorithm"] == "Joint reward model" and page["metrics"]["loss"][0]["step"]
 
 
 def test_a_frozen_backbone(tmp_path):
@@ -175,7 +154,7 @@ def test_pairs_are_held_out_by_item():
     assert split_by_item(data, ["aux", "main"], 0.5, seed=1)[1]["item_id"] == held_out["item_id"]
     for fraction in (0.01, 0.9, 0.99):  # there is an item on both sides
         assert all(len(set(side["item_id"])) >= 1 for side in split_by_item(data, ["aux", "main"], fraction, seed=1))
-    unknown = data.remove_columns("item_id").add_column("item_id", [None] * 12)  # other prompts are other items
+    unknown = data.remove_columns("item_id")  # other prompts are other items
     assert [len(side) for side in split_by_item(unknown, ["aux", "main"], 0.25, seed=1)] == [9, 3]
     same = data.remove_columns("item_id").select([0, 0, 0, 1])  # without ids, equal prompts are one item
     assert {len(part) for part in split_by_item(same, ["aux", "main"], 0.1, seed=0)} == {1, 3}
@@ -200,19 +179,11 @@ def test_report(tmp_path, reports):
     assert logged["eval_loss"] == pytest.approx(np.log1p(np.exp(-margins)).mean(), abs=1e-5)
     extremes = (logged["eval_min_reward"], logged["eval_max_reward"])
     assert extremes == pytest.approx((min(map(min, scores.values())), max(map(max, scores.values()))), abs=1e-5)
-    assert logged["eval_accuracy"] == facts["accuracy"] and logged["eval_calibration_error"] <= 0.5
+    assert logged["eval_accuracy"] == facts["accuracy"]
     assert json.loads((tmp_path / "held_out.json").read_text())["pairs"] == 7
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
     assert f'pipeline(model="{tmp_path}"' in card  # the folder, until there is a repository
-    assert "### Answer of main\n(answer of main)" in card
-
-
-def test_metrics_of_known_margins():
-    margins = np.array([0.0, 10.0, 10.0, -10.0, np.log(3)])  # confidences 0.5, 1, 1, 1 and 0.75
-    metrics = held_out_metrics(np.stack([margins, np.zeros(5)], axis=1))
-    assert metrics["calibration_error"] == pytest.approx((0.5 + 0.25 + 3 * (1 / 3)) / 5, abs=1e-4)
-    assert (metrics["accuracy"], metrics["pairs"]) == (0.6, 5)
 
 
 # Use
@@ -253,18 +224,6 @@ def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
     assert reward(prompts=messages[0], completions=messages[1]) == [expected]
     with pytest.raises(ValueError, match="is not a joint reward model"):
         JointRewardModel(tiny_classifier(), byte_tokenizer())
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    """A limit of the size of files stands for a full disk."""
-    trainer = reward_trainer(tmp_path, save_strategy="steps", save_steps=1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-        with pytest.raises(WriteError, match=r"could not be written in .*/checkpoint-1 \(.*MB are free there\)"):
-            trainer.train()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):

@@ -5,11 +5,10 @@ import json
 import pytest
 import torch
 from datasets import load_from_disk
-from pairs import Shift, pair_config, pair_trainer, pairs
+from pairs import pair_config, pair_trainer, pairs
 from transformers.utils import logging
 
 from trl_multiagent import AgentTeam, JointRewardConfig, JointRewardTrainer, MADPOConfig, MADPOTrainer
-from trl_multiagent.preferences.rows import reference_columns, text_columns
 
 from pages import read_page
 from tiny import FORMS, team_of, tiny_environment, tiny_items, tiny_team
@@ -47,40 +46,7 @@ def test_every_form_of_team_learns_and_is_saved(tmp_path, reports, form):
             assert torch.equal(x, team.state_dict()[name]), name
 
 
-@pytest.mark.parametrize("form", ["full", "lora"])
-def test_stored_reference_log_probabilities_train_in_the_same_way(tmp_path, form):
-    """Also when they come with the dataset, from disk, and the team is another one by then."""
-    plain = train(tmp_path / "plain", team_of(form))
-    storing = train(tmp_path / "stored", team_of(form), precompute_ref_log_probs=True, eval_dataset=pairs(number=4))
-    assert storing.ref_model is None and "eval_loss" in storing.evaluate()
-    columns = [column for role in storing.team.roles for column in reference_columns(role)]
-    names = [*(name for role in storing.team.roles for name in text_columns(role)), *columns, "chosen_reward"]
-    storing.train_dataset.select_columns([*names, "rejected_reward"]).save_to_disk(tmp_path / "pairs")
-    for name, x in weights(plain).items():
-        assert torch.allclose(x, weights(storing)[name], atol=1e-6), name
-
-    rows = type(storing.train_dataset).load_from_disk(tmp_path / "pairs")
-    assert set(columns) <= set(rows.column_names)
-    stored = {"precompute_ref_log_probs": True, "train_dataset": rows}
-    given = train(tmp_path / "given", team_of(form), callbacks=[Shift()], **stored)
-    live = train(tmp_path / "live", team_of(form), train_dataset=rows, callbacks=[Shift()])
-    for name, x in weights(live).items():
-        assert torch.allclose(x, weights(given)[name], atol=1e-6), name
-    with pytest.raises(ValueError, match="`eval_dataset` has no reference log-probabilities"):
-        given.evaluate(pairs(number=4))
-
-
-def test_the_updated_reference_is_saved_and_restored(tmp_path):
-    settings = {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5}
-    settings |= {"save_strategy": "steps", "save_steps": 2}
-    whole = train(tmp_path / "whole", **settings)
-    resumed = train(tmp_path / "resumed", resume=str(tmp_path / "whole" / "checkpoint-2"), **settings)
-    for name, x in whole.ref_model.state_dict().items():
-        assert torch.equal(x, resumed.ref_model.state_dict()[name]), name
-    assert any(not torch.equal(x, tiny_team().state_dict()[name]) for name, x in whole.ref_model.state_dict().items())
-
-
-@pytest.mark.parametrize(("form", "settings"), [("full", {}), ("lora", {}), ("full", {"reference_free": True})])
+@pytest.mark.parametrize(("form", "settings"), [("lora", {}), ("full", {"reference_free": True})])
 def test_a_resumed_run_continues_exactly(tmp_path, form, settings):
     """In the middle of an epoch, with metrics that have not been logged."""
     settings = {"max_steps": -1, "num_train_epochs": 2, "per_device_train_batch_size": 2, **settings}
@@ -135,19 +101,6 @@ def test_rows_without_rewards_take_no_env_steps(tmp_path):
     assert "env_step" not in train(tmp_path, use_environment_step=False).state.log_history[0]
 
 
-def test_falling_chosen_log_probabilities_are_reported_once(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
-    logging.warning_once.cache_clear()
-    settings = {"learning_rate": 0.05, "max_steps": 6}
-    # Chosen and rejected answers that begin in the same way: what pushes one down pushes the other one down, too
-    rows = pairs().map(lambda row: {f"{role}_rejected": row[f"{role}_chosen"] + "!" for role in ("aux", "main")})
-    trainer = train(tmp_path, train_dataset=rows, **settings)
-    warnings = [record.message for record in caplog.records if "has fallen by" in record.message]
-    changes = [entry["logps/chosen_change"] for entry in trainer.state.log_history if "loss" in entry]
-    assert changes[0] == pytest.approx(0.0, abs=1e-5) and min(changes) < -0.5
-    assert len(warnings) == 1 and "add the loss type 'sft'" in warnings[0]
-
-
 def test_a_loss_that_is_not_finite_ends_the_run_with_a_report(tmp_path):
     team = tiny_team()
     team.agents["aux"].model.norm.weight.data.fill_(float("nan"))
@@ -160,16 +113,12 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_a_report(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"loss_type": ["sigmoid", "aot"]}, r"`loss_type` is \['sigmoid', 'aot'\]; a team with"),
-        ({"loss_type": "nca_pair", "f_divergence_type": "forward_kl"}, "has the losses sigmoid, "),
+        ({"loss_type": ["sigmoid", "aot"]}, r"`loss_type` is \['sigmoid', 'aot'\]; a team has the losses sigmoid, "),
         ({"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0]}, "`loss_weights` must have the same length"),
         ({"ld_alpha": 0.5}, "`ld_alpha` is 0.5, which teams do not support"),
         ({"beta": 0.0}, "`beta` is 0.0; it must be greater than 0"),
         ({"truncation_mode": "keep_end"}, "`truncation_mode` is 'keep_end'"),
-        ({"reference_free": True, "precompute_ref_log_probs": True}, "need a reference policy"),
-        ({"reference_free": True, "f_divergence_type": "forward_kl"}, "need a reference policy"),
-        ({"precompute_ref_log_probs": True, "sync_ref_model": True}, "computes only once"),
-        ({"use_weighting": True, "loss_type": "sft"}, "`use_weighting` applies to pairs"),
+        ({"sync_ref_model": True}, "`sync_ref_model` is True, which teams do not support"),
         ({"remove_unused_columns": True}, "teams do not support"),
     ],
 )
@@ -197,16 +146,8 @@ def test_data_that_does_not_fit_is_refused(tmp_path, settings, problem):
 
 
 def test_settings_that_do_not_fit_the_team_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`sync_ref_model` updates a separate reference model"):
-        pair_trainer(tmp_path, team_of("lora"), sync_ref_model=True)
     with pytest.raises(ValueError, match=r"`router_aux_loss_coef` is 0\.5, but no trained agent"):
         pair_trainer(tmp_path, router_aux_loss_coef=0.5)
-
-
-def test_answers_that_are_cut_are_reported(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
-    pair_trainer(tmp_path, max_length=27)
-    assert any("pairs of answers in `train_dataset` are longer than the `max_length`" in x for x in caplog.messages)
 
 
 def test_preferences_of_another_form_than_the_prompts_are_reported(tmp_path, caplog, monkeypatch):

@@ -3,11 +3,8 @@
 import json
 import math
 import sys
-import types
 from dataclasses import replace
-from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -35,7 +32,6 @@ from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import one_update
-from pages import read_page
 from tiny import (
     EVALUATED,
     SAVED,
@@ -133,10 +129,7 @@ def test_metrics(tmp_path):
         assert second[f"agents/{role}/kl"] > first[f"agents/{role}/kl"] == 0.0
         assert 4 < second[f"agents/{role}/entropy"] < math.log(258)
         assert math.isfinite(second[f"agents/{role}/loss"])
-    # The agents' norms are those before clipping, and so is the team's
-    norms = [second[f"agents/{role}/grad_norm"] for role in ("aux", "main")]
-    assert math.hypot(*norms) == pytest.approx(second["grad_norm"], rel=1e-3)
-    assert second["grad_norm"] > 0.01
+    assert second["grad_norm"] > 0.01  # before clipping
     losses = [second[f"agents/{role}/loss"] for role in ("aux", "main")]
     assert sum(losses) == pytest.approx(second["loss"], abs=1e-5)
     for phase in ("generate", "reward", "update"):
@@ -204,35 +197,6 @@ def test_collaborate(tmp_path):
     assert trainer.model.training and trainer.env_step == 0
 
 
-def test_history_as_text_is_the_agent_s_own(tmp_path):
-    trainer = tiny_trainer(tmp_path, num_turns=3)
-    trainer.train()
-    for node in trainer._levels[2]:
-        for role in ("aux", "main"):
-            first, second = node.history
-            expected = (
-                f"{first.prompts[role]}{first.joint_action[role]}\n\n{second.prompts[role]}{second.joint_action[role]}\n\n"
-                f"{node.prompts[role]}"
-            )
-            assert trainer.team.tokenizers[role].decode(node.samples[role].prompt_ids) == expected
-
-
-@pytest.mark.parametrize("given", [None, True, False])
-def test_history_as_chat_where_there_is_a_template(tmp_path, given):
-    trainer = tiny_trainer(tmp_path, tiny_team(chat_template=CHAT_TEMPLATE), num_turns=2, use_chat_template=given)
-    trainer.train()
-    node = trainer._levels[1][0]
-    (past,) = node.history
-    prompt = trainer.team.tokenizers["main"].decode(node.samples["main"].prompt_ids)
-    if given is False:
-        assert prompt == f"{past.prompts['main']}{past.joint_action['main']}\n\n{node.prompts['main']}"
-    else:
-        assert prompt == (
-            f"<user>{past.prompts['main']}</user><assistant>{past.joint_action['main']}</assistant>"
-            f"<user>{node.prompts['main']}</user><assistant>"
-        )
-
-
 def test_the_trainer_follows_the_options_of_the_history(tmp_path):
     options = {"memory_mode": "full", "previous_response": False, "max_history_length": 40}
     trainer = tiny_trainer(tmp_path, num_turns=3, num_generations=2, joint_mode="cross", num_agents=2, **options)
@@ -254,7 +218,7 @@ def test_the_trainer_follows_the_options_of_the_history(tmp_path):
 
 def test_a_tree_of_a_large_team_is_refused(tmp_path):
     roles = tuple("abcdefg")
-    with pytest.raises(ValueError, match=r"7 agents and .* make 4\^7 joint actions, but `max_joint_actions`"):
+    with pytest.raises(ValueError, match="more than 10000 joint actions, `max_joint_actions`"):
         tiny_trainer(tmp_path, tiny_team(roles), joint_mode="cross")
 
 
@@ -272,12 +236,11 @@ def test_chat_prompts_of_the_environment(tmp_path):
 
 
 def test_the_trace_has_the_advantages_that_are_trained(tmp_path):
-    settings = {"trace_steps": 1, "log_completions": True, "num_turns": 2, "joint_mode": "cross", "num_agents": 2}
+    settings = {"trace_steps": 1, "num_turns": 2, "joint_mode": "cross", "num_agents": 2}
     made = tiny_trainer(tmp_path, trainer=MAReMaxTrainer, config=MAReMaxConfig, num_generations=2, **settings)
     made.train()
     trace = read_trace(tmp_path / "trace")
     assert len(trace) == made.env_step and set(trace["step"]) == {1}
-    pd.testing.assert_frame_equal(trace, pd.read_parquet(tmp_path / "completions" / "completions_00001.parquet"))
     trained = made.advantages(made._levels)
     roots = trace[trace["turn"] == 1]
     for k, role in enumerate(("aux", "main")):
@@ -332,15 +295,14 @@ def test_reward_functions_get_what_the_trainer_knows(tmp_path):
     environment = tiny_environment()
     environment = FunctionEnvironment(environment.templates, [spy, role_reward("main", of_main)])
     team = tiny_team(chat_template=CHAT_TEMPLATE)
-    trainer = tiny_trainer(
-        tmp_path, team, environment, max_steps=2, logging_steps=2, log_completions=True, eval_dataset=tiny_items(2)
-    )
+    settings = {"max_steps": 2, "logging_steps": 2, "trace_steps": 1, "eval_dataset": tiny_items(2)}
+    trainer = tiny_trainer(tmp_path, team, environment, **settings)
     trainer.collaborate([{"x": "1"}])  # what is logged here belongs to no step
     trainer.train()
     assert [step for step, _ in seen] == [0, 0, 1] and all(len(lengths) == 8 for _, lengths in seen[1:])
     assert trainer.state.log_history[0]["longest"] == pytest.approx(sum(max(x) for _, x in seen[1:]) / 2)
-    table = pd.read_parquet(tmp_path / "completions" / "completions_00002.parquet")
-    assert list(table["extra/verdict"]) == [f"verdict {k}" for k in range(8)]
+    trace = read_trace(tmp_path / "trace")
+    assert list(trace["extra/verdict"]) == 2 * [f"verdict {k}" for k in range(8)]
     assert [message["role"] for message in (roles["main"][0][0], roles["main"][1][0])] == ["user", "assistant"]
     assert "eval_longest" in trainer.evaluate()
     reward = AgentTeam.collaborate(
@@ -351,7 +313,7 @@ def test_reward_functions_get_what_the_trainer_knows(tmp_path):
 
 def test_two_evaluation_sets_keep_two_names(tmp_path):
     sets = {"easy": tiny_items(2), "hard": tiny_items(4)}
-    settings = {"num_turns": 2, "max_steps": 2, "log_completions": True, "trace_steps": 1, **SAVED, **EVALUATED}
+    settings = {"num_turns": 2, "max_steps": 2, "trace_steps": 1, **SAVED, **EVALUATED}
     settings |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_hard_return"}
     trainer = tiny_trainer(tmp_path, eval_dataset=sets, greater_is_better=True, **settings)
     trainer.train()
@@ -361,7 +323,6 @@ def test_two_evaluation_sets_keep_two_names(tmp_path):
     for name in ("easy", "hard"):
         assert metrics[f"eval_{name}_return"] == metrics[f"eval_{name}_turn_1/expected_return"]
         assert metrics[f"eval_{name}_final_turn/reward"] == metrics[f"eval_{name}_turn_2/reward_mean"]
-        assert (tmp_path / "completions" / f"completions_00002_eval_{name}.parquet").is_file()
     assert not [key for key in metrics if key.startswith(("eval_reward", "eval_return"))]
     assert set(read_trace(tmp_path / "trace")["split"]) == {"train", "eval_easy", "eval_hard"}
     assert "eval_return" in trainer.evaluate(sets["easy"])
@@ -399,59 +360,20 @@ def test_agents_learn_at_their_own_rates(tmp_path):
     assert trainer.state.log_history[1]["learning_rate"] in (0.0, 0.005)
 
 
-def test_gradient_clipping(tmp_path):
-    """With plain SGD the step is the clipped gradient."""
-    team = tiny_team()
-    before = weights(team)
-    tiny_trainer(tmp_path, team, optim="sgd", learning_rate=1.0, max_grad_norm=0.05, weight_decay=0.0).train()
-    step = [x - before[f"{name}"] for name, x in team.named_parameters()]
-    assert torch.nn.utils.get_total_norm(step).item() == pytest.approx(0.05, rel=1e-3)
-
-
-def test_reference_team_can_follow_the_policy(tmp_path):
-    settings = {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 1.0}
-    trainer = tiny_trainer(tmp_path, beta=0.1, max_steps=2, learning_rate=0.01, **settings)
-    initial = weights(trainer.team)
-    trainer.train()
-    assert all(torch.equal(x, trainer.ref_model.state_dict()[name]) for name, x in trainer.team.state_dict().items())
-    assert not all(torch.equal(x, initial[name]) for name, x in trainer.team.state_dict().items())
-
-
-def test_trackers_get_a_group_per_agent_and_completions(tmp_path, reports, monkeypatch):
+def test_trackers_get_a_group_per_agent(tmp_path, reports, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
-    sent = []
-    for name in ("wandb", "trackio"):
-        module = types.ModuleType(name)
-        module.run, module.log, module.Html = None if name == "wandb" else "running", sent.append, Path
-        module.Table = lambda dataframe: dataframe
-        monkeypatch.setitem(sys.modules, name, module)
     options = {"log_completions": True, "num_completions_to_print": 1, "eval_strategy": "steps", "eval_steps": 1}
-    trainer = tiny_trainer(
-        tmp_path,
-        environment=Workflow(),
-        eval_dataset={"easy": tiny_items(4)},
-        callbacks=[RichProgressCallback()],
-        report_to="tensorboard",
-        num_turns=2,
-        **options,
-    )
-    trainer.args.report_to += ["wandb", "trackio"]
-    trainer.train()
+    options |= {"eval_dataset": {"easy": tiny_items(4)}, "callbacks": [RichProgressCallback()]}
+    tiny_trainer(tmp_path, environment=Workflow(), report_to="tensorboard", num_turns=2, **options).train()
     found = EventAccumulator(str(tmp_path / "runs")).Reload()
     tags = set(found.Tags()["scalars"])
-    assert {"main/train/grad_norm", "train/turn_1/reward_mean", "aux/eval/easy_completions/mean_length"} <= tags
+    assert {"main/train/loss", "train/turn_1/reward_mean", "aux/eval/easy_completions/mean_length"} <= tags
     assert not any("agents/" in tag for tag in tags)
-    # Trackio alone, because no run of Weights & Biases has begun
-    train, evaluation, report = sent
-    table = train["completions"]
-    assert set(table["split"]) == {"train"} and set(evaluation["completions"]["split"]) == {"eval_easy"}
-    is_idle = table["advantage/main"].isna()
-    assert is_idle.any() and set(table[is_idle]["completion/main"]) == {None}
-    assert report == {"report": tmp_path / "report.html"} and read_page(report["report"])["facts"]["finished"]
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-@pytest.mark.parametrize("algorithm", ["magrpo", "madpo", "reward_model"])
+@pytest.mark.parametrize(
+    ("algorithm", "is_terminal"), [("magrpo", True), ("magrpo", False), ("madpo", True), ("reward_model", True)]
+)
 def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch, capsys, algorithm, is_terminal):
     class Passed(FunctionEnvironment):
         def score(self, items, *args):
@@ -513,14 +435,6 @@ def test_an_empty_prompt(tmp_path):
         tiny_trainer(tmp_path, environment=environment).train()
 
 
-def test_the_number_of_outcomes_must_match_the_joint_actions(tmp_path):
-    environment = tiny_environment()
-    score = environment.score
-    environment.score = lambda *args: score(*args)[:-1]
-    with pytest.raises(ValueError, match="returned 7 outcomes; it must return a list of 8"):
-        tiny_trainer(tmp_path, environment=environment).train()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -528,16 +442,12 @@ def test_the_number_of_outcomes_must_match_the_joint_actions(tmp_path):
         ({"num_agents": 3}, "`num_agents` is 3"),
         ({"agent_learning_rates": {"critic": 0.1}}, "critic"),
         ({"items_per_device": 13}, "12 items, fewer than the 13"),
+        ({"train_dataset": None}, "`train_dataset` must be"),
     ],
 )
 def test_refusals(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         tiny_trainer(tmp_path, **arguments)
-
-
-def test_without_a_dataset(tmp_path):
-    with pytest.raises(TypeError, match="`train_dataset` must be"):
-        tiny_trainer(tmp_path, train_dataset=None)
 
 
 def config(**settings):
@@ -571,7 +481,6 @@ def test_config_sizes():
         ({"num_turns": 2, "gradient_accumulation_steps": 4}, "Set `items_per_device`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
         ({"num_iterations": 0}, "`num_iterations` is 0; it must be greater than 0"),
-        ({"importance_ratio": "joint", "joint_mode": "cross"}, "`importance_ratio='joint'` needs `joint_mode='align'"),
         (
             {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}
             | {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "reward"},

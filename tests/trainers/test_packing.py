@@ -85,24 +85,12 @@ def test_rows_compute_what_they_have_in_common_once(name, tree, checkpointing):
 def test_masked_completions_cost_nothing():
     rows = rows_of((ROOT, [[20, 21, EOS], [30, 31, 32]]), ([9] * 8, [[33]]))
     tensors = agent_tensors(rows, "solo", PAD, [EOS], mask_truncated=True)
-    packed = pack(*tensors.sequences(), 3, hidden_size=32)
+    packed = pack(tensors.sequences, [4, 4, 8], 3, hidden_size=32)
     assert packed["input_ids"].tolist() == [[*ROOT, 20, 21]]
     assert packed["shift_labels"].tolist() == [[-100, -100, -100, 20, 21, EOS]]
     assert packed["places"].tolist() == [[3, 4, 5], [-1] * 3, [-1] * 3]
-    nothing = pack(*tensors[1:].sequences(), 3, hidden_size=32)
+    nothing = pack(tensors.sequences[1:], [4, 8], 3, hidden_size=32)
     assert nothing["input_ids"].tolist() == [[0]] and (nothing["places"] == -1).all()
-
-
-def test_positions_and_readers_of_a_tree():
-    sequences = [[1, 2, 3, 4], [1, 2, 5, 6], [1, 2, 3, 7]]
-    packed = pack(sequences, [2, 2, 2], 2, hidden_size=32)
-    # In lexicographic order: 1 2 3 (4), then 3 (7), then 2 5 (6). A token that is followed by two others is there
-    # twice
-    assert packed["input_ids"].tolist() == [[1, 2, 3, 3, 2, 5]]
-    assert packed["position_ids"].tolist() == [[0, 1, 2, 2, 1, 2]]
-    assert packed["shift_labels"].tolist() == [[-100, 3, 4, 7, 5, 6]]
-    assert packed["readers"].tolist() == [[[0, 2], [0, 1], [0, 0], [1, 1], [2, 2], [2, 2]]]
-    assert packed["places"].tolist() == [[1, 2], [4, 5], [1, 3]]
 
 
 def test_rows_are_divided_at_the_least_cost():

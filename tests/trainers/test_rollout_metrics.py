@@ -7,7 +7,7 @@ import pytest
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments import Outcome, TaskError
 from trl_multiagent.rollout.tree import Node, Samples, acting, grow_trees, judge_nodes
-from trl_multiagent.trainers.base.metrics import rollout_totals, sum_totals
+from trl_multiagent.trainers.base.metrics import RolloutTotals, rollout_totals
 
 
 def node(rewards, returns, *completions, metrics=()):
@@ -27,11 +27,13 @@ THERE = [[node([2.0, 2.0], [2.0, 2.0], [9], [9])]]  # ended at its first turn
 
 
 def totals(levels, **settings):
-    return rollout_totals(levels, {"solo": [9]}, **{"scoring": {"seconds": 1.5}, "training": True, **settings})
+    return rollout_totals(
+        levels, {"solo": [9]}, **{"scoring": {"seconds": 1.5, "failures": 0.0}, "training": True, **settings}
+    )
 
 
 def test_totals_of_processes_with_different_trees_add_up():
-    whole = sum_totals([totals(HERE), totals(THERE)])
+    whole = totals(HERE) + totals(THERE)
     rewards = [1.0, 3.0, 0.5, 0.5, 2.0, 2.0]
     means = {name: total.mean for name, total in whole.totals.items()}
     assert means["reward"] == pytest.approx(statistics.fmean(rewards))
@@ -44,8 +46,8 @@ def test_totals_of_processes_with_different_trees_add_up():
     assert means["frac_reward_zero_std"] == pytest.approx(2 / 3)
     assert means["agents/solo/completions/mean_length"] == pytest.approx(9 / 6)
     assert means["agents/solo/completions/clipped_ratio"] == pytest.approx(1 / 6)
-    assert whole.num_tokens == 6 * 2 + 9
-    assert whole.scoring == {"seconds": 3.0}
+    assert whole.sums["num_tokens"] == 6 * 2 + 9
+    assert whole.sums["reward/seconds"] == 3.0 and "reward/failures" in whole.sums
 
 
 def test_a_branch_that_the_environment_ends_counts_as_its_last_turn(monkeypatch):
@@ -59,12 +61,12 @@ def test_an_evaluation_has_no_metrics_of_sibling_sets():
 
 
 def test_the_deviation_of_a_single_reward_is_zero():
-    assert sum_totals([totals([[node([2.0], [2.0], [9])]])]).totals["reward"].std == 0.0
+    assert totals([[node([2.0], [2.0], [9])]]).totals["reward"].std == 0.0
 
 
 def test_numbers_that_reward_functions_log():
     parts = [totals(HERE, logged={"length": [1.0, 2.0]}), totals(THERE, logged={"length": [6.0]}), totals(THERE)]
-    assert sum_totals(parts).totals["length"].mean == 3.0
+    assert sum(parts, RolloutTotals()).totals["length"].mean == 3.0
     for name in ("reward", "turn_2/m", "env_step"):
         with pytest.raises(TaskError, match=f"logged the metric '{name}', a name that the trainer uses"):
             totals(HERE, logged={name: [1.0]})
@@ -74,8 +76,9 @@ def test_the_most_common_text_is_counted_over_all_processes():
     here, there = ([[node([1.0, 2.0], [1.0, 2.0], [9], [9])]] for _ in range(2))
     here[0][0].samples["solo"].texts = ["a", "b"]
     there[0][0].samples["solo"].texts = ["b", "b"]
-    assert totals(here).most_common_ratios() == {}  # a single item may well have one answer
-    assert sum_totals([totals(here), totals(there)]).most_common_ratios() == {"solo": 0.75}
+    name = "agents/solo/completions/most_common_ratio"
+    assert name not in totals(here).metrics()  # a single item may well have one answer
+    assert (totals(here) + totals(there)).metrics()[name] == 0.75
 
 
 def test_roles_that_do_not_act_and_rewards_at_the_end_alone():
@@ -106,9 +109,10 @@ def test_roles_that_do_not_act_and_rewards_at_the_end_alone():
     assert (
         metrics["final_turn/reward"] == 0.75 and metrics["return"] == 0.75 and metrics["frac_reward_zero_std"] == 0.5
     )
-    assert metrics["agents/aux/completions/mean_length"] == 1.5 and found.num_tokens == 3 * 2 + 5
-    assert found.most_common_ratios() == {}
-    assert sum_totals([found, found]).most_common_ratios() == {"aux": 0.5, "main": 1.0}
+    assert metrics["agents/aux/completions/mean_length"] == 1.5 and found.sums["num_tokens"] == 3 * 2 + 5
+    common = [f"agents/{role}/completions/most_common_ratio" for role in ("aux", "main")]
+    assert not {*common} & metrics.keys()
+    assert [(found + found).metrics()[name] for name in common] == [0.5, 1.0]
 
 
 def test_repetition_is_the_share_of_phrases_that_were_there_before():

@@ -118,7 +118,6 @@ def test_a_team_dpo_trainer_learns_and_logs_per_agent(tmp_path, form):
     for role in team.roles:
         assert first[f"agents/{role}/rewards/margins"] == pytest.approx(0.0, abs=1e-5)
         assert last[f"agents/{role}/rewards/margins"] > 0.01
-        assert last[f"agents/{role}/grad_norm"] > 0
     for name, parameter in team.named_parameters():
         assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
 
@@ -163,37 +162,24 @@ def test_the_model_card_needs_no_environment(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "keywords", "message"),
+    ("arguments", "message"),
     [
-        (["some/model"], {}, r"`team` is 'some/model' \(str\), not an `AgentTeam`: load the agents with"),
-        ([], {"model": "some/model"}, r"no argument `model`: load the agents with `team=AgentTeam\.from_pretrained\("),
-        ([], {"reward_funcs": len}, r"no argument `reward_funcs`: give `environment=FunctionEnvironment\("),
-        ([], {"peft_config": None}, r"no argument `peft_config`: give it to `AgentTeam\.from_pretrained\("),
-        ([], {"processing_class": None}, "no argument `processing_class`: every agent"),
-        ([], {"args": GRPOConfig("x", use_cpu=True, bf16=False)}, "`args` is a `GRPOConfig`: give a `{config}`"),
-        ([], {"args": MAACConfig("x", use_cpu=True)}, "`args` is a `MAACConfig`: give a `{config}`"),
-        ([], {"args": {"output_dir": "x"}}, "`args` is a `dict`: give a `{config}`"),
-        ([], {"args": "x"}, "`args` is a `str`: give a `{config}`"),
-        ([None], {}, "`team` is None, not an `AgentTeam`"),
-        (
-            [tiny_team()],
-            {"environment": len},
-            "`environment` must be an `Environment`, got `builtin_function_or_method`",
-        ),
+        ({"team": "some/model"}, r"`team` is 'some/model' \(str\), not an `AgentTeam`: load it with `AgentTeam.from_"),
+        ({"team": None}, "`team` is None, not an `AgentTeam`"),
+        ({"args": GRPOConfig("x", use_cpu=True, bf16=False)}, "`args` is a `GRPOConfig`: give a `{config}`"),
+        ({"args": MAACConfig("x", use_cpu=True)}, "`args` is a `MAACConfig`: give a `{config}`"),
+        ({"args": {"output_dir": "x"}}, "`args` is a `dict`: give a `{config}`"),
+        ({"environment": len}, "`environment` must be an `Environment`, got `builtin_function_or_method`"),
     ],
 )
 @pytest.mark.parametrize("trainer", [MAGRPOTrainer, MADPOTrainer, IACTrainer])
-def test_calls_in_the_way_of_trl_are_told_the_right_way(trainer, arguments, keywords, message):
+def test_arguments_of_a_wrong_type_are_refused(trainer, arguments, message):
     config = trainer.__name__.replace("Trainer", "Config")
     with pytest.raises(TypeError, match=message.replace("{config}", config)):
-        trainer(*arguments, **keywords)
+        trainer(**{"team": tiny_team(), "environment": tiny_environment(), **arguments})
 
 
 def test_wrong_arguments_without_names_are_told_the_right_way():
-    environment = tiny_environment()
-    for args in ({"max_steps": 1}, "x", MAGRPOConfig, environment):
-        with pytest.raises(TypeError, match=f"`args` is a `{type(args).__name__}`: give a `MAGRPOConfig`"):
-            MAGRPOTrainer(tiny_team(), environment, args)
     for name in (tiny_llama(), {"aux": "model"}, [tiny_llama()], 5):
         with pytest.raises(ValueError, match=r"`name` is .*; it must be a model's name or folder, or a list with one"):
             AgentTeam.from_pretrained(name, roles=["aux", "main"])
@@ -211,6 +197,6 @@ def test_wrong_arguments_without_names_are_told_the_right_way():
 def test_the_configuration_of_another_algorithm_is_refused(tmp_path):
     """MARLOO would train with the baseline of MAGRPO."""
     with pytest.raises(TypeError, match="`args` is a `MAGRPOConfig`: give a `MARLOOConfig`"):
-        MARLOOTrainer(tiny_team(), args=MAGRPOConfig(tmp_path, use_cpu=True))
+        MARLOOTrainer(tiny_team(), tiny_environment(), MAGRPOConfig(tmp_path, use_cpu=True))
     with pytest.raises(TypeError, match="`args` is a `RewardConfig`: give a `JointRewardConfig`"):
         JointRewardTrainer("model", RewardConfig(tmp_path, use_cpu=True, bf16=False))

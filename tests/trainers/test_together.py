@@ -74,12 +74,6 @@ FAILURES = {
     "generation": "OutOfMemoryError: no room for 7 tokens",
     "nan loss": "FloatingPointError: The loss of agent 'aux' is nan at step 0. Items and completions are in ",
     "evaluation": "TaskError: The reward function `broken_reward` raised ValueError: the judge is ill",
-    "nan reward": (
-        "FloatingPointError: The reward function `nan_reward` returned nan for joint action 1 of 4 at step 0."
-    ),
-    "exit": "TaskError: The reward function `exiting_reward` called sys.exit(0).",
-    "no rewards": "TaskError: The reward function `no_rewards` returned None; it must return a list of 4 numbers",
-    "interrupt": "TaskInterrupt: The reward function `interrupted_reward` was interrupted",
     "metrics": "TaskError: `BadMetrics.metrics` returned the metric 'calls'",
 }
 

@@ -37,24 +37,10 @@ def test_two_processes_make_the_same_update(results, beta):
         assert 0 < left["turn_1/early_terminated"] < 1
 
 
-@pytest.mark.parametrize(("beta", "logged"), [(0.0, [1, 2, 3]), (0.1, [2, 3])])
+@pytest.mark.parametrize(("beta", "logged"), [(0.0, 3), (0.1, 2)])
 def test_what_is_logged_is_exchanged_once(results, beta, logged):
-    """
-    One reduction per step for its metrics. The rows of the tables are gathered at a log, those of the last step at the
-    end.
-    """
-    result = torch.load(results / "2" / f"{beta}.pt", weights_only=False)
-    assert result["reductions"] == 3
-    assert result["gathers"] == 3 + len(logged)  # the totals of each batch, and the rows of each table
-    names = [f"completions_{step:05d}.parquet" for step in logged]
-    folders = [results / number / str(beta) / "completions" for number in ("1", "2")]
-    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [names, names]
-    for name in names:
-        one, two = (pd.read_parquet(folder / name) for folder in folders)
-        assert set(two["process"]) == {0, 1}
-        columns = ["prompt/aux", "completion/aux", "completion/main"]
-        one, two = (sorted(map(tuple, x[columns].to_numpy())) for x in (one, two))
-        assert one == two
+    """The totals of each of three batches, and at every log the rows of the completions that are printed."""
+    assert torch.load(results / "2" / f"{beta}.pt", weights_only=False)["gathers"] == 3 + logged
 
 
 def test_two_processes_sample_the_same(results):
@@ -65,9 +51,8 @@ def test_two_processes_sample_the_same(results):
     columns = ["step", "split", "tree", "node", "action", "completion/aux", "completion/main"]
     traces = []
     for number in ("1", "2"):
-        files = (results / number / "sampled" / "trace").rglob("*.jsonl")
-        rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-        traces.append(sorted([row[name] for name in columns] for row in rows))
+        trace = pd.read_parquet(results / number / "sampled" / "trace")
+        traces.append(sorted(trace[columns].values.tolist()))
     assert traces[0] == traces[1] and len({tuple(row[2:]) for row in traces[0]}) > 100
     for left, right, again in zip(one["evaluations"], two["evaluations"], one["evaluations"][:1] * 2, strict=True):
         assert left["eval_reward"] == pytest.approx(right["eval_reward"]) == pytest.approx(again["eval_reward"])
@@ -109,7 +94,6 @@ def test_processes_with_different_settings_data_or_models_are_refused(forked, tm
     assert answers == others
     assert answers.pop("nothing") == "trained"
     assert "num_turns: 1 on process 0, 2 on process 1" in answers["num_turns"]
-    assert "eval_dataset: '2 items with x" in answers["eval_dataset"]
     for name, answer in answers.items():
         assert answer.startswith("The processes of this run differ: ") and f"{name}: " in answer and "\n" not in answer
-    assert len(answers) == 6
+    assert len(answers) == 4

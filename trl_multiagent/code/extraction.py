@@ -74,14 +74,6 @@ class Code:
     found: bool  # whether the completion contains any code, and not only prose that happens to parse, such as a word
 
 
-def extract_code(completion: str, name: str) -> str:
-    """
-    Returns the code in an agent's answer, which parses unless the only definition of the function `name` does not: it
-    then contains this definition as the agent wrote it. The answer is code, or prose around code, fenced or not.
-    """
-    return read_completion(completion, name).source
-
-
 def join_sources(*parts: str) -> str:
     """Joins sources to one module. Imports from `__future__` come first, as Python demands."""
     future, rest = [], []
@@ -108,7 +100,9 @@ def parse_completion(completion: str) -> ast.Module:
 
 
 def read_completion(completion: str, name: str) -> Code:
-    """Reads an agent's answer to the request for the function `name`."""
+    """
+    Reads an agent's answer to the request for the function `name`: code, or prose around code, fenced or not.
+    """
     text = _text_of(completion) if len(completion) <= MAX_CHARS else ""
     visible = _visible_length(FENCE.sub("", text))
     asked = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b.*", re.MULTILINE)

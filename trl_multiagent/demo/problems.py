@@ -44,61 +44,66 @@ class Family:
     reductions: tuple[Part, ...]
 
 
+def parts(table: str) -> tuple[Part, ...]:
+    """Reads a table with a part per line and a column per field."""
+    return tuple(Part(*map(str.strip, line.split("|"))) for line in table.strip().splitlines())
+
+
 # No map is idempotent, so mapping twice changes the result. No reduction is the identity, which would make main a thin
 # wrapper of aux, or `len`, which does not depend on the map.
 LISTS = Family(
     argument="xs",
-    conditions=(
-        Part("even", "x % 2 == 0", "the even numbers"),
-        Part("odd", "x % 2 == 1", "the odd numbers"),
-        Part("positive", "x > 0", "the positive numbers"),
-        Part("negative", "x < 0", "the negative numbers"),
-        Part("large", "x > 5", "the numbers above 5"),
-        Part("small", "x < 5", "the numbers below 5"),
-        Part("threes", "x % 3 == 0", "the multiples of 3"),
-        Part("fives", "x % 5 == 0", "the multiples of 5"),
-    ),
-    maps=(
-        Part("square", "x * x", "the squares of", "square"),
-        Part("cube", "x ** 3", "the cubes of", "cube"),
-        Part("double", "x * 2", "the doubles of", "double"),
-        Part("triple", "x * 3", "the triples of", "triple"),
-        Part("negate", "-x", "the negatives of", "negate"),
-        Part("next", "x + 1", "the successors of", "add 1 to"),
-        Part("previous", "x - 1", "the predecessors of", "take 1 from"),
-    ),
-    reductions=(
-        Part("sum", "sum(ys)", "the sum of"),
-        Part("max", "max(ys)", "the largest of"),
-        Part("min", "min(ys)", "the smallest of"),
-        Part("first", "ys[0]", "the first of"),
-        Part("last", "ys[-1]", "the last of"),
-        Part("sort", "sorted(ys)", "the sorted list of"),
-        Part("reverse", "ys[::-1]", "the reversed list of"),
-    ),
+    conditions=parts("""
+        even     | x % 2 == 0 | the even numbers
+        odd      | x % 2 == 1 | the odd numbers
+        positive | x > 0      | the positive numbers
+        negative | x < 0      | the negative numbers
+        large    | x > 5      | the numbers above 5
+        small    | x < 5      | the numbers below 5
+        threes   | x % 3 == 0 | the multiples of 3
+        fives    | x % 5 == 0 | the multiples of 5
+    """),
+    maps=parts("""
+        square   | x * x  | the squares of      | square
+        cube     | x ** 3 | the cubes of        | cube
+        double   | x * 2  | the doubles of      | double
+        triple   | x * 3  | the triples of      | triple
+        negate   | -x     | the negatives of    | negate
+        next     | x + 1  | the successors of   | add 1 to
+        previous | x - 1  | the predecessors of | take 1 from
+    """),
+    reductions=parts("""
+        sum     | sum(ys)    | the sum of
+        max     | max(ys)    | the largest of
+        min     | min(ys)    | the smallest of
+        first   | ys[0]      | the first of
+        last    | ys[-1]     | the last of
+        sort    | sorted(ys) | the sorted list of
+        reverse | ys[::-1]   | the reversed list of
+    """),
 )
 STRINGS = Family(
     argument="s",
-    conditions=(
-        Part("vowels", "x in 'aeiou'", "the vowels"),
-        Part("others", "x not in 'aeiou'", "all but the vowels"),
-        Part("letters", "x.isalpha()", "the letters"),
-        Part("digits", "x.isdigit()", "the digits"),
-        Part("capitals", "x.isupper()", "the capital letters"),
-        Part("smalls", "x.islower()", "the small letters"),
-    ),
-    maps=(
-        Part("twice", "x * 2", "the doubles of", "double"),
-        Part("dash", "x + '-'", "the dashed forms of", "put a dash after"),
-        Part("shift", "chr(ord(x) + 1)", "the successors of", "shift"),
-    ),
-    reductions=(
-        Part("join", "''.join(ys)", "the string of"),
-        Part("back", "''.join(ys[::-1])", "the reversed string of"),
-        Part("order", "''.join(sorted(ys))", "the sorted string of"),
-        Part("first", "ys[0]", "the first of"),
-        Part("last", "ys[-1]", "the last of"),
-    ),
+    conditions=parts("""
+        vowels   | x in 'aeiou'     | the vowels
+        others   | x not in 'aeiou' | all but the vowels
+        letters  | x.isalpha()      | the letters
+        digits   | x.isdigit()      | the digits
+        capitals | x.isupper()      | the capital letters
+        smalls   | x.islower()      | the small letters
+    """),
+    maps=parts("""
+        twice | x * 2           | the doubles of      | double
+        dash  | x + '-'         | the dashed forms of | put a dash after
+        shift | chr(ord(x) + 1) | the successors of   | shift
+    """),
+    reductions=parts("""
+        join  | ''.join(ys)         | the string of
+        back  | ''.join(ys[::-1])   | the reversed string of
+        order | ''.join(sorted(ys)) | the sorted string of
+        first | ys[0]               | the first of
+        last  | ys[-1]              | the last of
+    """),
 )
 FAMILIES = (LISTS, STRINGS)
 WORDINGS = (

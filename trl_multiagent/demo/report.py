@@ -11,7 +11,7 @@ from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_multiagent.code.extraction import extract_code
+from trl_multiagent.code.extraction import read_completion
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import printable, text_table
 from trl_multiagent.demo.model import CONVENTIONS, write_aux
@@ -19,7 +19,7 @@ from trl_multiagent.demo.problems import Problem, problem_of
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.base.trackers import show_one_bar
+from trl_multiagent.trainers.base.run_report import show_one_bar
 
 
 INPUTS = 3  # on which a function is tried
@@ -139,7 +139,7 @@ def sample(start: Evaluation, end: Evaluation) -> str:
         metrics = side.episodes[0][-1].outcome.metrics
         lines.append(f"  {name}: reward {metrics['paper_reward']:.2f}, {metrics['test_pass_rate']:.0%} of the tests")
         answers = printable("\n".join(side.joint_actions[0].values()).expandtabs(4))
-        lines += [f"      {line[:90]}" for line in answers.splitlines()]
+        lines += [f"      {line[:90]}".rstrip() for line in answers.splitlines()]
     return "\n".join(lines)
 
 
@@ -163,8 +163,8 @@ def conventions(
         inputs = [problem.inputs(rng, length=6) for _ in range(INPUTS)]
         kept = [problem.kept(values) for values in inputs]
         outputs = {"A": kept, "B": [problem.mapped(values) for values in kept]}
-        aux = extract_code(answers[AUX], AUX)  # as the reward does
-        main = extract_code(answers[MAIN], problem.name)
+        aux = read_completion(answers[AUX], AUX).source  # as the reward does
+        main = read_completion(answers[MAIN], problem.name).source
         for convention in CONVENTIONS:
             programs.append(Program(aux, AUX, check(inputs, outputs[convention])))
         solutions = [problem.solve(values) for values in inputs]

@@ -65,11 +65,23 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
     A block begins with `<role>` and ends with `</role>`. A block without an end tag ends at the next block, or at the
     end of the text. The line breaks after the first tag and before the last one are removed.
     """
-    tags = "|".join(map(re.escape, roles))
-    block = re.compile(rf"<({tags})>(?:(.*?)</\1>|(.*?)(?=<(?:{tags})>|\Z))", re.DOTALL)
+    names = "|".join(map(re.escape, roles))
+    blocks: list[tuple[re.Match[str], int, int]] = []  # each start tag, the end of its answer, and of its block
+    closing: dict[str, re.Match[str]] = {}  # the next end tag of each role
+    following = len(text)  # the next start tag
+    for tag in reversed([*re.finditer(rf"<(/?)({names})>", text)]):
+        if tag[1]:
+            closing[tag[2]] = tag
+            continue
+        end = closing.get(tag[2])
+        blocks.append((tag, *(end.span() if end else (following, following))))
+        following = tag.start()
     found: dict[str, list[str]] = {role: [] for role in roles}
-    for role, closed, unclosed in block.findall(text):
-        found[role].append((closed or unclosed).removeprefix("\n").removesuffix("\n"))
+    read = 0  # the end of the last block
+    for tag, last, after in reversed(blocks):
+        if tag.start() >= read:
+            found[tag[2]].append(text[tag.end() : last].removeprefix("\n").removesuffix("\n"))
+            read = after
     return Blocks(
         answers={role: blocks[0] if len(blocks) == 1 else "" for role, blocks in found.items()},
         missing=[role for role, blocks in found.items() if not blocks],

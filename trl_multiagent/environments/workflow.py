@@ -232,7 +232,7 @@ class WorkflowEnvironment(Environment):
 
     @contextlib.contextmanager
     def playing(self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()) -> Iterator[None]:
-        self.check_turns(num_turns, are_episodes)
+        self.check_turns(num_turns or 1, are_episodes)
         self._num_turns, self._open, self._seats = num_turns, {} if are_episodes else None, frozenset(seats)
         try:
             yield

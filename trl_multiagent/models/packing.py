@@ -163,7 +163,7 @@ def run_packed(
         packed rows.
 
     Returns:
-        `ModelOutput`: `log_probs` and `entropy` have the shape of `places`, and are 0 at padding.
+        `ModelOutput`: `log_probs` and the head's other fields have the shape of `places`, and are 0 at padding.
     """
     (first, last), positions = readers.unbind(dim=-1), inputs["position_ids"]
     # A token sees the tokens up to its position that are in the first sequence that contains it
@@ -171,7 +171,7 @@ def run_packed(
     visible = (key <= query) & (query <= last.unsqueeze(1)) & (positions.unsqueeze(1) <= positions.unsqueeze(2))
     mask = torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, -torch.inf)
     outputs = model(attention_mask=mask.unsqueeze(1), **inputs)
-    for name in ("log_probs", "entropy"):
+    for name in ("log_probs", "entropy", "mean_logits", "is_top1"):
         if name in outputs:
             outputs[name] = outputs[name].flatten()[places].masked_fill(places < 0, 0.0)
     return outputs

@@ -77,6 +77,37 @@ CHUNK_FILE = CANDIDATES_FOLDER + "/chunk_{:05d}.jsonl"
 STATE_FILE = CANDIDATES_FOLDER + "/environment_{:05d}.pt"  # the state of the environment after a chunk
 HUB_FILE = "data/train-00000-of-00001.parquet"  # of a dataset on the Hub
 FEW_ITEMS = 0.1  # a smaller share of items with pairs causes a warning
+CARD = """---
+{data}
+---
+
+# Joint preferences
+
+Pairs of joint answers of the agents {roles}. Each row compares two joint answers to one item; the chosen one has the
+greater joint reward. Made with trl_multiagent, which extends [TRL](https://github.com/huggingface/trl) to teams of
+models.
+
+| column | contents |
+| --- | --- |
+| `<role>_prompt`, `<role>_chosen`, `<role>_rejected` | prompt, chosen and rejected answer of a role |
+| `item_id`, `round` | the item, and the round of the collection |
+| `chosen_reward`, `rejected_reward` | the joint rewards |
+| `chosen_by`, `rejected_by` | the policies that sampled the answers |
+| `chosen_<name>`, `rejected_<name>` | components of the rewards |
+
+```python
+from trl_multiagent.preferences import load_preferences
+
+preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={roles})
+```
+
+The environment, whose joint reward ranked the answers:
+
+{environment}
+`env_steps` is the number that CoMLRL charges for the pairs. The actual cost is `candidates_scored`, the number of
+answers that were sampled and scored; all of them are in the folder `candidates` of a collection.
+
+{table}"""
 
 Record = dict[str, Any]  # an item with its candidates, as plain values
 
@@ -234,7 +265,7 @@ class _Collection:
     def _play(self, chunk: int, stream: str, sample: Sampler, num_candidates: int) -> list[Node]:
         """Samples and scores the candidates of one policy, with random numbers that depend on the chunk."""
         items = [self.dataset[k] for k in self.chunks[chunk]]
-        with seeded(derive_seed(self.config.seed, self.round, chunk, stream), self.team.device):
+        with seeded(derive_seed(self.config.seed, self.round, chunk, stream)):
             (nodes,) = grow_trees(
                 items,
                 self.environment,
@@ -286,7 +317,7 @@ class _Collection:
             "pairing": config.values(PAIRING_FIELDS),
             "numbers": summarize(records, pairs, kept, config),
         }
-        write_text(self.folder / CARD_FILE, preference_card(facts, roles, config))
+        write_text(self.folder / CARD_FILE, preference_card(facts, roles))
         write_json(self.folder / PREFERENCES_FILE, facts)
 
     def pairs_of(self, record: Record) -> list[Pair]:
@@ -338,11 +369,10 @@ def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: d
 
 
 @contextlib.contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seeds the global random generators within the block. Afterwards they continue as if nothing had been drawn."""
     python, arrays = random.getstate(), np.random.get_state()
-    devices = [] if device.type == "cpu" else [device]
-    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         set_seed(seed)
         try:
             yield
@@ -361,33 +391,16 @@ def summarize(
     Counts the candidates in `records`, all pairs of each item, and the pairs that were kept. `env_steps` is the count
     of CoMLRL, which charges pairs and not samples; `candidates_scored` is the actual number of answers.
     """
-    texts = {
-        (k, *sorted(candidate["texts"].items()))
-        for k, record in enumerate(records)
-        for candidate in record["candidates"] + record["comparator"]
-    }
-    rewards = rewards_of(records, kept)
+    rewards = [candidate["reward"] for record in records for candidate in record["candidates"]]
     return {
         "items": len(records),
         "items_with_pairs": sum(map(bool, pairs)),
-        "candidates_scored": len(rewards["candidates"] + rewards["comparator"]),
-        "candidates_distinct": len(texts),
+        "candidates_scored": len(rewards) + sum(len(record["comparator"]) for record in records),
         "tokens_sampled": sum(record["tokens"] for record in records),
         "pairs_possible": sum(map(len, pairs)),
         "pairs": len(kept),
-        "env_steps": config.environment_steps(len(kept)),
-        "mean_reward": fmean(rewards.pop("candidates")),
-        **{f"mean_{name}_reward": fmean(values) for name, values in rewards.items() if values},
-    }
-
-
-def rewards_of(records: list[Record], kept: list[Pair]) -> dict[str, list[float]]:
-    """Returns the rewards of all candidates of the team and of the comparator, and those of the pairs."""
-    return {
-        "candidates": [candidate["reward"] for record in records for candidate in record["candidates"]],
-        "rejected": [pair.rejected.reward for pair in kept],
-        "chosen": [pair.chosen.reward for pair in kept],
-        "comparator": [candidate["reward"] for record in records for candidate in record["comparator"]],
+        "env_steps": len(kept) * config.environment_steps_per_pair * config.use_environment_step,
+        "mean_reward": fmean(rewards),
     }
 
 
@@ -401,56 +414,22 @@ def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
     )
 
 
-def preference_card(facts: dict[str, Any], roles: Sequence[str], config: PreferenceConfig) -> str:
+def preference_card(facts: dict[str, Any], roles: Sequence[str]) -> str:
     """Writes the card of the dataset. `facts`: the contents of [`~folders.PREFERENCES_FILE`]."""
     data = DatasetCardData(
         tags=["trl-multiagent", "preference"],
         pretty_name="Joint preferences",
         configs=[{"config_name": "default", "data_files": [{"split": "train", "path": HUB_FILE}]}],
     )
-    by_role = "\n".join(
-        f"| {', '.join(f'`{name}`' for name in text_columns(role))} | prompt, chosen and rejected answer of `{role}` |"
-        for role in roles
+    rows = [("number or setting", "value")]
+    for part in ("numbers", "pairing", "sampling"):
+        rows += facts[part].items()
+    return CARD.format(
+        data=data.to_yaml(),
+        roles=list(roles),
+        environment="".join(f"    {line}\n" for line in facts["environment"].splitlines()),
+        table=markdown_table(rows),
     )
-    settings = [("setting", "value"), *facts["pairing"].items(), *facts["sampling"].items()]
-    numbers = [("number", "value"), *((name, round(x, 4)) for name, x in facts["numbers"].items())]
-    environment = "".join(f"    {line}\n" for line in facts["environment"].splitlines())
-    return f"""---
-{data.to_yaml()}
----
-
-# Joint preferences
-
-Pairs of joint answers of the agents {", ".join(f"`{role}`" for role in roles)}. Each row compares two joint
-answers to one item; the chosen one has the greater joint reward. Made with trl_multiagent, which extends
-[TRL](https://github.com/huggingface/trl) to teams of models.
-
-| column | contents |
-| --- | --- |
-{by_role}
-| `item_id`, `round` | the item, and the round of the collection |
-| `chosen_reward`, `rejected_reward` | the joint rewards |
-| `chosen_by`, `rejected_by` | the policies that sampled the answers |
-| `chosen_<name>`, `rejected_<name>` | components of the rewards |
-
-```python
-from trl_multiagent.preferences import load_preferences
-
-preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={list(roles)!r})
-```
-
-## Results
-{markdown_table(numbers)}
-`env_steps` is the number that CoMLRL charges, {config.environment_steps_per_pair} per pair if
-`use_environment_step`. The actual cost is the number of candidates that were sampled and scored; all of them are in
-the folder `candidates` of a collection.
-
-## Settings
-
-The environment, whose joint reward ranked the answers:
-
-{environment}
-{markdown_table(settings)}"""
 
 
 # Loading and pushing
@@ -519,10 +498,13 @@ def push_preferences(
         (Path(upload) / HUB_FILE).parent.mkdir()
         load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
         advice = push_command_advice(folder, repo_id, revision)
-        options: dict[str, Any] = {
-            "token": token,
-            "revision": revision,
-            "commit_message": commit_message,
-            "create_pr": create_pr,
-        }
-        return upload_folder(upload, repo_id, advice, repo_type="dataset", **options)
+        return upload_folder(
+            upload,
+            repo_id,
+            advice,
+            repo_type="dataset",
+            token=token,
+            revision=revision,
+            commit_message=commit_message,
+            create_pr=create_pr,
+        )

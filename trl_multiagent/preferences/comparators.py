@@ -39,7 +39,6 @@ class Comparator:
     name: str  # in the columns `chosen_by` and `rejected_by`
     sample: Sampler
     facts: dict[str, Any]  # which must be the same when an interrupted collection is resumed
-    team: AgentTeam | None = None  # the models that answer; `None` for an endpoint
 
 
 def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -> Comparator | None:
@@ -48,42 +47,36 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     `history` depends on the number of the `round`. Raises `ValueError` if a model or team cannot be loaded or has
     other roles, or there is no saved team.
     """
-    policy, roles = config.comparator_policy, team.roles
-    facts: dict[str, Any]
+    policy, roles, seed = config.comparator_policy, team.roles, f"{config.seed}/{round}"
     if policy is None:
         return None
     is_central = config.comparator_generation_mode == "centralized"  # one model answers for all roles, in one text
+    sample: Sampler
+    facts: dict[str, Any]
     if policy == "api":
-        client = EndpointClient(
-            config.comparator_endpoint(len(roles)), Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
-        )
-        name, other, facts = f"api:{client.endpoint.model}", None, {"comparator endpoint": client.endpoint.parameters}
-        sample: Sampler = partial(ask_model, client, team.tokenizers[roles[0]], f"{config.seed}/{round}")
+        folder = Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
+        client = EndpointClient(config.comparator_endpoint(len(roles)), folder)
+        name, facts = f"api:{client.endpoint.model}", {"comparator endpoint": client.endpoint.parameters}
+        sample = partial(ask_model, client, team.tokenizers[roles[0]], seed)
     else:
-        name, other = _other_team(team, config, round, [SOLO] if is_central else roles)
+        name, other = policy, team
+        if policy == "model":
+            names = config.comparator_agents or str(config.comparator_model_name)
+            name = f"model:{names if isinstance(names, str) else ','.join(names)}"
+            other = load(names, [SOLO] if is_central else roles, team)
+        elif policy == "history" and round == 0:
+            name = "current"
+        elif policy == "history":
+            earlier = ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
+            folder = Path(str(config.policy_checkpoint_dir)) / earlier
+            if not (folder / TEAM_FILE).is_file():
+                raise ValueError(f"`comparator_policy: history` needs an earlier team, but {folder} holds no team.")
+            name, other = f"history:{earlier}", load(str(folder), roles, team)
         facts = {"comparator weights": checksum_of_weights(other.parameters())}
-        length = config.max_completion_length * (len(roles) if is_central else 1)
-        sample = team_sampler(other, config, f"{config.seed}/{round}/comparator", length)
+        sample = team_sampler(other, config, f"{seed}/comparator", len(roles) if is_central else 1)
     if is_central:
         name, sample = f"{name}:centralized", partial(sample_centralized, sample, roles)
-    return Comparator(name, sample, {"comparator": name, **facts}, other)
-
-
-def _other_team(team: AgentTeam, config: PreferenceConfig, round: int, roles: Sequence[str]) -> tuple[str, AgentTeam]:
-    """Returns the name and the models of a comparator."""
-    policy = config.comparator_policy
-    if policy == "current_copy":
-        return policy, team.frozen_copy()
-    if policy == "history" and round > 0:
-        folder = Path(str(config.policy_checkpoint_dir))
-        folder /= ROUND_FOLDER.format(max(0, round - config.comparator_history_k))
-        if not (folder / TEAM_FILE).is_file():
-            raise ValueError(f"`comparator_policy: history` needs an earlier team, but {folder} holds no team.")
-        return f"history:{folder.name}", load(str(folder), roles, team)
-    if policy == "model":
-        names = config.comparator_agents or str(config.comparator_model_name)
-        return f"model:{names if isinstance(names, str) else ','.join(names)}", load(names, roles, team)
-    return "current", team
+    return Comparator(name, sample, {"comparator": name, **facts})
 
 
 def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> AgentTeam:
@@ -96,9 +89,9 @@ def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> A
     return team.requires_grad_(False).eval().to(device=like.device, dtype=like.dtype)
 
 
-def team_sampler(team: AgentTeam, config: PreferenceConfig, seed: str, length: int | None = None) -> TeamSampler:
-    """Makes the sampler of a team from the settings. `length` replaces `max_completion_length`."""
-    settings = {**config.sampling_kwargs, "max_new_tokens": length or config.max_completion_length}
+def team_sampler(team: AgentTeam, config: PreferenceConfig, seed: str, answers: int = 1) -> TeamSampler:
+    """Makes the sampler of a team from the settings. A completion has the room of a number of `answers`."""
+    settings = {**config.sampling_kwargs, "max_new_tokens": answers * config.max_completion_length}
     generator = TransformersGenerator(team, sampling_arguments(settings), config.generation_token_budget, seed=seed)
     return TeamSampler(team, generator, config.use_chat_template)
 

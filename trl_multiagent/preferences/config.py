@@ -45,7 +45,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
     environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2, ge=1, le=1000000)
     log_reward_distribution: bool = setting("A key of CoMLRL. It has no effect.", False)
     comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = setting(
-        "Policy that samples the other answer of each pair: the team itself, a copy of it that is not trained, "
+        "Policy that samples the other answer of each pair: the team itself (two names), "
         "the team of an earlier round, other models, or a model at an endpoint. By default, both answers are "
         "candidates of the team."
     )
@@ -136,13 +136,6 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
 
     def process_reward(self, reward: float) -> float:
         return reward * self.reward_scale + self.reward_shift
-
-    def environment_steps(self, num_pairs: int) -> int:
-        """
-        Returns the env steps as CoMLRL counts them: a fixed number per pair, or none. Sampling costs nothing in this
-        count.
-        """
-        return num_pairs * self.environment_steps_per_pair if self.use_environment_step else 0
 
     def values(self, names: tuple[str, ...]) -> dict[str, Any]:
         """Returns some of the settings, by name."""

@@ -11,7 +11,6 @@ The other columns are optional:
 | `chosen_<metric>`, `rejected_<metric>` | components of the rewards |
 | `item_id`, `round` | the item, and the round of collection |
 | `chosen_by`, `rejected_by` | the policy that sampled the answer |
-| `r_ref_chosen_logps`, `r_ref_rejected_logps` | log-probabilities of role r's answers under its reference |
 """
 
 import contextlib
@@ -32,11 +31,6 @@ Messages = list[dict[str, Any]]
 def text_columns(role: str) -> tuple[str, str, str]:
     """Returns the columns of a role's prompt, chosen answer and rejected answer."""
     return f"{role}_prompt", f"{role}_chosen", f"{role}_rejected"
-
-
-def reference_columns(role: str) -> tuple[str, str]:
-    """Returns the columns of the reference log-probabilities of a role's chosen and rejected answer."""
-    return f"{role}_ref_chosen_logps", f"{role}_ref_rejected_logps"
 
 
 def roles_of_columns(columns: Sequence[str]) -> list[str]:
@@ -105,8 +99,7 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
     _check_columns(dataset.column_names, roles, name)
     if len(dataset) == 0:
         raise ValueError(f"`{name}` has no rows.")
-    numbers = [CHOSEN_REWARD, REJECTED_REWARD, *(column for role in roles for column in reference_columns(role))]
-    numbers = [column for column in numbers if column in dataset.column_names]
+    numbers = [column for column in (CHOSEN_REWARD, REJECTED_REWARD) if column in dataset.column_names]
     texts = [column for role in roles for column in text_columns(role)]
     for index, row in enumerate(dataset.select_columns([*texts, *numbers])):
         try:
@@ -122,10 +115,8 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
         raise ValueError(f"`{name}` has no column {', '.join(map(repr, missing))}; it has answers of {present_roles}.")
     if not set(present_roles) <= set(roles):
         raise ValueError(f"`{name}` has answers of the roles {present_roles}, but the team has {list(roles)}.")
-    for group in ([CHOSEN_REWARD, REJECTED_REWARD], [x for role in roles for x in reference_columns(role)]):
-        absent = [column for column in group if column not in columns]
-        if 0 < len(absent) < len(group):
-            raise ValueError(f"`{name}` has some of the columns {group}, but no {absent}: give all or none.")
+    if (CHOSEN_REWARD in columns) != (REJECTED_REWARD in columns):
+        raise ValueError(f"`{name}` has only one of {CHOSEN_REWARD!r} and {REJECTED_REWARD!r}: give both or none.")
 
 
 def _check_row(row: dict[str, Any], roles: Sequence[str], numbers: list[str]) -> None:

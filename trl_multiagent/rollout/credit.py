@@ -13,7 +13,7 @@ a_i replaces the answer of another sibling, which is in the baseline: this turn'
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trl_multiagent.environments.base import Environment
@@ -27,7 +27,6 @@ def add_counterfactuals(
     roles: Sequence[str],
     replacement: str,
     process_reward: Callable[[float], float],
-    untrained: Mapping[str, Sequence[Samples]] | None = None,
     **context: Any,
 ) -> None:
     """
@@ -38,10 +37,8 @@ def add_counterfactuals(
         environment ([`Environment`]): Scores the changed joint actions in one call, each of them once.
         roles (`Sequence[str]`): The roles that get counterfactual rewards, at the nodes where they act.
         replacement (`str`): `"nothing"` replaces an answer by an empty text, `"sibling"` by the agent's next
-            completion at the node, `"untrained"` by a completion of the initial agent.
+            completion at the node.
         process_reward (`Callable[[float], float]`): Applied to each reward.
-        untrained (`dict[str, list[Samples]]`, *optional*): The same number of completions of each initial agent, one
-            entry per node at which it acts.
         context: See [`~rollout.tree.judge_nodes`].
 
     Raises:
@@ -50,15 +47,12 @@ def add_counterfactuals(
     if any(node.role_rewards for node in nodes):
         raise TaskError("`credit` divides a reward that all roles share, but the environment gives each role its own.")
     wanted: list[tuple[Node, str, list[tuple[int, ...]], Node]] = []
-    initial = {role: iter((untrained or {}).get(role, ())) for role in roles}
     for node in nodes:
         for role in (role for role in node.roles if role in roles):
             indices = [replaced_index(node, index, role, replacement) for index in node.indices]
             other = dataclasses.replace(node, indices=list(dict.fromkeys(indices)))
             if replacement == "nothing":
                 other.samples = {**node.samples, role: Samples(node.samples[role].prompt_ids, [[]], [""])}
-            elif replacement == "untrained":
-                other.samples = {**node.samples, role: next(initial[role])}
             wanted.append((node, role, indices, other))
     outcomes = judge_nodes(environment, [other for *_, other in wanted], **context)
     for (node, role, indices, other), node_outcomes in zip(wanted, outcomes, strict=True):
@@ -67,10 +61,7 @@ def add_counterfactuals(
 
 
 def replaced_index(node: Node, index: tuple[int, ...], role: str, replacement: str) -> tuple[int, ...]:
-    """
-    Returns a joint action of a node with another completion of one role. An untrained completion has the number of the
-    one it replaces.
-    """
+    """Returns a joint action of a node with another completion of one role."""
     agent, size = node.roles.index(role), len(node.samples[role].texts)
-    other = {"nothing": 0, "sibling": (index[agent] + 1) % size, "untrained": index[agent]}[replacement]
+    other = 0 if replacement == "nothing" else (index[agent] + 1) % size
     return (*index[:agent], other, *index[agent + 1 :])

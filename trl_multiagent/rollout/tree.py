@@ -317,7 +317,7 @@ def root_nodes(
 
 def first_nodes(items: Sequence[dict], environment: Environment) -> list[Node]:
     """Makes the nodes of the first turn of episodes that end there, to look at their prompts."""
-    with environment.playing(1, are_episodes=True):
+    with environment.playing(None, are_episodes=True):
         return root_nodes(items, environment)
 
 

@@ -19,7 +19,7 @@ from datasets import Dataset
 from trl_multiagent.console import hide_progress_bars, printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task, TaskSettings
-from trl_multiagent.evaluation.play import play_policy, transcripts_folder
+from trl_multiagent.evaluation.play import play_policy
 from trl_multiagent.evaluation.players import (
     CUT,
     SHUFFLED,
@@ -141,10 +141,7 @@ def print_cost(
         lines[f"{name}_control, training"] = f"{state}: {cost}, in {control.folder}"
     for policy in policies:
         calls = episodes * num_turns * len(policy.environment.roles)
-        transcripts = transcripts_folder(config, policy).glob("*.jsonl")
-        done = sum(path.read_bytes().count(b"\n") for path in transcripts)
-        already = f"; {done} episodes are there already, if the settings have not changed" if done else ""
-        lines[policy.name] = f"{calls} completions, {calls * policy.max_completion_length} tokens at most{already}"
+        lines[policy.name] = f"{calls} completions, {calls * policy.max_completion_length} tokens at most"
         plan = policy.environment.plan([*items], episodes * (num_turns - 1), policy.max_completion_length)
         lines |= {f"{policy.name}: {name}": text for name, text in plan.items()}
     print_plan(lines)

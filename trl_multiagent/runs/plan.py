@@ -3,7 +3,7 @@ The plan of a training on rollouts, which `--dry_run` and `trl-multiagent plan` 
 
 The memory that is held between steps (weights, gradients, the optimizer's state) is exact for Adam; see
 docs/distributed.md for the formulas. The memory of sampling and of the update is an estimate: the key-value cache of
-the longest level, the activations of a micro-batch, and the log-probabilities.
+the longest turn, the activations of a micro-batch, and the log-probabilities.
 """
 
 import math

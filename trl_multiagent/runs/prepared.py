@@ -344,7 +344,9 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     args, loader, names = run.training_args, run.loader, run.model_list
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
-    if all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments:
+    adapts_critics = isinstance(args, ActorCriticConfig) and args.critic_form == "adapter"
+    is_plain = all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments
+    if is_plain and not adapts_critics:
         return None  # no setting can be wrong
     is_local = all(name in run.task.models or Path(name).is_dir() for name in names)
     if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file is not None:
@@ -362,6 +364,8 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
         settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
         raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
+    if adapts_critics and not team.has_adapters:
+        raise ConfigError(f"`{run.algorithm}.critic_form: adapter` needs LoRA agents: add the section `peft`.")
     return team
 
 

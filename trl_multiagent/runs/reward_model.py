@@ -7,7 +7,6 @@ from typing import Any
 from accelerate import PartialState
 from datasets import Dataset
 from peft import PeftConfig
-from transformers import AutoConfig, AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.jobs.fingerprint import digest_of_rows
@@ -31,7 +30,7 @@ SECTION = "reward_model"
 COMPLETE_FILE = "complete.json"  # written last
 PROCESSES = "number of processes"  # name of the setting
 # Metrics of an evaluation: the loss, TRL's metrics, and those of held-out pairs
-EVAL_METRICS = "loss accuracy margin mean_reward min_reward max_reward calibration_error".split()
+EVAL_METRICS = "loss accuracy margin mean_reward min_reward max_reward".split()
 FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
 
 
@@ -50,8 +49,6 @@ def run_reward_model(settings: Settings) -> None:
             lines = {"starts from": base, "preferences": f"{name}, {len(preferences)} pairs"}
             return print_plan({**lines, "folder": args.output_dir})
         peft_config = make_peft_config(settings)
-        if peft_config is not None:
-            peft_config.task_type = "SEQ_CLS"  # the head is trained, too
         model = build(base, settings.builders)
         with end_on_signal(prog, list), end_with_one_line(prog):
             facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
@@ -86,18 +83,6 @@ def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
     if args.eval_strategy != "no" and args.eval_fraction == 0:
         raise ConfigError(f"`{section}.eval_strategy` needs pairs that are held out: set `eval_fraction`.")
     return args
-
-
-def check_base(base: str, args: JointRewardConfig) -> None:
-    """Raises `ConfigError` if a local folder has no tokenizer, or no model of a known kind, for a reward model."""
-    if not Path(base).is_dir():
-        return
-    with config_errors(f"the reward model cannot be loaded from {base!r}: ", (Exception,)):  # of many kinds
-        AutoConfig.from_pretrained(base, trust_remote_code=args.trust_remote_code)
-        vocabulary = AutoTokenizer.from_pretrained(base, trust_remote_code=args.trust_remote_code).get_vocab()
-    for token in (args.eos_token, args.pad_token):
-        if token is not None and token not in vocabulary:
-            raise ConfigError(f"the reward model: {token!r} is not a token of the tokenizer in {base}.")
 
 
 def train_reward_model(
@@ -151,5 +136,5 @@ def summary(facts: dict[str, Any]) -> str:
         return "no pairs were held out to measure it"
     return (
         f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin "
-        f"{facts['margin']:.2f}, calibration error {facts['calibration_error']:.2f} ({REPORT_FILE})"
+        f"{facts['margin']:.2f} ({REPORT_FILE})"
     )

@@ -25,7 +25,6 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
-from trl_multiagent.console import text_table
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
 from trl_multiagent.folders import PREFERENCES_FILE, read_json
@@ -36,12 +35,11 @@ from trl_multiagent.jobs.signals import Stopped, end_on_signal
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
-from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import check_models
-from trl_multiagent.runs.plan import HEADING, agents, collaboration, count, print_plan, rollout_lines
+from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import (
     AUTO,
     NO_FOLDER,
@@ -52,10 +50,10 @@ from trl_multiagent.runs.prepared import (
     prepare_run,
     start_logging,
 )
-from trl_multiagent.runs.reward_model import check_base, checked_args, summary, train_reward_model
+from trl_multiagent.runs.reward_model import checked_args, summary, train_reward_model
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings
-from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE, RL_ALGORITHMS
+from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, by_path, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
@@ -137,21 +135,23 @@ class PreferenceRun:
 
     def print_plan(self) -> None:
         """Prints the plan, made without loading a model."""
+        mode = self.replay.preference_replay_mode
+        rounds = {"rounds": f"{self.num_rounds}, preference_replay_mode {mode}"} if self.in_rounds else {}
+        print_plan({**rounds, **self.collection_lines(), **self.training_lines()})
+
+    def training_lines(self) -> dict[str, Any]:
+        """Returns the lines of a plan about the training."""
         run, args = self.prepared, self.prepared.training_args
-        rounds = f"{self.num_rounds}, preference_replay_mode {self.replay.preference_replay_mode}"
         pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
-        lines = {
+        return {
             "algorithm": f"{run.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}",
             **collaboration(run),
             "agents": f"{agents(run.model_names, self.roles)} ({run.form_in_words})",
-            **({"rounds": rounds} if self.in_rounds else {}),
-            **self.collection_lines(),
             "training": f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}",
             "evaluation": f"the task's reward on split {run.dataset.eval_split}, eval_strategy {args.eval_strategy}",
-            "output folder": str(run.run_folder),
+            "output folder": run.run_folder,
         }
-        print_plan(lines)
 
     def collection_lines(self) -> dict[str, Any]:
         """Returns the lines of a plan about the preferences."""
@@ -215,10 +215,8 @@ class PreferenceRun:
             trainer, numbers = self.train_round(number, results)
             results.append(numbers)
             if self.in_rounds and number == self.num_rounds - 1:  # before the round counts as complete
-                self.save_last(trainer, results)
+                self.save_last(trainer)
             self.stage.save_result(self.results_file(number), numbers)
-        if self.in_rounds:
-            self.say(table(results))
         if trainer is None:
             self.say(f"The run in {run.run_folder} is complete.")
         return trainer
@@ -243,7 +241,6 @@ class PreferenceRun:
             train_and_save(run, trainer)
             facts = {"collection": collection, "env_step": trainer.env_step, "steps": trainer.state.global_step}
             return trainer, facts
-        before = results[-1]["eval"] if results else self.evaluate(trainer)
         if results and checkpoint is None:
             trainer.env_step = results[-1]["env_step"]
         collections = [*(result["collection"] for result in results), collection]
@@ -257,15 +254,19 @@ class PreferenceRun:
         trainer.add_callback(RoundLog(trainer, {f"iter/{name}": value for name, value in facts.items()}))
         show_progress(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
-        after = self.evaluate(trainer)
+        evaluation = self.evaluate(trainer)
+        counts = (
+            f"{collection['candidates_scored']} answers scored, {collection['pairs']} pairs, {len(chosen)} trained on"
+        )
+        reward = math.nan if evaluation is None else evaluation["reward"]
+        self.say(f"Round {number + 1}: {counts}, held-out reward {reward:.3f}")
         self.save_team(number + 1, lambda path: trainer.save_model(path, _internal_call=True))
         return trainer, {
             "round": number,
             "collection": collection,
             "iter": facts,
             "env_step": trainer.env_step,
-            "eval_before": before,
-            "eval": after,
+            "eval": evaluation,
             "steps": trainer.state.global_step,
             "log_history": trainer.state.log_history,
         }
@@ -322,7 +323,7 @@ class PreferenceRun:
         """
         if self.eval_items is None:
             return None
-        with seeded(trainer.args.seed, trainer.accelerator.device):
+        with seeded(trainer.args.seed):
             metrics = trainer.evaluate()
         return {name.removeprefix("eval_"): value for name, value in metrics.items()}
 
@@ -369,15 +370,11 @@ class PreferenceRun:
                 shutil.rmtree(folder, ignore_errors=True)
                 unfinished.rename(folder)
 
-    def save_last(self, trainer: Any, results: list[dict[str, Any]]) -> None:
-        """Saves the last team with a card that shows the logs of all rounds, and pushes it if `push_to_hub` is set."""
+    def save_last(self, trainer: Any) -> None:
+        """Saves the last team in the folder of the run, and pushes it if `push_to_hub` is set."""
         run, args = self.prepared, self.prepared.training_args
-        history: list[dict[str, Any]] = []
-        for result, offset in zip(results, accumulate((x["steps"] for x in results), initial=0), strict=False):
-            history += [{**entry, "step": entry["step"] + offset} for entry in result["log_history"]]
         with (
-            temporarily_set(trainer.args, output_dir=str(run.run_folder), push_to_hub=False),
-            temporarily_set(trainer.state, log_history=history),
+            temporarily_set(trainer.args, output_dir=str(run.run_folder)),
             temporarily_set(args, push_to_hub=False),
         ):
             save_results(run, trainer)
@@ -406,19 +403,11 @@ class RewardRun(PreferenceRun):
         self.reward_base = self.reward.reward_model_name or settings.model_list[0]
         check_models(f"{settings.algorithm}.reward_model_name", [self.reward_base], settings.task)
         self.reward_args = make_reward_args(settings, self.reward, self.prepared.training_args)
-        check_base(self.reward_base, self.reward_args)
         self.reward_peft = make_reward_peft(settings.algorithm, self.reward)
 
     def training_args(self, settings: Settings) -> Any:
-        classes = {name: ALGORITHMS[name].config_class() for name in RL_ALGORITHMS}
-        fields = {name: {field.name for field in dataclasses.fields(cls)} for name, cls in classes.items()}
-        used = fields[self.reward.rl_algorithm] | {field.name for field in dataclasses.fields(PreferenceConfig)}
-        without_effect = set().union(*fields.values()) - used - {"num_iterations"}
-        given = [f"{settings.algorithm}.{name}" for name in settings.arguments if name in without_effect]
-        if given:
-            settings.notes.append(f"these settings have no effect, because of `rl_algorithm`: {', '.join(given)}.")
         processed = {} if self.reward.process_model_reward else {"reward_scale": 1.0, "reward_shift": 0.0}
-        return make_training_args(settings, classes[self.reward.rl_algorithm], **processed)
+        return make_training_args(settings, ALGORITHMS[self.reward.rl_algorithm].config_class(), **processed)
 
     def scoring(self, number: int) -> Environment:
         if number == 0 or self.prepared.arguments.get("preference_scoring_reward", "task") == "task":
@@ -446,22 +435,17 @@ class RewardRun(PreferenceRun):
             self.environment, reward, score_task, checksum_of_weights(reward.model.parameters())
         )
 
-    def print_plan(self) -> None:
-        args, mode = self.reward_args, self.replay.preference_replay_mode
-        rounds = f"\n\n{self.num_rounds} rounds of three phases, preference_replay_mode {mode}"
-        print_plan({}, f"{HEADING}{rounds if self.in_rounds else ''}")
-        print_plan(self.collection_lines(), "\nPhase 1 of 3: preferences")
+    def training_lines(self) -> dict[str, Any]:
+        args = self.reward_args
         adapter = "all weights" if self.reward_peft is None else f"LoRA of rank {self.reward_peft.r}"
-        lines = {
-            "starts from": self.reward_base,
-            "trained": "the head" if args.freeze_backbone else adapter,
-            "pairs": f"{1 - args.eval_fraction:.0%} of the items, {args.num_train_epochs:g} epochs, "
-            f"{args.per_device_train_batch_size} pairs per device and step, learning rate {args.learning_rate:g}",
-            "folder": str(self.part_of_round(0, REWARD_FOLDER)),
-        }
-        print_plan(lines, "\nPhase 2 of 3: the reward model")
-        heading = f"\nPhase 3 of 3: {self.reward.rl_algorithm} with the reward of the model"
-        print_plan(rollout_lines(self.prepared, self.roles), heading)
+        trained = "the head" if args.freeze_backbone else adapter
+        pairs = (
+            f"{1 - args.eval_fraction:.0%} of the items, {args.num_train_epochs:g} epochs, "
+            f"{args.per_device_train_batch_size} pairs per device and step, learning rate {args.learning_rate:g}"
+        )
+        model = {"reward model": f"starts from {self.reward_base}, trains {trained}", "reward training": pairs}
+        algorithm = {"algorithm": f"{self.reward.rl_algorithm} with the reward of the model"}
+        return {**model, **rollout_lines(self.prepared, self.roles), **algorithm}
 
 
 class RoundLog(TrainerCallback):
@@ -501,15 +485,4 @@ def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | Non
     if reward.reward_freeze_backbone:
         raise ConfigError(f"`{algorithm}.reward_freeze_backbone` trains the head: remove `{algorithm}.reward_peft`.")
     with config_errors(f"`{algorithm}.reward_peft`: ", (ValueError, TypeError)):
-        return LoraConfig(**{**PEFT_DEFAULTS, **fields, "task_type": "SEQ_CLS"})
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """Returns the rounds of a run as a table."""
-    rows = [["round", "scored", "pairs", "trained on", "sampled reward", "held-out reward"]]
-    for result in results:
-        collection, trained = result["collection"], result["iter"]["train_preference_pairs"]
-        counts = result["round"] + 1, collection["candidates_scored"], collection["pairs"], trained
-        rewards = collection["mean_reward"], (result["eval"] or {}).get("reward", math.nan)
-        rows.append([*map(str, counts), *(f"{reward:.3f}" for reward in rewards)])
-    return "\n".join(text_table(rows))
+        return LoraConfig(**{**PEFT_DEFAULTS, **fields})

@@ -5,7 +5,6 @@ after the command line is read, so that help is quick.
 
 import argparse
 import contextlib
-import dataclasses
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,6 @@ from trl_multiagent.settings.read import (
     renamed,
 )
 from trl_multiagent.settings.schema import (
-    SHARED_SECTIONS,
     TRL_FLAGS,
     AgentModel,
     TopLevel,
@@ -179,10 +177,10 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
     """
     Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task`, whose module may lie
     beside the file `config`; else a task whose section is given; else the first of `tasks`. Raises `ConfigError` if
-    there is no such task, or its sections are wrong.
+    there is no such task.
     """
     if isinstance(tasks, Task):
-        return checked(tasks)
+        return tasks
     name = merged.get("task")
     if name is None:
         name = next((name for name in tasks if name in merged), next(iter(tasks)))
@@ -198,20 +196,6 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
         raise ConfigError(
             f"`task` names {name!r}, which is of type {type_name}, neither a `trl_multiagent.Task` nor an environment."
         )
-    return checked(task)
-
-
-def checked(task: Task) -> Task:
-    """
-    Returns the task. Raises `ConfigError` if one of its sections is not a dataclass, or has the name of another
-    section.
-    """
-    taken = {*SHARED_SECTIONS, *keys_of(TopLevel), *ALGORITHMS, "peft"} - {"dataset"}
-    for name, section in task.settings.items():
-        if name in taken:
-            raise ConfigError(f"The task's section `{name}` has a name that every recipe uses; choose another one.")
-        if not (isinstance(section, type) and dataclasses.is_dataclass(section)):
-            raise ConfigError(f"The task's section `{name}` is {section!r}; it must be a dataclass.")
     return task
 
 

@@ -24,7 +24,7 @@ from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.schema import Wandb
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import writing
-from trl_multiagent.trainers.base.trackers import show_one_bar
+from trl_multiagent.trainers.base.run_report import show_one_bar
 
 
 def train_on_rollouts(settings: Settings) -> None:

@@ -40,7 +40,13 @@ def _algorithm(module: str, name: str, *more: Any) -> Algorithm:
     return Algorithm(f"{folder}_config.{name}Config", f"{folder}_trainer.{name}Trainer", *more)
 
 
+def _actor_critic(module: str, name: str) -> Algorithm:
+    trainer = f"trl_multiagent.trainers.{module}_trainer.{name}Trainer"
+    return Algorithm(f"{CRITIC_CONFIGS}.{name}Config", trainer)
+
+
 SCHEMA = "trl_multiagent.settings.schema"
+CRITIC_CONFIGS = "trl_multiagent.trainers.base.actor_critic_config"
 COLLECTION = "trl_multiagent.preferences.config.PreferenceConfig"
 REPLAY = "trl_multiagent.preferences.pairs.ReplayConfig"
 # Defaults of CoMLRL's algorithms in rounds
@@ -55,7 +61,7 @@ ROUNDS = {
 REWARD_ROUNDS = {**ROUNDS, "num_train_epochs": 2, "reward_num_train_epochs": 2.0}
 PAIRS = (f"{SCHEMA}.PairSettings", COLLECTION)
 PAIR_ROUNDS = (f"{SCHEMA}.RoundSettings", REPLAY, *PAIRS)
-REWARD = (f"{SCHEMA}.RewardSettings", COLLECTION, "trl_multiagent.trainers.iac_config.IACConfig")
+REWARD = (f"{SCHEMA}.RewardSettings", COLLECTION, f"{CRITIC_CONFIGS}.IACConfig")
 MODEL_ROUNDS = (f"{SCHEMA}.RewardRoundSettings", REPLAY, *REWARD)
 # GRPO is MAGRPO with a team of one, AC is IAC with a team of one. `rl_algorithm` chooses the trainer of MARLHF
 ALGORITHMS = {
@@ -64,9 +70,9 @@ ALGORITHMS = {
     "marloo": _algorithm("marloo", "MARLOO"),
     "maremax": _algorithm("maremax", "MAReMax"),
     "mareinforce": _algorithm("mareinforce", "MAREINFORCE"),
-    "ac": _algorithm("iac", "IAC"),
-    "iac": _algorithm("iac", "IAC"),
-    "maac": _algorithm("maac", "MAAC"),
+    "ac": _actor_critic("iac", "IAC"),
+    "iac": _actor_critic("iac", "IAC"),
+    "maac": _actor_critic("maac", "MAAC"),
     "madpo": _algorithm("madpo", "MADPO", PREFERENCES, PAIRS),
     "madpo_iter": _algorithm("madpo", "MADPO", PREFERENCES, PAIR_ROUNDS, MappingProxyType(ROUNDS)),
     "marlhf": _algorithm("magrpo", "MAGRPO", PREFERENCES, REWARD),

@@ -38,7 +38,7 @@ from trl_multiagent.settings.schema import (
 Part = TypeVar("Part")
 DEFAULT_KL_COEF = 0.1
 # The `critic_form` in which an argument has an effect
-ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter", "critic_trains_trunk": "head"}
+ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter"}
 # Arguments of `from_pretrained` that other settings decide
 SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_config", "revision", "torch_dtype"]
 
@@ -256,7 +256,7 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
     if value("num_turns") in (None, 1) and value("branching") != "episodes":
         reasons |= dict.fromkeys((*HISTORY, "max_history_length", "handoff", "discount"), "there is one turn")
     if not value("beta"):
-        reasons |= dict.fromkeys(("sync_ref_model", "use_bias_correction_kl"), "`beta` is off")
+        reasons["use_bias_correction_kl"] = "`beta` is off"
     if algorithm in ACTOR_CRITICS:
         form = value("critic_form")
         reasons |= {name: f"`critic_form` is {form!r}" for name, own in ARGUMENTS_OF_FORMS.items() if form != own}
@@ -349,8 +349,6 @@ def complete_critics(settings: Settings) -> None:
     form = arguments.get("critic_form")
     if separate is not None and (form == "head") == separate:
         raise ConfigError(f"`{algorithm}.use_separate_critic` is {separate}, but `critic_form` is {form!r}; give one.")
-    if separate is False and algorithm == "maac":
-        arguments.setdefault("critic_trains_trunk", False)
     if extras.value_head_hidden_dim is not None and form == "head":
         arguments.setdefault("critic_value_head_hidden_dim", extras.value_head_hidden_dim)
     elif extras.value_head_hidden_dim is not None:

@@ -5,8 +5,7 @@ A critic reads a sequence of tokens with a backbone, and its head turns the hidd
 number. The forms differ in the backbone:
 
 - `"model"`: every critic has a backbone of its own, all of which is trained.
-- `"adapter"`: every critic has a LoRA adapter. In a LoRA team, it is on the base of the agents. In any other team, all
-  critics share one frozen copy of a base.
+- `"adapter"`: every critic has a LoRA adapter on the base of a LoRA team's agents.
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file, save_file
@@ -36,7 +35,7 @@ from trl_multiagent.team.files import load_tokenizer, part_of
 
 CRITICS_FILE = "critics.json"
 HEAD_FILE = "value_head.safetensors"
-SHARED_BASE = "base"  # name of the base that the adapters of all critics share
+SHARE_OF_BATCH = 0.1  # of the newest batch in the running means
 
 
 def critic_key(critic: str) -> str:
@@ -51,16 +50,15 @@ class Scale:
     that a new critic, whose head returns zero, predicts the mean of the recent targets.
     """
 
-    weight: float = 0.0  # 1 - decay^n after n batches
+    weight: float = 0.0  # 1 - 0.9^n after n batches
     mean: float = 0.0  # a sum over the batches, weighted by how recent they are
     mean_of_squares: float = 0.0  # the same
-    decay: float = 0.9  # factor of the weight of earlier batches
 
     def update(self, mean: float, mean_of_squares: float) -> None:
         """Adds the targets of one batch."""
-        self.weight = self.decay * self.weight + (1 - self.decay)
-        self.mean = self.decay * self.mean + (1 - self.decay) * mean
-        self.mean_of_squares = self.decay * self.mean_of_squares + (1 - self.decay) * mean_of_squares
+        self.weight += SHARE_OF_BATCH * (1.0 - self.weight)
+        self.mean += SHARE_OF_BATCH * (mean - self.mean)
+        self.mean_of_squares += SHARE_OF_BATCH * (mean_of_squares - self.mean_of_squares)
 
     @property
     def shift_and_factor(self) -> tuple[float, float]:
@@ -81,7 +79,6 @@ class CriticSettings:
     form: str = "model"  # or "adapter" or "head"
     models: str | list[str] | None = None
     head_hidden_dim: int | None = None
-    trains_trunk: bool = True
     lora_r: int = 8
     seed: int = 42
 
@@ -125,10 +122,6 @@ class Critics(nn.Module):
         """The distinct backbones that belong to critics alone, without adapters."""
         return [base_of(cast(Any, model)) for model in self.models.values()]
 
-    @property
-    def has_adapters(self) -> bool:
-        return self.settings.form == "adapter"
-
     def activate(self, name: str) -> None:
         """Makes a base compute only with a critic's adapter. Layers without this adapter compute as in the base."""
         for layer in self.backbones[name].layers:
@@ -156,9 +149,7 @@ class Critics(nn.Module):
         options: dict[str, Any] = without_router_logits(model)
         if takes_positions(model):
             options["position_ids"] = token_positions(attention_mask)
-        reads_only = self.settings.form == "head" and not self.settings.trains_trunk
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not reads_only):
-            outputs = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
+        outputs = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
         hidden, head = outputs.last_hidden_state[:, -1], self.heads[name]
         with torch.autocast(hidden.device.type, enabled=False):
             return head(hidden.to(head[-1].weight.dtype)).squeeze(-1).float()
@@ -229,27 +220,18 @@ def make_critics(
     }
     models: dict[str, Any] = {}
     for name, backbone in backbones.items():
-        agent_dtype = base_of(backbone.model).dtype
-        is_adapter = isinstance(backbone.model, PeftModel)
-        if settings.form == "model":
-            backbone.own = name
-            with seeded(settings.seed, f"critic {name}"):
-                dtype = torch.float32 if is_adapter else agent_dtype  # the data type of trained weights
+        with seeded(settings.seed, f"critic {name}"):
+            if settings.form == "model":
+                backbone.own = name
+                # The data type of trained weights
+                dtype = torch.float32 if isinstance(backbone.model, PeftModel) else base_of(backbone.model).dtype
                 models[name] = load_or_copy(backbone, sources[name], dtype)
-        elif settings.form == "adapter":
-            backbone.adapter = f"critic_{name}"
-            base = backbone.model
-            if not is_adapter or sources[name] is not None:
-                backbone.own = SHARED_BASE
-                if SHARED_BASE not in models:
-                    models[SHARED_BASE] = load_or_copy(backbone, sources[name], agent_dtype)
-                    models[SHARED_BASE].requires_grad_(False)
-                    shared_tokenizer = backbone.tokenizer
-                backbone.tokenizer, base = shared_tokenizer, models[SHARED_BASE]
-            with seeded(settings.seed, f"critic {name}"):
-                adapted = add_adapter(base, backbone.adapter, settings)
-            if backbone.own is not None:
-                models[SHARED_BASE] = adapted
+            elif settings.form == "adapter":
+                if not isinstance(backbone.model, PeftModel):
+                    problem = f"{backbone.role!r} has no LoRA adapter. Set `critic_form` to 'model' or 'head'"
+                    raise ValueError(f"`critic_form='adapter'` adds adapters to the bases of LoRA agents: {problem}.")
+                backbone.adapter = f"critic_{name}"
+                add_adapter(backbone.model, backbone.adapter, settings)
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
         if backbone.own is not None:
@@ -310,17 +292,14 @@ def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
     return create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype)
 
 
-def add_adapter(model: PreTrainedModel | PeftModel, adapter: str, settings: CriticSettings) -> PeftModel:
+def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:
     """Adds the adapter of a critic to a model. The other adapters of the model stay as they are."""
     config = LoraConfig(r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules="all-linear")
-    dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}  # as for agents' adapters
-    if not isinstance(model, PeftModel):
-        return cast(PeftModel, get_peft_model(model, config, adapter_name=adapter, **dtype))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    model.add_adapter(adapter, config, **dtype)
+    # As for agents' adapters
+    model.add_adapter(adapter, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
     for parameter in trained:  # PEFT leaves only one adapter of a model trainable
         parameter.requires_grad_(True)
-    return model
 
 
 def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:

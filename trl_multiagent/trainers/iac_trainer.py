@@ -1,6 +1,6 @@
 from trl_multiagent.rollout.tree import Node
+from trl_multiagent.trainers.base.actor_critic_config import IACConfig
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
-from trl_multiagent.trainers.iac_config import IACConfig
 
 
 class IACTrainer(ActorCriticTrainer):

@@ -4,7 +4,7 @@ from typing import ClassVar
 from trl import RewardConfig
 
 from trl_multiagent.limits import setting
-from trl_multiagent.trainers.base.common_config import CommonConfig
+from trl_multiagent.trainers.base.team_config import CommonConfig
 
 
 @dataclass

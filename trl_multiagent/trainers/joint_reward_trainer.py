@@ -2,21 +2,20 @@
 
 import copy
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.folders import CARD_FILE
+from trl_multiagent.folders import write_json
 from trl_multiagent.hub import hub_id
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
@@ -29,10 +28,9 @@ from trl_multiagent.preferences.rows import (
     text_columns,
 )
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
-from trl_multiagent.trainers.base.common_config import check_trained_weights
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.run_report import RunReport
-from trl_multiagent.trainers.base.team_config import temporarily_set
+from trl_multiagent.trainers.base.team_config import check_trained_weights, temporarily_set
 from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 
@@ -40,7 +38,6 @@ from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 logger = logging.get_logger(__name__)
 
 REPORT_FILE = "held_out.json"
-BINS = 5  # of confidences
 
 
 class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
@@ -126,10 +123,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         templates = (args.prompt_template or PROMPT_TEMPLATE, args.answer_template or ANSWER_TEMPLATE)
         self.joint_text = JointText(tuple(roles), *templates, args.max_length)
         self.num_cut: dict[str, int] = {}  # for each dataset, the number of texts with truncated prompts
-        self.held_out: dict[str, float] = {}  # numbers about the last evaluation, see [`held_out_metrics`]
-        self._scores: list[torch.Tensor] = []  # of the chosen and the rejected answers, in the current evaluation
         self._sums = {"train": {}, "eval": {}}
-        if peft_config is not None and peft_config.task_type is None:
+        if peft_config is not None:
             peft_config = copy.copy(peft_config)
             peft_config.task_type = "SEQ_CLS"  # the head is trained, too
         super().__init__(
@@ -186,11 +181,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     # Loss and evaluation
 
-    def _pair_losses(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
-        """Computes the loss of each pair from its scores, as TRL does."""
-        losses = -torch.nn.functional.logsigmoid(chosen - rejected)
-        return losses + (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected) ** 2
-
     def compute_loss(
         self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -202,28 +192,27 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
         with the scores s_c of the chosen and s_r of the rejected answers.
         """
-        weights = inputs.pop("weights")
-        outputs = model(**inputs, use_cache=False)
+        weights = inputs["weights"]
+        outputs = model(**{name: x for name, x in inputs.items() if name != "weights"}, use_cache=False)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
-        loss = self._pair_losses(chosen, rejected).mean()
-        self._count_tokens(inputs["attention_mask"].sum() * weights.any())
-        if self.model.training:
-            loss = loss * (weights.sum() / self._sizes[0])
-            self._add_training_metrics(chosen.detach().float(), rejected.detach().float(), weights.sum().item())
-        else:
-            scores = torch.stack([chosen, rejected], dim=1).detach().float()
-            self._scores.append(self.accelerator.gather_for_metrics(scores).cpu())
+        losses = -torch.nn.functional.logsigmoid(chosen - rejected)
+        losses = losses + (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected) ** 2
+        loss = self._mean_loss((losses * weights).sum().unsqueeze(0), inputs)
+        self._count_tokens((inputs["attention_mask"].sum(dim=1) * weights.repeat(2)).sum())
+        self._add_metrics(chosen.detach().float(), rejected.detach().float(), weights)
         return (loss, outputs) if return_outputs else loss
 
-    def _add_training_metrics(self, chosen: torch.Tensor, rejected: torch.Tensor, pairs: float) -> None:
+    def _add_metrics(self, chosen: torch.Tensor, rejected: torch.Tensor, weights: torch.Tensor) -> None:
         accuracy, mean, margin = (chosen > rejected).float(), (chosen + rejected) / 2, chosen - rejected
-        means = {"mean_reward": mean, "accuracy": accuracy, "margin": margin}
-        self._add_means({name: (x.mean().item(), pairs) for name, x in means.items()})
-        metrics, scores = self._metrics["train"], torch.cat([chosen, rejected])
+        values = {"mean_reward": mean, "accuracy": accuracy, "margin": margin}
+        self._add_means({name: torch.stack([(x * weights).sum(), weights.sum()]) for name, x in values.items()})
+        metrics, scores = self._metrics["train" if self.model.training else "eval"], torch.cat([chosen, rejected])
         # The processes may have different numbers of pairs
-        extremes = self.accelerator.gather(torch.stack([scores.min(), scores.max()])).tolist()
-        for name, extreme in (("min_reward", min), ("max_reward", max)):
-            metrics[name] = [extreme(metrics[name] + extremes)]
+        repeated = weights.repeat(2) == 0
+        lowest, highest = scores.masked_fill(repeated, math.inf).min(), scores.masked_fill(repeated, -math.inf).max()
+        extremes = self.accelerator.gather(torch.stack([lowest, highest])).tolist()
+        metrics["min_reward"] = [min(metrics["min_reward"] + extremes[::2])]
+        metrics["max_reward"] = [max(metrics["max_reward"] + extremes[1::2])]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         training = self.model.training  # decides which metrics the next log has
@@ -231,37 +220,24 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         self.model.train(training)
         return metrics
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        self._scores = []
-        output = super().evaluation_loop(*args, **kwargs)
-        if self._scores:  # the metrics are means over pairs, unlike those of `Trainer`, which are over batches
-            scores = torch.cat(self._scores).double()
-            self.held_out = held_out_metrics(scores.numpy())
-            metrics = {"loss": self._pair_losses(*scores.unbind(dim=1)).mean(), "mean_reward": scores.mean()}
-            metrics |= {"min_reward": scores.min(), "max_reward": scores.max(), **self.held_out}
-            output.metrics.update({f"{kwargs['metric_key_prefix']}_{name}": float(x) for name, x in metrics.items()})
-        return output
-
-    def report(self, folder: str | Path | None = None) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """
-        Evaluates the model on the held-out pairs, and writes the numbers.
-
-        Args:
-            folder (`str` or `Path`, *optional*): Destination folder; defaults to `args.output_dir`.
+        Evaluates the model on the held-out pairs, and writes the numbers to `held_out.json` in the output folder.
 
         Returns:
-            `dict`: The numbers, see [`held_out_metrics`].
+            `dict`: The number of `pairs`, the `accuracy` and the mean `margin` of the scores, and `texts_cut`, the
+            number of joint texts of each dataset that lost a part of their prompts.
 
         Raises:
             ValueError: There are no held-out pairs.
         """
         if self.eval_dataset is None:
             raise ValueError("There are no held-out pairs: set `eval_fraction`, or pass an `eval_dataset`.")
-        self.evaluate()
-        facts = {**self.held_out, "texts_cut": self.num_cut}
+        metrics = self.evaluate()
+        facts = {"pairs": len(self.eval_dataset), "texts_cut": self.num_cut}
+        facts |= {name: metrics[f"eval_{name}"] for name in ("accuracy", "margin")}
         if self.is_world_process_zero():
-            path = Path(self.args.output_dir if folder is None else folder) / REPORT_FILE
-            path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            write_json(Path(self.args.output_dir) / REPORT_FILE, facts)
         return facts
 
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT
@@ -279,57 +255,20 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists
         with temporarily_set(self, hub_model_id=place):  # the card's snippet loads it
             super().create_model_card(*args, **kwargs)
-        if self.is_world_process_zero():
-            path = Path(self.args.output_dir) / CARD_FILE
-            path.write_text(path.read_text(encoding="utf-8") + self._card_section(), encoding="utf-8")
-
-    def _card_section(self) -> str:
-        """Describes the text that the model reads, as Markdown."""
-        roles = self.joint_text.roles
-        prompts, answers = ({role: f"({part} of {role})" for role in roles} for part in ("prompt", "answer"))
-        text = self.joint_text.text(prompts, answers)
-        limit = "" if self.args.max_length is None else f" of {self.args.max_length} tokens at most"
-        return f"""
-## Joint text
-
-The model scores the answers of {", ".join(roles)} together. It reads a text{limit}:
-
-```
-{text.rstrip()}
-```
-
-This wording is in `config.json` under `{CONFIG_KEY}`, and `JointRewardModel` of trl_multiagent writes it.
-"""
 
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
     """
-    Splits preferences into training pairs and held-out pairs by item, so that no item is in both. Rows without an
-    `item_id` belong to the same item if their prompts are equal. `fraction` is the share of held-out items. At
+    Splits preferences into training pairs and held-out pairs by item, so that no item is in both. Without the column
+    `item_id`, rows belong to the same item if their prompts are equal. `fraction` is the share of held-out items. At
     least one item is on each side; a single item is not held out.
     """
-
-    ids = dataset[ITEM_ID] if ITEM_ID in dataset.column_names else [None] * len(dataset)
-    prompts = dataset.select_columns([text_columns(role)[0] for role in roles])
-    keys = [json.dumps(row if x is None else x, default=str) for x, row in zip(ids, prompts, strict=True)]
+    has_ids = ITEM_ID in dataset.column_names
+    columns = [ITEM_ID] if has_ids else [text_columns(role)[0] for role in roles]
+    keys = [json.dumps(row, default=str) for row in dataset.select_columns(columns)]
     items = list(dict.fromkeys(keys))
     if len(items) < 2:
         return dataset, None
     held_out = set(random.Random(seed).sample(items, min(max(1, round(fraction * len(items))), len(items) - 1)))
     sides = [[k for k, key in enumerate(keys) if (key in held_out) == side] for side in (False, True)]
     return dataset.select(sides[0]), dataset.select(sides[1])
-
-
-def held_out_metrics(scores: np.ndarray) -> dict[str, float]:
-    """
-    Returns the number of pairs, and the accuracy, the mean margin and the expected calibration error of a model.
-    Confidence is the probability, 0.5 to 1, of the model's own order of a pair. The calibration error is the mean
-    distance between confidence and accuracy over bins of confidence, weighted by their sizes. `scores`: those of the
-    chosen and of the rejected answers, of shape `(num_pairs, 2)`.
-    """
-    margins = scores[:, 0] - scores[:, 1]
-    correct, confidences = margins > 0, 1 / (1 + np.exp(-np.abs(margins)))
-    numbers = np.minimum((2 * confidences - 1) * BINS, BINS - 1).astype(int)
-    error = sum(abs((confidences - correct)[numbers == k].sum()) for k in range(BINS)) / len(margins)
-    metrics = {"accuracy": correct.mean(), "margin": margins.mean(), "calibration_error": error}
-    return {"pairs": len(margins), **{name: float(value) for name, value in metrics.items()}}

@@ -1,7 +1,7 @@
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.tree import Node
+from trl_multiagent.trainers.base.actor_critic_config import CENTRAL, MAACConfig
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
-from trl_multiagent.trainers.maac_config import CENTRAL, MAACConfig
 
 
 class MAACTrainer(ActorCriticTrainer):

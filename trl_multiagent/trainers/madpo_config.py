@@ -8,11 +8,7 @@ from trl_multiagent.rollout.options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-# Losses of TRL's DPO that apply to joint log-ratios: those that also go with other divergences than the reverse KL,
-# and all of them
-F_DIVERGENCE_LOSS_TYPES = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "sft")
-LOSS_TYPES = (*F_DIVERGENCE_LOSS_TYPES, "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
-F_DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
+LOSS_TYPES = ("sigmoid", "hinge", "ipo", "sft")
 
 
 @dataclass
@@ -41,22 +37,29 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
-        *("dataset_num_proc", "precompute_ref_batch_size", "num_turns"),
+        *("dataset_num_proc", "num_turns"),
         *("max_completion_length", "temperature", "top_k", "top_p", "use_chat_template"),
     )
 
     unsupported: ClassVar[tuple[str, ...]] = (
         *("label_smoothing_factor", "ld_alpha", "padding_free", "use_liger_kernel", "activation_offloading"),
-        *("pad_token", "truncation_mode", "remove_unused_columns"),
+        *(
+            "pad_token",
+            "truncation_mode",
+            "remove_unused_columns",
+            "pad_to_multiple_of",
+            "label_smoothing",
+            "discopop_tau",
+        ),
+        *("f_divergence_type", "f_alpha_divergence_coef", "use_weighting"),
+        *("precompute_ref_log_probs", "precompute_ref_batch_size"),
     )
 
     reference_free: bool = setting(default=False)
     use_environment_step: bool = setting(default=True)
     environment_steps_per_pair: int = setting(default=2, ge=1)
     num_turns: int = setting(default=1, ge=1)
-    f_divergence_type: str = setting("Divergence from the reference policy.", "reverse_kl", choices=F_DIVERGENCES)
     beta: float = setting("Strength of the pull towards the reference policy.", 0.1, gt=0)
-    label_smoothing: float = setting("Share of the pairs that are labelled wrongly.", 0.0, ge=0, lt=0.5)
     remove_unused_columns: bool | None = False
 
     def __post_init__(self) -> None:
@@ -71,23 +74,5 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         return list(zip(self.loss_type, self.loss_weights or [1.0] * len(self.loss_type), strict=True))
 
     def _check_values(self) -> None:
-        allowed = LOSS_TYPES if self.f_divergence_type == "reverse_kl" else F_DIVERGENCE_LOSS_TYPES
-        if not self.loss_type or not {*self.loss_type} <= {*allowed}:
-            raise ValueError(
-                f"`loss_type` is {self.loss_type}; a team with `f_divergence_type: {self.f_divergence_type}` has the "
-                f"losses {', '.join(allowed)}."
-            )
-        if "exo_pair" in self.loss_type and self.label_smoothing == 0:
-            raise ValueError("`loss_type` 'exo_pair' needs a `label_smoothing` greater than 0, such as 0.001.")
-        if self.use_weighting and "sft" in self.loss_type:
-            raise ValueError("`use_weighting` applies to pairs, but the 'sft' loss has none: leave one of them out.")
-        uses_reference = self.precompute_ref_log_probs or self.sync_ref_model or self.f_divergence_type != "reverse_kl"
-        if self.reference_free and uses_reference:
-            raise ValueError(
-                "`precompute_ref_log_probs`, `sync_ref_model` and `f_divergence_type` need a reference policy: leave "
-                "them or `reference_free` out."
-            )
-        if self.precompute_ref_log_probs and self.sync_ref_model:
-            raise ValueError(
-                "`precompute_ref_log_probs` computes only once what `sync_ref_model` changes: choose one."
-            )
+        if not self.loss_type or not {*self.loss_type} <= {*LOSS_TYPES}:
+            raise ValueError(f"`loss_type` is {self.loss_type}; a team has the losses {', '.join(LOSS_TYPES)}.")

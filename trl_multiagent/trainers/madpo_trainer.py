@@ -1,55 +1,52 @@
 """DPO on the joint answers of a team."""
 
+from __future__ import annotations
+
+import dataclasses
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.utils import tqdm
 from datasets import Dataset, concatenate_datasets
-from torch.utils.data import DataLoader
+from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 from trl import DPOTrainer
-from trl.models import prepare_deepspeed
-from trl.trainer.dpo_trainer import DataCollatorForPreference
-from trl.trainer.utils import add_fused_lm_head
+from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.models.pretrained import check_length
-from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
     check_preferences,
-    reference_columns,
     roles_of_columns,
     temporary_cache_files,
     text_columns,
 )
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
-from trl_multiagent.rollout.tree import Node, play_episodes
+from trl_multiagent.rollout.tree import Node, Samples, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
 from trl_multiagent.trainers.base.checkpoints import describe_run
-from trl_multiagent.trainers.base.generation import TrainerGenerator
 from trl_multiagent.trainers.base.metrics import add_task_metrics
-from trl_multiagent.trainers.base.pair_means import PairMeansMixin, first_pairs
+from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.rollout_trainer import check_team
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
-from trl_multiagent.trainers.madpo_loss import Answers, preference_losses
 
 
 logger = logging.get_logger(__name__)
 
 TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # an agent's columns from TRL's tokenization
-LARGEST_FALL = 0.5  # a larger fall of the chosen answers' log-probability per token, in nats, causes a warning
 
-# The result of `DataCollatorForPreference` for one agent, and "weights": 1 for a pair, 0 for a repeated one
-AgentBatch = dict[str, torch.Tensor]
+# The rows of each agent: all chosen answers, then all rejected ones. And "weights": 1 for a pair, 0 for a repeated one
+PairBatch = dict[str, Any]
 
 
 class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
@@ -62,7 +59,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
         D = sum over agents i of d_i,    d_i = log pi_i(c_i) / ref_i(c_i) - log pi_i(r_i) / ref_i(r_i)
 
-    and the loss is -log sigmoid(beta * D), or another function of the joint log-ratios, see [`~trainers.madpo_loss`].
+    and the loss is -log sigmoid(beta * D), or another function of D, see [`pair_losses`].
     In the gradient of agent i, the other agents' log-ratios are constants: they only decide how much the pair counts.
 
     Args:
@@ -130,13 +127,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
     ):
-        args = args or self._config_class(f"{team.roles[-1]}-{self._name}")
+        args = self._checked(team, args)
         if environment is not None:
             check_team(team, environment, None)
         self.args, self.environment = args, environment
         self.env_step = 0  # scored joint answers in training, over all processes
         self._sums = {"train": {}, "eval": {}}
-        self._eval_losses: list[torch.Tensor] = []  # sums and their sizes in the current evaluation
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
         sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
@@ -144,15 +140,14 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self.generator = TrainerGenerator(self, sampling_arguments(sampling))
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
-        self._keeps_reference = not args.reference_free and not args.precompute_ref_log_probs
-        reference = self._make_reference() if self._keeps_reference else None
+        reference = None if args.reference_free else self._make_reference()
         # DPOTrainer must not set up a single model. With `precompute_ref_log_probs`, it loads no reference model
-        changes: dict[str, Any] = {"precompute_ref_log_probs": True, "sync_ref_model": False}
-        with temporarily_set(args, **changes, disable_dropout=False, router_aux_loss_coef=None):
+        changes: dict[str, Any] = {"precompute_ref_log_probs": True, "disable_dropout": False}
+        with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(
                 args=args,
                 model=team,
-                data_collator=TeamCollator(team, args),
+                data_collator=self._collate,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=team.tokenizers[team.roles[0]],
@@ -161,13 +156,10 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             )
         self.precompute_ref_logps = False
         del team.__dict__["forward"]  # DPOTrainer patched it. Here, the agents' forwards return log-probabilities
-        outputs = ("log_probs", "entropy", "mean_logits", "is_top1")
         for model in team.base_models:
-            add_fused_lm_head(model, outputs=(*outputs, "log_sum_sq_probs") if args.use_weighting else outputs)
+            add_fused_lm_head(model, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
         self._set_up_agents()
         self._set_up_reference(reference)
-        if args.precompute_ref_log_probs:
-            self._store_references()
 
     # Overrides of the team mixin
 
@@ -213,60 +205,36 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     def _is_tokenized(self, dataset: Any) -> bool:
         return isinstance(dataset, Dataset) and f"{self.team.roles[0]}/{TOKENS[0]}" in dataset.column_names
 
+    def _collate(self, rows: list[dict[str, Any]]) -> PairBatch | list[dict[str, Any]]:
+        """Makes a batch of tokenized preferences. Items of a task stay a list."""
+        if f"{self.team.roles[0]}/{TOKENS[0]}" not in rows[0]:
+            return rows
+        limit = self.args.max_length or sys.maxsize
+        batch: PairBatch = {"weights": torch.ones(len(rows))}
+        for role, tokenizer in self.team.tokenizers.items():
+            prompt_column, *answer_columns = (f"{role}/{name}" for name in TOKENS)
+            answers = [(row[prompt_column], row[column]) for column in answer_columns for row in rows]
+            samples = [Samples(prompt, [ids[: limit - len(prompt)]], [""]) for prompt, ids in answers]
+            of_agent = [Row(0, {role: x}, 0, {}) for x in samples]
+            tensors = agent_tensors(of_agent, role, tokenizer.pad_token_id, ())
+            batch[role] = dataclasses.replace(tensors, inputs=forward_inputs(self.team.agents[role], tensors))
+        return batch
+
     # Reference policy
 
-    def _store_references(self) -> None:
-        """Adds the columns of the reference log-probabilities to the datasets of preferences that do not have them."""
-        model, evaluated = self.model, self.eval_dataset
-        if self.is_deepspeed_enabled:  # as in DPOTrainer: the team itself is prepared when the training begins
-            model = prepare_deepspeed(self.model, self.accelerator)
-        self.train_dataset = self._with_references(self.train_dataset, model)
-        if isinstance(evaluated, dict):
-            self.eval_dataset = {name: self._with_references(x, model) for name, x in evaluated.items()}
-        else:
-            self.eval_dataset = self._with_references(evaluated, model)
-        if self.is_deepspeed_enabled:
-            model.destroy()  # otherwise its hooks would gather weights in every forward, also in generation
-
-    def _with_references(self, dataset: Any, model: torch.nn.Module) -> Any:
-        names = [name for role in self.team.roles for name in reference_columns(role)]
-        if not self._is_tokenized(dataset) or names[0] in dataset.column_names:  # all of them are there, or none
-            return dataset
-        batch_size = self.args.precompute_ref_batch_size or self.args.per_device_train_batch_size
-        batches = self.accelerator.prepare(DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator))
-        logps = []
-        for batch in tqdm(batches, desc="Computing reference log-probabilities", disable=self.args.disable_tqdm):
-            with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
-                outputs = model(team_inputs={role: self._forward_inputs(role, batch[role], False) for role in batch})
-            answers = (outputs[role].log_probs.sum(dim=1).chunk(2) for role in batch)  # chosen and rejected
-            columns = torch.stack([side for sides in answers for side in sides], dim=1)
-            logps.append(self.accelerator.gather_for_metrics(columns).float().cpu())
-        columns = Dataset.from_dict(dict(zip(names, torch.cat(logps).T.tolist(), strict=True)))
-        return concatenate_datasets([dataset, columns], axis=1)
-
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
-        # DPOTrainer calls this when it is created. Its method caches the result next to the dataset. For a dataset in
-        # memory, that is a different folder in every process. `_store_references` adds the result to the dataset
-        # instead
+        # DPOTrainer calls this when it is created, see `__init__`
         return dataset
 
-    def _reference_logps(self, inputs: dict[str, AgentBatch], role: str) -> torch.Tensor:
+    def _reference_logps(self, role: str, rows: AgentTensors) -> torch.Tensor:
         """
         Returns the log-probabilities of an agent's answers under its reference policy, of shape `(2B,)`; zeros without
         a reference.
         """
-        batch = inputs[role]
         if self.args.reference_free:
-            return torch.zeros(len(batch["input_ids"]), device=batch["input_ids"].device)
-        if not self._keeps_reference:
-            if "ref_chosen_logps" not in batch:
-                raise ValueError(
-                    "`eval_dataset` has no reference log-probabilities: pass it when the trainer is created, or set "
-                    "`precompute_ref_log_probs` to False."
-                )
-            return torch.cat([batch["ref_chosen_logps"], batch["ref_rejected_logps"]])
+            return torch.zeros(len(rows), device=rows.prompt_ids.device)
         with self._computing_as_reference() as model:
-            outputs = model(team_inputs={role: self._forward_inputs(role, batch, False)})
+            outputs = model(team_inputs={role: rows.inputs})
         return outputs[role].log_probs.sum(dim=1)
 
     # Loss
@@ -275,82 +243,76 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._num_parts = len(batches) * self.accelerator.num_processes
         for role in self._router_loss_coefs:
-            inputs = (self._forward_inputs(role, self._prepare_inputs(batch)[role]) for batch in batches)
+            inputs = (self._forward_inputs(role, batch) for batch in batches)
             self._expert_loads[role] = self._expert_load(role, inputs)
         if self._counts_env_steps:
             self.env_step += self.args.environment_steps_per_pair * round(self._sizes[0].item() * self._num_parts)
         return batches, num_items
 
-    def _count(self, batch: dict[str, AgentBatch]) -> torch.Tensor:
+    def _count(self, batch: PairBatch) -> torch.Tensor:
         """Counts the pairs of a micro-batch, and the tokens of each agent's chosen answers."""
-        weights = self._weights(batch)
-        tokens = (batch[role]["completion_mask"].chunk(2)[0].sum(dim=1) for role in self.team.roles)
+        weights = batch["weights"]
+        tokens = (batch[role].completion_mask.chunk(2)[0].sum(dim=1) for role in self.team.roles)
         return torch.stack([weights.sum(), *((x * weights).sum() for x in tokens)])
-
-    def _weights(self, batch: dict[str, AgentBatch]) -> torch.Tensor:
-        return batch[self.team.roles[0]]["weights"]
-
-    def _without_rows(self, batch: dict[str, AgentBatch], own: int) -> dict[str, AgentBatch]:
-        return {role: first_pairs(agent_batch, own) for role, agent_batch in batch.items()}
 
     @property
     def _counts_env_steps(self) -> bool:
         return self.args.use_environment_step and CHOSEN_REWARD in self.train_dataset.column_names
 
-    def _forward_inputs(self, role: str, batch: AgentBatch, with_router_loss: bool = True) -> dict[str, Any]:
+    def _forward_inputs(self, role: str, batch: PairBatch) -> dict[str, Any]:
         """Builds the arguments of an agent's forward that returns the log-probabilities of its answers."""
-        labels = batch["input_ids"].masked_fill(batch["completion_mask"] == 0, -100)
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": labels}
-        inputs |= without_router_logits(self.team.agents[role])
-        if with_router_loss and role in self._router_loss_coefs:
-            inputs["router_weights"] = batch["attention_mask"] * batch["weights"].repeat(2)[:, None]
-        return {**inputs, "fused_lm_head": True}
+        rows = batch[role]
+        if role not in self._router_loss_coefs:
+            return rows.inputs
+        weighted = dataclasses.replace(rows, router_weights=batch["weights"].repeat(2))
+        return forward_inputs(self.team.agents[role], weighted)
 
-    def compute_loss(self, model: torch.nn.Module, inputs: dict[str, AgentBatch], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: torch.nn.Module, inputs: PairBatch, *args: Any, **kwargs: Any) -> Any:
         """
         Computes the loss of a micro-batch, so that the mean over micro-batches and processes is
 
             mean over the pairs of the optimizer step of l(D)  +  weight of "sft" * sum over agents of L_i,
 
-        with l from [`~trainers.madpo_loss`], and L_i the mean negative log-probability of the tokens of agent i's
+        with l from [`pair_losses`], and L_i the mean negative log-probability of the tokens of agent i's
         chosen answers. A frozen agent has no L_i, and its answers enter D as a constant, which is 0 unless the
         training is `reference_free`.
 
         Raises:
             FloatingPointError: The loss is not finite; the texts are written to the output folder.
         """
-        references = {role: self._reference_logps(inputs, role) for role in self.team.trained_roles}
-        outputs = model(team_inputs={role: self._forward_inputs(role, inputs[role]) for role in self.team.roles})
+        references = {role: self._reference_logps(role, inputs[role]) for role in self.team.trained_roles}
+        outputs = model(team_inputs={role: self._forward_inputs(role, inputs) for role in self.team.roles})
         for role in self.team.frozen:
             outputs[role].log_probs = outputs[role].log_probs.detach()
             own = outputs[role].log_probs.sum(dim=1)
             references[role] = torch.zeros_like(own) if self.args.reference_free else own
-        answers = {role: Answers.of_agent(outputs[role], references[role]) for role in self.team.roles}
+        answers = {role: Answers.of_agent(outputs[role], references[role], inputs[role]) for role in self.team.roles}
         joint = Answers.joint(answers.values())
 
-        weights, sizes = self._weights(inputs), self._count(inputs)
-        sums = [(preference_losses(joint, self.args) * weights).sum()]
-        sft = sum(weight for name, weight in self.args.weighted_losses if name == "sft")
+        weights = inputs["weights"]
+        pairs, sft = torch.zeros_like(weights), 0.0
+        for loss_type, weight in self.args.weighted_losses:
+            if loss_type == "sft":
+                sft += weight
+            else:
+                pairs = pairs + weight * pair_losses(loss_type, joint, self.args.beta)
+        sums = [(pairs * weights).sum()]
         for role, agent_answers in answers.items():
             logps = (agent_answers.logps.chunk(2)[0] * weights).sum()
             sums.append(-sft * logps * (role in self.team.trained_roles))
-        sums = torch.stack(sums)  # over pairs, and over each agent's chosen tokens
+        loss = self._mean_loss(torch.stack(sums), inputs)  # sums over pairs, and over each agent's chosen tokens
         self._add_metrics(inputs, answers, joint)
         if self.model.training:
-            loss = (sums / self._sizes).sum()
             for role in self._router_loss_coefs:
                 loss = loss + self._scaled_router_loss(role, outputs[role].aux_loss)
-        else:
-            loss = (sums / sizes.clamp(min=1)).sum()
-            self._eval_losses.append(torch.stack([sums.detach(), sizes]))
         with fail_together(self.accelerator):  # before the backward pass, whose collectives would wait forever
             if not loss.isfinite():
                 self._abort_with_report(f"The loss is {loss.item()}", pairs=self._texts(inputs))
         return loss
 
-    def _add_metrics(self, inputs: dict[str, AgentBatch], answers: dict[str, Answers], joint: Answers) -> None:
+    def _add_metrics(self, inputs: PairBatch, answers: dict[str, Answers], joint: Answers) -> None:
         """Adds the metrics of this process's micro-batch to the next log entry."""
-        weights = self._weights(inputs)
+        weights = inputs["weights"]
         means = joint.metrics(weights, self.args.beta)
         for role in self.team.trained_roles:
             agent_means = answers[role].metrics(weights, self.args.beta)
@@ -359,7 +321,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if self.args.reference_free:
             del means["logps/chosen_change"]
         self._add_means(means)
-        self._count_tokens(sum(batch["attention_mask"].sum() for batch in inputs.values()) * weights.any())
+        tokens = sum(inputs[role].prompt_mask.sum(dim=1) + inputs[role].completion_mask.sum(dim=1) for role in answers)
+        self._count_tokens((tokens * weights.repeat(2)).sum())
 
     def _scaled_router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
         """Computes the part of a micro-batch in an agent's router loss, and adds it to the metrics."""
@@ -369,12 +332,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self._metrics["train"][f"agents/{role}/aux_loss"].append(mean)
         return self._router_loss_coefs[role] * router_loss
 
-    def _texts(self, inputs: dict[str, AgentBatch]) -> list[dict[str, str]]:
+    def _texts(self, inputs: PairBatch) -> list[dict[str, str]]:
         """Returns the texts of a micro-batch for a failure report."""
-        number = len(self._weights(inputs))
+        number = len(inputs["weights"])
         columns: dict[str, list[str]] = {}
         for role, tokenizer in self.team.tokenizers.items():
-            texts = tokenizer.batch_decode(inputs[role]["input_ids"], skip_special_tokens=True)
+            texts = tokenizer.batch_decode(inputs[role].sequences, skip_special_tokens=True)
             columns |= {f"{role} chosen": texts[:number], f"{role} rejected": texts[number:]}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -384,17 +347,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if isinstance(inputs, list):
             add_task_metrics(self, "eval", self._play_evaluation(inputs))
             return None, None, None
-        length = len(self.accelerator.gradient_state.active_dataloader.dataset)
-        return super().prediction_step(model, self._keep_own_rows(inputs, length), True, ignore_keys)
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        self._eval_losses = []
-        self._sums["eval"].clear()
-        output = super().evaluation_loop(*args, **kwargs)
-        if self._eval_losses:  # the mean over pairs and tokens, unlike that of `Trainer`, which is over batches
-            totals, sizes = self.accelerator.reduce(torch.stack(self._eval_losses).sum(dim=0), "sum")
-            output.metrics[f"{kwargs['metric_key_prefix']}_loss"] = (totals / sizes.clamp(min=1)).sum().item()
-        return output
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
         turns, numbers = self.args.num_turns, range(first, first + len(items))
@@ -410,11 +363,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if self.model.training and metrics:
             if self._counts_env_steps:
                 metrics["env_step"] = [self.env_step]
-            if metrics.get("logps/chosen_change", [0.0])[0] < -LARGEST_FALL:
-                logger.warning_once(
-                    f"The log-probability of the chosen answers has fallen by more than {LARGEST_FALL} per token. "
-                    "Lower `learning_rate`, raise `beta`, or add the loss type 'sft'."
-                )
         super().log(logs, start_time)
 
     def _process_state(self) -> dict[str, Any]:
@@ -423,6 +371,90 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step = state["env_step"]
+
+
+# The loss of pairs, as a function of the joint log-ratios. Tests compare it with TRL's `DPOTrainer`
+
+
+@dataclass
+class Answers:
+    """
+    The answers of an agent, or the joint answers of a team, in a micro-batch of B pairs: first all chosen answers,
+    then all rejected ones. The fields are sums over the tokens of an answer, of shape `(2B,)`. For joint answers, they
+    are also sums over the agents.
+    """
+
+    logps: torch.Tensor  # log-probabilities under the policy, in nats
+    ref_logps: torch.Tensor  # under the reference policy
+    lengths: torch.Tensor  # numbers of tokens
+    entropy: torch.Tensor  # this and the next two fields are for TRL's metrics
+    mean_logits: torch.Tensor
+    is_top1: torch.Tensor
+
+    @classmethod
+    def of_agent(cls, output: FusedCausalLMOutput, ref_logps: torch.Tensor, rows: AgentTensors) -> Answers:
+        """Sums an agent's outputs, which are zero outside of the answers."""
+        per_token = (output.log_probs, rows.completion_mask, output.entropy, output.mean_logits, output.is_top1)
+        logps, lengths, entropy, mean_logits, is_top1 = (x.sum(dim=1) for x in per_token)
+        return cls(logps, ref_logps, lengths, entropy.detach(), mean_logits.detach(), is_top1.detach())
+
+    @classmethod
+    def joint(cls, answers: Iterable[Answers]) -> Answers:
+        """Joins the answers of all agents."""
+        return cls(*map(sum, zip(*(vars(agent).values() for agent in answers), strict=True)))
+
+    @property
+    def log_ratios(self) -> torch.Tensor:
+        return self.logps - self.ref_logps
+
+    def metrics(self, weights: torch.Tensor, beta: float) -> dict[str, torch.Tensor]:
+        """
+        Computes the metrics of TRL's `DPOTrainer`: the sum of each, and the number of pairs or tokens. `weights`, of
+        shape `(B,)`, has 0 for repeated pairs.
+        """
+        both, pairs = weights.repeat(2), torch.ones_like(weights)
+
+        def sums(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> torch.Tensor:
+            return torch.stack([(values.detach() * weights).sum(), (counts * weights).sum()])
+
+        logps, lengths, mean_logits = self.logps.chunk(2), self.lengths.chunk(2), self.mean_logits.chunk(2)
+        chosen, rejected = (beta * self.log_ratios).chunk(2)
+        change = self.log_ratios.chunk(2)[0] / lengths[0].clamp(min=1)
+        return {
+            "entropy": sums(self.entropy, self.lengths, both),
+            "mean_token_accuracy": sums(self.is_top1.chunk(2)[0], lengths[0]),
+            "logits/chosen": sums(mean_logits[0], lengths[0]),
+            "logits/rejected": sums(mean_logits[1], lengths[1]),
+            "logps/chosen": sums(logps[0], pairs),
+            "logps/rejected": sums(logps[1], pairs),
+            "logps/chosen_change": sums(change, pairs),
+            "rewards/chosen": sums(chosen, pairs),
+            "rewards/rejected": sums(rejected, pairs),
+            "rewards/margins": sums(chosen - rejected, pairs),
+            "rewards/accuracies": sums((chosen > rejected).float(), pairs),
+        }
+
+
+def pair_losses(loss_type: str, answers: Answers, beta: float) -> torch.Tensor:
+    """
+    Computes a loss of each pair, of shape `(B,)`. With D = c - r, for the joint log-ratios c of the chosen and r of
+    the rejected answers:
+
+    | `loss_type` | loss | paper |
+    | --- | --- | --- |
+    | `sigmoid` | -log sigmoid(beta * D) | [DPO](https://huggingface.co/papers/2305.18290) |
+    | `hinge` | max(0, 1 - beta * D) | [SLiC](https://huggingface.co/papers/2309.06657) |
+    | `ipo` | (D - 1 / (2 * beta))^2, with c and r per token | [IPO](https://huggingface.co/papers/2310.12036) |
+    """
+    scores = answers.log_ratios
+    if loss_type == "ipo":
+        scores = scores / answers.lengths.clamp(min=1)
+    delta = torch.sub(*scores.chunk(2))
+    if loss_type == "sigmoid":
+        return -logsigmoid(beta * delta)
+    if loss_type == "hinge":
+        return torch.relu(1 - beta * delta)
+    return (delta - 1 / (2 * beta)) ** 2
 
 
 # The tokens of all agents
@@ -469,29 +501,3 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
             f"{num_cut} pairs of answers in `{name}` are longer than the `max_length` of {limit} tokens: their ends "
             "are not trained."
         )
-
-
-class TeamCollator:
-    """
-    Makes a batch of tokenized preferences with TRL's collator for the columns of every role. Items of a task stay a
-    list.
-    """
-
-    def __init__(self, team: AgentTeam, args: MADPOConfig):
-        lengths = {"max_length": args.max_length, "pad_to_multiple_of": args.pad_to_multiple_of}
-        self.collators = {
-            role: DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id, **lengths)
-            for role, tokenizer in team.tokenizers.items()
-        }
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, AgentBatch] | list[dict[str, Any]]:
-        if not any(name.endswith(f"/{TOKENS[0]}") for name in rows[0]):
-            return rows
-        return {
-            role: {**collate([self._columns_of_agent(row, role) for row in rows]), "weights": torch.ones(len(rows))}
-            for role, collate in self.collators.items()
-        }
-
-    def _columns_of_agent(self, row: dict[str, Any], role: str) -> dict[str, Any]:
-        columns = {name: row[f"{role}/{name}"] for name in TOKENS}
-        return columns | {x.removeprefix(f"{role}_"): row[x] for x in reference_columns(role) if x in row}

@@ -25,21 +25,15 @@ class MAGRPOConfig(RolloutConfig):
             agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its
             rewards.
         credit (`str`, *optional*): If set, a counterfactual reward is subtracted from an agent's return: the reward of
-            the same joint action with the agent's answer replaced by an empty text (`"nothing"`), by the agent's next
-            completion at the node (`"sibling"`), or by a completion of the initial agent (`"untrained"`), see
-            [`~rollout.credit`]. The environment scores up to N additional joint actions for each one.
+            the same joint action with the agent's answer replaced by an empty text (`"nothing"`) or by the agent's
+            next completion at the node (`"sibling"`), see [`~rollout.credit`]. The environment scores up to N
+            additional joint actions for each one.
     """
 
     turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)
     advantage_mode: str = setting(default="mean", choices=("mean", "rloo", "max", "raw"))
     advantage_normalization: bool | str = setting(default=False, choices=(False, True, "role"))
-    credit: str | None = setting(choices=("nothing", "sibling", "untrained"))
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        is_zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
-        if self.credit == "untrained" and (self.use_vllm or is_zero3):
-            raise ValueError("`credit: untrained` samples with the initial agents, which neither vLLM nor ZeRO-3 can.")
+    credit: str | None = setting(choices=("nothing", "sibling"))
 
     def _check_values(self) -> None:
         super()._check_values()

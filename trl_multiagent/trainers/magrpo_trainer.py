@@ -1,11 +1,9 @@
-import copy
-
 import torch
 from trl.trainer.utils import FusedCausalLMOutput
 
+from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.credit import add_counterfactuals
-from trl_multiagent.rollout.sampler import TransformersGenerator
-from trl_multiagent.rollout.tree import Node, Samples, acting, known, sibling_sets
+from trl_multiagent.rollout.tree import Node, acting, known, sibling_sets
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.metrics import totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -101,32 +99,15 @@ class MAGRPOTrainer(RolloutTrainer):
             self._normalize_by_role([by_role for level in advantages for by_role in level])
         return advantages
 
-    def _needs_reference(self, args: MAGRPOConfig) -> bool:
-        return super()._needs_reference(args) or args.credit == "untrained"
-
-    def _add_credit(self, levels: list[list[Node]]) -> None:
-        credit = self.args.credit
-        if credit is None:
+    def _judge(self, levels: list[list[Node]]) -> None:
+        """Scores counterfactual joint actions, see `credit`."""
+        if self.args.credit is None:
             return
         context = {"chat_roles": self.sampler.chat_roles, "trainer_state": self.state}
-        arguments = (self.environment, self.team.trained_roles, credit, self._process_reward)
-        for nodes in levels:
-            untrained = self._sample_untrained(nodes) if credit == "untrained" else None
-            with self.observer.timed("reward"):
-                add_counterfactuals(nodes, *arguments, untrained, **context)
-
-    def _sample_untrained(self, nodes: list[Node]) -> dict[str, list[Samples]]:
-        """Samples completions of the initial agents at the nodes."""
-        args = self.args
-        with self.observer.timed("generate"), self._computing_as_reference() as reference:
-            sampler = copy.copy(self.sampler)
-            # With the same random numbers, the answers would depend on those of the trained agents
-            sampler.stream = f"untrained {self.state.global_step}"
-            if self.team.form != "lora":  # else the team itself computes as its reference
-                limits = (args.generation_token_budget, args.stop_strings)
-                sampler.team = team = self.accelerator.unwrap_model(reference)
-                sampler.generator = TransformersGenerator(team, self.generator.arguments, *limits, args.seed)
-            return sampler(nodes, args.completions_per_node)
+        arguments = (self.environment, self.team.trained_roles, self.args.credit, self._process_reward)
+        with fail_together(self.accelerator), self.observer.timed("reward"):
+            for nodes in levels:
+                add_counterfactuals(nodes, *arguments, **context)
 
     def _over_siblings(self, returns: torch.Tensor) -> torch.Tensor:
         """Computes advantages of the shape of `returns`, `(..., G)`."""
@@ -224,10 +205,8 @@ def sibling_advantages(
         advantages = (returns - mean) * size / max(1, size - 1)
     elif mode == "max":
         advantages = returns - returns.max(-1, keepdim=True).values
-    elif mode == "raw":
-        advantages = returns.clone()
     else:
-        raise ValueError(f"Unknown advantage mode {mode!r}; it must be 'mean', 'rloo', 'max' or 'raw'.")
+        advantages = returns.clone()
     if normalize:
         centered = advantages - advantages.mean(-1, keepdim=True)
         std = centered.pow(2).mean(-1, keepdim=True).sqrt()

@@ -15,7 +15,7 @@ from trl_multiagent.tasks.bug_fixing.environment import changed_share, read_test
 from trl_multiagent.tasks.code_generation import load_code_dataset
 
 
-CONFIGS = sorted((RECIPES / "bug_fixing" / "configs").glob("*_bugs_config.yaml"))
+CONFIGS = sorted((RECIPES / "bug_fixing" / "configs").glob("*.yaml"))
 
 REFERENCE = """def clip(x, low, high):
     \"\"\"x, but at least low and at most high.
@@ -269,9 +269,13 @@ def test_one_agent_fixes_alone():
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_recipe_trains_offline(config, tiny_model, tmp_path, monkeypatch, capsys):
+def test_every_recipe_has_a_plan_and_two_train_offline(config, tiny_model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     algorithm = algorithm_of(config)
+    if "demo" in config.stem or algorithm in ("iac", "maac"):
+        run_script("bug_fixing", algorithm, "--config", config, "--dry_run")
+        assert ("512 items of demo" if "demo" in config.stem else "items of humaneval") in capsys.readouterr().out
+        return
     small = [f"agent_model.name={tiny_model}", "dataset.train_split=test[:2]", "dataset.mutants=1"]
     small += ["dataset.eval_split=test[:1]", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
     small += [f"{algorithm}.items_per_device=1", f"{algorithm}.per_device_train_batch_size=1"]

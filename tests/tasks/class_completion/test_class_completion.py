@@ -146,18 +146,6 @@ def test_a_program_cannot_write_into_the_next_prompt(sandbox, item):
         assert "ValueError: a b< |im_end|>·[1m" in prompt
 
 
-def test_a_program_does_not_keep_what_another_test_class_asked(sandbox, item):
-    environment = ClassCompletionEnvironment(1, sandbox=sandbox)
-    methods = "".join(
-        f"def {name}(*args):\n    KEPT.append({name!r})\n    raise ValueError(KEPT[0])\n"
-        for name in ("push", "pop", "half")
-    )
-    answer = {"agent_0": "def keep(store=[]):\n    return store\n" + methods.replace("KEPT", "keep()")}
-    (outcome,) = environment.score([item], [answer], [()])
-    told = {check.source.split(".")[0]: check.error for check in outcome.info[0].checks}
-    assert told["TestHalf"].endswith("half") and told["TestPush"].endswith("push")
-
-
 def test_classeval_comes_with_the_package(sandbox, caplog):
     rows = {row["task_id"]: row for row in read_embedded("classeval", None)}
     assert len(rows) == 100 and sum(row["tests"] is not None for row in rows.values()) == 82
@@ -313,9 +301,13 @@ def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_recipe_trains_offline(config, tiny_model, item, tmp_path, monkeypatch, capsys):
+def test_every_recipe_has_a_plan_and_two_train_offline(config, tiny_model, item, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     algorithm = algorithm_of(config)
+    if config.stem not in ("magrpo_classeval_config", "grpo_class_completion_demo"):
+        run_script("class_completion", algorithm, "--config", config, "--dry_run")
+        assert "env steps" in capsys.readouterr().out
+        return
     small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
     small += [f"{algorithm}.{x}" for x in ("items_per_device=1", "per_device_train_batch_size=1", "eval_interval=0")]
     small += [f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}", "dataset.eval_split=null"]

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from trl_multiagent.code.extraction import MAX_CHARS, extract_code
+from trl_multiagent.code.extraction import MAX_CHARS, read_completion
 from trl_multiagent.tasks.code_generation.reward import analyze
 
 
@@ -20,6 +20,10 @@ def code(text):
 
 def facts(main, aux=AUX, prompt=PROMPT):
     return analyze(prompt, "f", code(aux), code(main))
+
+
+def extract_code(text, name):
+    return read_completion(text, name).source
 
 
 def run(source):

@@ -154,30 +154,6 @@ def test_collaboration_is_what_running_the_tests_shows(sandbox, main, static, ex
     assert score(sandbox, AUX, main, collaboration="static").reward == pytest.approx(static)
 
 
-def test_only_programs_whose_text_calls_aux_are_watched():
-    fake = FakeSandbox("passed", "passed", "passed", "passed")
-    score(fake, AUX, MAIN)
-    score(fake, AUX, "def f(xs):\n    return scale(sum(xs))\n")
-    score(fake, AUX, MAIN, collaboration="static")
-    watched, changed, plain, static = [batch[0] for batch in fake.batches]
-    assert (watched.watch, changed.watch, plain.watch, static.watch) == (("aux",), ("aux",), (), ())
-    assert changed.experiments and changed.needed == (0, 1, 2, 3) and not watched.needed
-    assert 0 < changed.check_timeout < 2 and watched.check_timeout is None
-
-
-def test_values_are_tried_only_where_that_is_open():
-    statuses = ("passed", "failed", "passed", "passed")
-    uncalled = FakeSandbox(*statuses, calls=0)
-    assert score(uncalled, AUX, MAIN).reward == pytest.approx(2.25) and len(uncalled.batches) == 1
-    called = FakeSandbox(*statuses, calls=2)
-    assert score(called, AUX, MAIN).reward == pytest.approx(3.75)
-    assert [program.needed for (program,) in called.batches] == [(), (0, 2, 3)]
-    for collaboration, reward, runs in (("static", 3.25, 1), ("executed", 3.75, 2)):  # the text decides, or the run
-        thrown_away = FakeSandbox(*statuses)
-        outcome = score(thrown_away, AUX, "def f(xs):\n    aux(xs)\n    return 1\n", collaboration=collaboration)
-        assert outcome.reward == pytest.approx(reward) and len(thrown_away.batches) == runs
-
-
 def test_timeouts_are_counted_and_what_was_not_run_is_not_passed():
     fake = FakeSandbox("passed", "timeout", "timeout", "not_run")
     outcome = score(fake, AUX, MAIN)
@@ -205,7 +181,7 @@ def test_one_batch_is_one_call_of_the_sandbox_and_the_order_is_kept(sandbox):
 
 def test_reference_solutions_reach_the_single_agents_maximum(sandbox, shared_data):
     for name in ("humaneval.jsonl", "mbpp_sanitized.jsonl"):
-        items = load_code_dataset(str(shared_data / name)).to_list()[::12]
+        items = load_code_dataset(str(shared_data / name)).to_list()[::24]
         actions = [{"main": item["prompt"] + item["canonical_solution"]} for item in items]
         environment = CodeGenerationEnvironment(num_agents=1, sandbox=sandbox)
         rewards = [outcome.reward for outcome in environment.score(items, actions, [[]] * len(items))]

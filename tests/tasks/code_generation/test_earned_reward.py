@@ -1,6 +1,5 @@
 """The reward kind `earned`: what trivial answers pass, who does what, and how long a check may take."""
 
-import ast
 import logging
 import re
 from pathlib import Path
@@ -14,10 +13,9 @@ from trl_multiagent.tasks.code_generation.item_facts import (
     facts_program,
     prompt_examples,
     read_facts,
-    shown_tests,
 )
 
-from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, PAIRS, SUM_OF_SQUARES, table
+from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, SUM_OF_SQUARES, table
 
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -76,15 +74,8 @@ def test_everything_about_collaboration_is_scaled_by_the_share_of_the_tests(sand
     assert outcome.reward == pytest.approx(0.6 + 0.5 + (1.0 + 0.4 + 0.5 + 1.0) * 2 / 3)
 
 
-@pytest.mark.parametrize("group", ["one agent does all", "both write everything"])
-def test_no_pair_in_which_one_agent_is_enough_earns_more_than_a_single_agent(sandbox, group):
-    pairs = [pair for pair in PAIRS[group].values() if pair[0] is not None]
-    assert all(outcome.reward <= 2.1 + 1e-9 for outcome in score(sandbox, *pairs))
-
-
 def test_gates_on_a_constant_and_on_presence_earn_no_more_than_a_single_agent(sandbox):
-    gates = [*PAIRS["gates"].values()][:2]
-    gates += [
+    gates = [
         ("def aux(xs=None):\n    return 1", f"K = aux()\n{ALL_MAIN}\n    return 0 if K != 1 else 1"),
         ("def aux(xs=None):\n    return 'go'", ALL_MAIN.replace("return", "assert aux(xs) == 'go'\n    return")),
         ("def aux(*xs):\n    return True", ALL_MAIN.replace("return ", "return aux(*xs) and ")),
@@ -123,26 +114,6 @@ def test_a_main_that_stops_at_an_answer_of_aux_does_a_part_of_the_work(sandbox, 
     assert outcome.reward == pytest.approx(4.0)
 
 
-def test_experiments_are_made_only_with_pairs_that_pass_more_than_trivial_answers(sandbox):
-    environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
-    made = []
-    run_experiments = environment.runner.run_experiments
-
-    def record(programs):
-        made.extend(program.source for program in programs if program.experiments)
-        return run_experiments(programs)
-
-    environment.runner.run_experiments = record
-    pairs = [(EVEN, "def f(xs):\n    return 0 * len(aux(xs))"), (EVEN, ALL_MAIN), (EVEN, SUM_OF_SQUARES)] * 2
-    actions = [{"aux": aux, "main": main} for aux, main in pairs]
-    first = environment.score([ITEM] * 6, actions, [[]] * 6)
-    assert {SUM_OF_SQUARES in source for source in made} == {True}
-    assert environment.metrics()["sandbox/experiment_seconds"] > 0
-    made.clear()
-    again = environment.score([ITEM] * 6, actions, [[]] * 6)  # what they showed before is forgotten
-    assert made and [outcome.reward for outcome in again] == [outcome.reward for outcome in first]
-
-
 def test_no_experiment_is_made_with_a_helper_that_is_called_very_often(sandbox):
     often = SUM_OF_SQUARES.replace("return", "for _ in range(2500):\n        aux(xs)\n    return")
     for main, earned, paper in ((often, 2.1, 4.0), (often.replace("2500", "15"), 4.0, 4.0)):
@@ -171,44 +142,6 @@ def test_a_long_text_after_the_function_costs(sandbox):
 
 
 # Trivial answers
-
-
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ('def f(x):\n    """Doubles.\n    >>> f(2)\n    4\n    >>> f(3)\n    6\n    '
-        '"""\n', {"(2,)": "4", "(3,)": "6"}),
-        ('def f(x):\n    """>>> f(2)\n    4\n    >>> f(broken\n    >>>f(1)\n    1"""\n', {}),
-    ],
-)  # fmt: skip
-def test_examples_are_read_from_doctests(prompt, expected):
-    assert dict(prompt_examples(prompt, "f")) == expected
-
-
-@pytest.mark.parametrize(
-    ("prompt", "shown", "others"),
-    [
-        ('def f(x, y):\n    """f([1, 2], "a") == True, f([], "b") -> '
-        'False"""\n', {"[1, 2], 'a'": "True", "[], 'b'": "False"}, {"[1], 'a'": "True"}),
-        ('def f(s):\n    """For example f("(a)b") should return "b)" and so '
-        'on"""\n', {"'(a)b'": "'b)'"}, {"'a'": "'b'"}),
-        ('def f(x):\n    """f(1) => 2\n    f(2) ➞ [4, 5].\n    f(3) = -1; f(n) = '
-        'n"""\n', {"1": "2", "2": "[4, 5]", "3": "-1"}, {"-1": "1"}),
-        ('def f(x, y):\n    """For x = 15 and\n    y = 2.5 the output should be '
-        '"a"."""\n', {"15, 2.5": "'a'"}, {"5, 2.5": "'a'", "15, 2": "'a'"}),
-        ('def f(x, y=""):\n    """f(aa) => False, f(b, c) gives (d) and so on. f(a) is '
-        '5"""\n', {"'aa'": "False", "'b', 'c'": "('d',)"}, {"'c'": "'d'", "'a'": "6"}),
-        ((
-            'def f(x):\n    """Nothing. f(x) returns x; g(1) is near '
-            '2'
-        ) + ", and so on" * 40 + ' to 3"""\n', {}, {"1": "3", "'x'": "'y'"}),
-    ],
-)  # fmt: skip
-def test_tests_that_a_prompt_shows_in_any_form_are_found(prompt, shown, others):
-    test = "def check(candidate):\n    for x in (1,):\n        assert candidate(x) == 2\n"
-    test += "".join(f"    assert candidate({key}) == {value}\n" for key, value in (shown | others).items())
-    found = dict(shown_tests(prompt, test, "f"))
-    assert found == {repr((*ast.literal_eval(f"[{key}]"),)): value for key, value in shown.items()}
 
 
 @pytest.mark.parametrize(
@@ -271,6 +204,11 @@ def test_an_entry_point_may_have_any_name(sandbox, name):
     assert (found.trivial, found.reference) == (1, 2)
 
 
+def test_what_trivial_answers_pass_on_a_benchmark(sandbox, shared_data):
+    items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[77:107]").to_list()[::4]
+    assert [facts(sandbox, item).trivial for item in items] == [7, 2, 2, 5, 3, 6, 3, 4]
+
+
 def test_the_share_of_the_tests_counts_from_what_is_trivial():
     assert [ItemFacts(total=8, trivial=2).share(passed) for passed in (0, 1, 2, 5, 8)] == [0, 0, 0, 0.5, 1]
     assert ItemFacts(total=3, trivial=3).share(3) == 0
@@ -309,38 +247,7 @@ def test_junk_earns_nothing_for_tests_on_a_benchmark(sandbox, shared_data):
         assert all(outcome.reward <= 2.1 + 1e-9 for outcome in outcomes), item["task_id"]
 
 
-def test_looking_the_examples_of_a_prompt_up_earns_nothing_for_tests(sandbox, shared_data):
-    items = {item["task_id"]: item for item in load_code_dataset(str(shared_data / "humaneval.jsonl")).to_list()}
-    tables = {
-        77: "{'1': True, '2': False, '-1': True, '64': True, '0': True, '180': False}",
-        84: "{'1000': '1', '150': '110', '147': '1100'}",
-        105: (
-            "{'[2, 1, 1, 4, 5, 8, 2, 3]': ['Eight', 'Five', 'Four', 'Three', 'Two', 'Two', 'One', 'One'], '[1, "
-            "-1, 55]': ['One']}"
-        ),
-    }  # fmt: skip
-    for number, shown in tables.items():
-        item = items[f"HumanEval/{number}"]
-        aux = f"def aux(x):\n    return {shown}.get(str(x), 'no')\n"
-        mains = [
-            f"def {item['entry_point']}(x):\n    v = aux(x)\n    return {otherwise} if v == 'no' else v\n"
-            for otherwise in ("True", "False", "0", "[]", "x")
-        ]
-        rewards = [outcome.reward for outcome in score(sandbox, *((aux, main) for main in mains), item=item)]
-        assert rewards == pytest.approx([1.1] * 5), number
-
-
 # Deadlines
-
-
-def test_the_time_of_reference_solutions_is_counted_once_per_item(sandbox):
-    environment = CodeGenerationEnvironment(num_agents=1, collaboration="static", sandbox=sandbox)
-    item = make_item("def f(x):\n", "assert candidate(1) == 2\nassert candidate(2) == 4", "    return 2 * x\n")
-    seconds = []
-    for _ in range(2):
-        environment.score([item], [{"main": "def f(x):\n    return 2 * x\n"}], [[]])
-        seconds.append(environment.metrics()["sandbox/experiment_seconds"])
-    assert seconds[0] > 0 and seconds[1] == 0
 
 
 def test_the_deadline_of_a_check_follows_from_the_reference_solution(sandbox):

@@ -14,7 +14,6 @@ from trl_multiagent.tasks.code_generation.expert import MAX_EDITS, Expert, exper
 from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
 
 from endpoint_server import Reply, endpoint_server
-from tiny import byte_tokenizer, tiny_llama, tiny_team
 
 
 ITEM = {
@@ -65,14 +64,12 @@ def test_the_expert_sees_problem_and_code_and_no_test():
     [
         ('Sure!\n```json\n{"aux": "a",\n "main": "m"}\n```\nDone {x}.', {"aux": "a", "main": "m"}),
         ('<think>{"aux": "no", "main": "no"}</think>{"aux": "a", "main": "m"}', {"aux": "a", "main": "m"}),
-        ('{"aux": "a", "main": "m"} or rather {"aux": "b"}', {"aux": "a", "main": "m"}),
+        ('{"aux": "a", "main": "m"} or {"other": 1}', {"aux": "a", "main": "m"}),
         ('{"edits": {"aux": "a", "main": "m"}}', {"aux": "a", "main": "m"}),
         ('{"aux": "a", "solve": "m"}', {"aux": "a", "main": "m"}),
         ('{"aux": "line\nbreak", "main": "{\\"main\\": 1}"}', {"aux": "line\nbreak", "main": '{"main": 1}'}),
         ('{"aux": 3, "main": true}', {}),
-        ('{"aux": ["a", "b"], "main": "m"}', {"main": "m"}),
         ('{"aux": "a", "main": "cut o', {}),
-        ('[{"aux": "a"}]', {"aux": "a"}),
         ("", {}),
         ('{"a":' * 3000, {}),
         (json.dumps({"aux": "x" * 9999}), {"aux": "x" * MAX_EDITS + "..."}),
@@ -124,49 +121,10 @@ def test_without_an_answer_the_run_ends_or_the_prompt_is_plain(tmp_path):
     assert (metrics["expert/failures"], metrics["expert/missing_parts"], metrics["expert/cached"]) == (1, 0, 1)
 
 
-@pytest.mark.parametrize("roles", [ROLES, ("main",)])
-def test_a_model_on_this_machine(roles, tmp_path):
-    tiny_llama(max_position_embeddings=4096).save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
-    environment = make_environment(tmp_path, roles, expert_model=str(tmp_path / "model"), expert_max_tokens=4)
-    environment.prepare(2)
-    history = [turn(AUX if len(roles) == 2 else None)]
-    assert environment.next_prompts([ITEM] * 3, [history] * 3) == [plain(roles)] * 3  # it answers no JSON
-    metrics = environment.metrics()
-    assert metrics["expert/requests"] == 3 and metrics["expert/missing_parts"] == 3 * len(roles)
-    assert 3 <= metrics["expert/output_tokens"] <= 12 and metrics["expert/input_tokens"] > 900
-
-
-def test_an_expert_that_cannot_be_loaded(tmp_path):
-    tiny_team().save_pretrained(tmp_path / "team")
-    with pytest.raises(UnavailableError, match=r"`external.expert_model`: .* has the roles aux, main, not 'expert'"):
-        make_environment(tmp_path, expert_model=str(tmp_path / "team")).prepare(2)
-    missing = make_environment(tmp_path, expert_model="nobody/nothing")
-    with pytest.raises(UnavailableError, match=r"`external.expert_model`: the team cannot be loaded from 'nobody/no"):
-        missing.prepare(2)
-    missing.prepare(1)  # a single turn needs no expert
-
-
-@pytest.mark.parametrize(
-    ("settings", "local", "url"),
-    [
-        ({}, False, "https://api.deepseek.com"),
-        ({"expert_model": "claude-x"}, False, "https://api.anthropic.com/v1"),
-        ({"expert_model": "org/model"}, True, None),
-        ({"expert_model": "deepseek-ai/deepseek-coder-1.3b-instruct"}, True, None),
-        ({"expert_model": "org/model", "expert_base_url": "http://h/v1"}, False, "http://h/v1"),
-        ({"expert_model": "gpt2", "expert_api": "local"}, True, None),
-    ],
-)
-def test_a_name_says_where_the_expert_runs(settings, local, url):
-    external = External(mode="edits", **settings)  # CoMLRL's other name of the mode
-    assert external.mode == "expert_edits" and external.expert_is_local == local
-    assert local or external.expert_endpoint().base_url == url
-
-
 def test_the_temperature_is_the_peers_except_for_claude():
     assert External().expert_endpoint().temperature == 0.3
-    assert External(expert_model="claude-x").expert_endpoint().temperature is None
+    claude = External(mode="edits", expert_model="claude-x").expert_endpoint()  # CoMLRL's other name of the mode
+    assert claude.temperature is None and claude.base_url == "https://api.anthropic.com/v1"
     assert External(expert_model="claude-x", expert_temperature=0.7).expert_endpoint().temperature == 0.7
 
 
@@ -174,8 +132,7 @@ def test_the_temperature_is_the_peers_except_for_claude():
     ("settings", "problem"),
     [
         ({"expert_model": None}, "needs `external.expert_model`"),
-        ({"expert_model": "a/b", "expert_extra_body": {"x": 1}}, "`external.expert_extra_body` is for an endpoint"),
-        ({"expert_extra_body": {"api_key": "sk-1"}}, "has 'api_key', which looks like a key"),
+        ({"expert_model": "org/model"}, "set `external.expert_base_url`"),
     ],
 )
 def test_impossible_settings(settings, problem):

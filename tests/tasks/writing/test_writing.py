@@ -9,7 +9,6 @@ import pytest
 from scripts import RECIPES, algorithm_of, run_script
 
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.writing import WritingEnvironment, load_writing_dataset
 from trl_multiagent.tasks.writing.data import POSTS, make_demonstrations, make_posts
 from trl_multiagent.tasks.writing.environment import (
@@ -20,7 +19,6 @@ from trl_multiagent.tasks.writing.environment import (
     count_transitions,
     key_words,
     levels,
-    make_rouge,
     pair_metrics,
 )
 
@@ -32,7 +30,7 @@ TEXTS = json.loads((HERE / "texts.json").read_text())
 TINY = 0.1 * LARGEST
 
 POST, *OTHERS = [
-    {"item_id": str(k), "source": source, "reference": "", "key_words": keys}
+    {"item_id": str(k), "source": source, "key_words": keys}
     for k, (source, keys) in enumerate(zip(TEXTS["posts"], key_words(TEXTS["posts"]), strict=True))
 ]
 ABSTRACT = {"source": TEXTS["abstract"], "key_words": key_words([TEXTS["abstract"], *TEXTS["posts"]])[0]}
@@ -94,7 +92,7 @@ def random_pairs(kind, number, seed):
 def test_compat_equals_the_table_on_random_texts(kind):
     environment = WritingEnvironment(kind, reward="compat")
     reached = set()
-    for first, second in random_pairs(kind, 1000, seed=3):
+    for first, second in random_pairs(kind, 300, seed=3):
         (outcome,) = environment.score(
             [ITEMS[kind]], [dict(zip(environment.roles, (first, second), strict=True))], [()]
         )
@@ -216,12 +214,7 @@ def test_data_of_the_hub_and_of_files(tmp_path):
     tldr = tmp_path / "some_tldr.jsonl"
     tldr.write_text(json.dumps({"prompt": "SUBREDDIT: r/a\n\nPOST: A cat.\n\nTL;DR:", "completion": " A cat."}) + "\n")
     (row,) = load_writing_dataset(str(tldr))
-    # Fmt: skip
-    assert (row["source"], row["reference"], row["key_words"]) == (
-        "SUBREDDIT: r/a\n\nPOST: A cat.",
-        "A cat.",
-        ["subred", "r", "post", "cat"],
-    )
+    assert (row["source"], row["key_words"]) == ("SUBREDDIT: r/a\n\nPOST: A cat.", ["subred", "r", "post", "cat"])
     arxiv = tmp_path / "abstracts.jsonl"
     arxiv.write_text(json.dumps({"article_id": "9", "abstract_text": ["<S> We prove it . </S>", "<S> So . </S>"]}))
     (row,) = load_writing_dataset(str(arxiv), type="arxiv")
@@ -261,23 +254,6 @@ def test_prompts_and_one_agent():
     assert team.prompts(POST, [Turn(prompts, {}, together)]) == prompts
 
 
-def test_rouge_needs_its_package_and_a_reference(monkeypatch):
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(UnavailableError, match=r"pip install 'trl-multiagent\[writing\]'"),
-    ):
-        patch.setattr("importlib.util.find_spec", lambda name: None)
-        make_rouge()
-    pytest.importorskip("rouge_score")
-    environment = WritingEnvironment(rouge=True)
-    item = {**POST, "reference": "the cat sat on the mat"}
-    actions = [{"summary": "the cats sat there", "detail": ""}] * 2
-    with_reference, without = environment.score([item, POST], actions, [()] * 2)
-    # 3 of 4 and 3 of 6 words, in the same order; "cats" has the stem of "cat"
-    assert with_reference.metrics["rouge1"] == with_reference.metrics["rougeL"] == pytest.approx(0.6)
-    assert "rouge1" not in without.metrics
-
-
 @pytest.mark.parametrize("config", [*CONFIGS, *PEER_CONFIGS], ids=lambda path: f"{path.parts[-3]}-{path.stem}")
 def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -288,7 +264,7 @@ def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
     assert "Dry run" in out and all(f"{role}: " in out for role in expected)
 
 
-@pytest.mark.parametrize("algorithm", ["magrpo", "grpo", "iac", "maac", "ac"])
+@pytest.mark.parametrize("algorithm", ["magrpo", "ac"])
 def test_every_recipe_trains_offline(algorithm, tiny_model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = RECIPES / "writing" / "configs" / f"{algorithm}_tldr_config.yaml"
@@ -296,6 +272,6 @@ def test_every_recipe_trains_offline(algorithm, tiny_model, tmp_path, monkeypatc
     small = [f"{algorithm}.{x}" for x in (*small, f"output_dir={tmp_path / 'run'}")]
     small += ["dataset.name=demo", "dataset.train_split=train[:4]", "dataset.eval_split=test[:2]"]
     small.append(f"agent_model.name={tiny_model}")
-    critic = [f"critic_model.name={tiny_model}"] if algorithm in ("iac", "maac", "ac") else []
+    critic = [f"critic_model.name={tiny_model}"] if algorithm == "ac" else []
     run_script("writing", algorithm, "--config", config, "--override", *small, *critic)
     assert "'turn_1/constant_text'" in capsys.readouterr().out and (tmp_path / "run" / "team.json").is_file()

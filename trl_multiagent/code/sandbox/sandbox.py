@@ -161,8 +161,7 @@ class _Slot:
     def silent_message(self) -> dict[str, Any]:
         """Returns the message that takes the place of a silent verifier's."""
         step, _ = self._progress()
-        stopped = os.waitid(os.P_PID, self.processes[-1].pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        if step < 0 or stopped:
+        if step < 0:
             return {"fault": "the verifier does not answer"}
         return {"lost_step": (step, "timeout", "the checks kept waiting with the program's answers")}
 
@@ -311,7 +310,10 @@ class Sandbox(contextlib.AbstractContextManager):
                 task, slot.task = slot.task, None
                 if "fault" in message:
                     self._discard(slot)
-                    self._count_failure(task, message["fault"])
+                    task.failures += 1
+                    if task.failures > self.retries:
+                        reason = message["fault"]
+                        raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
                     to_retry.append(task)
                 elif "lost_step" in message:
                     self._discard(slot)
@@ -374,11 +376,6 @@ class Sandbox(contextlib.AbstractContextManager):
     def _discard(self, slot: _Slot) -> None:
         self._slots.remove(slot)
         slot.close()
-
-    def _count_failure(self, task: _Task, reason: str) -> None:
-        task.failures += 1
-        if task.failures > self.retries:
-            raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
 
     def _cores(self, number: int) -> set[int]:
         """

@@ -268,7 +268,7 @@ class External(ExpertSettings):
     def __post_init__(self) -> None:
         self.mode = OTHER_NAMES.get(self.mode, self.mode)
         if self.mode == EXPERT_EDITS:
-            self.check_expert()
+            self.expert_endpoint()
 
     @property
     def passes_prompts_through(self) -> bool:

@@ -345,7 +345,7 @@ class CodeGenerationEnvironment(ProgramEnvironment):
 
     def resume_settings(self) -> dict[str, Any]:
         return {
-            "expert": None if self.expert is None else self.expert.source.describe(),
+            "expert": None if self.expert is None else self.expert.client.endpoint.parameters,
             "hidden_tests": self.hidden_tests,
             "external_prompt_passthrough": self.external_prompt_passthrough,
             "prompt_files": self.prompt_files.saved(),
@@ -445,7 +445,7 @@ class CodeGenerationEnvironment(ProgramEnvironment):
 
     def prepare(self, num_turns: int) -> None:
         if self.expert is not None and num_turns > 1:
-            self.expert.source.prepare()
+            self.expert.prepare()
 
     def plan(self, items: Sequence[dict], num_later_prompts: int, answer_tokens: int) -> dict[str, str]:
         if self.expert is None or num_later_prompts == 0:

@@ -4,24 +4,22 @@ The expert: another model that reads the problem and the team's program, and pro
 Its prompt contains no tests and no results of tests. Each agent gets the edits of its own function only.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.endpoints import (
     ANTHROPIC,
-    APIS,
     CHARACTERS_PER_TOKEN,
     FIELDS,
     Answer,
     EndpointClient,
     EndpointSettings,
     Question,
-    Usage,
     endpoint_section,
     make_endpoint,
 )
@@ -31,13 +29,8 @@ from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.code_generation.reward import AUX, CodeResult
 
 
-if TYPE_CHECKING:
-    from trl_multiagent.rollout.sampler import TeamSampler
-
-
 DEFAULT_MODEL = "deepseek-coder"
 DEFAULT_TEMPERATURE = 0.3
-LOCAL = "local"
 # The keys of the fields of `EndpointSettings`
 KEYS = {field: f"expert_{field}" for field in FIELDS if field != "top_p"} | {"key_env": "expert_api_key_env"}
 
@@ -45,25 +38,18 @@ ANSWERS = "_expert/answers"  # in the folder of the run; names with an underscor
 MAX_EDITS = 4000  # characters of the edits that an agent gets
 MAX_TEXT = 2000  # characters of an agent's answer without code
 MAX_ANSWER = 50_000  # characters of the expert's answer, its last ones
-SOLO = "expert"  # the role of a model on this machine
 JSON = json.JSONDecoder(strict=False)  # strings may contain line breaks
 
 Edits = dict[str, str]  # role -> what to change in its function
 
 
 @dataclass
-class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))):  # type: ignore[misc]
+class ExpertSettings(endpoint_section(KEYS, own=("model", "temperature"))):  # type: ignore[misc]
     """The model that proposes edits with `external.mode: expert_edits`. Other modes ignore these settings."""
 
     expert_model: str | None = setting(
-        "With expert_edits, the model that proposes edits: its name at a provider or at `expert_base_url`; or a "
-        "folder or Hub id of a model, which then runs on this machine.",
+        "With expert_edits, the model that proposes edits: its name at a provider or at `expert_base_url`.",
         DEFAULT_MODEL,
-    )
-    expert_api: str | None = setting(
-        "'openai', 'anthropic', whose endpoint is OpenAI-compatible, or 'local' for a model on this machine; by "
-        "default decided by the model's name.",
-        choices=(*APIS, LOCAL),
     )
     expert_temperature: float | None = setting(
         f"Temperature of the expert; {DEFAULT_TEMPERATURE} by default, and the provider's own for Anthropic.",
@@ -77,42 +63,18 @@ class ExpertSettings(endpoint_section(KEYS, own=("model", "api", "temperature"))
         choices=("error", "plain"),
     )
 
-    @property
-    def expert_is_local(self) -> bool:
-        """
-        Whether the expert runs on this machine. A name with a slash is a folder or an id on the Hub, unless an
-        endpoint is given.
-        """
-        assert self.expert_model is not None
-        if self.expert_api is not None:
-            return self.expert_api == LOCAL
-        return self.expert_base_url is None and ("/" in self.expert_model or Path(self.expert_model).is_dir())
-
     def expert_endpoint(self) -> EndpointSettings:
         """
         Makes the endpoint to ask. Raises `ValueError` if a setting is impossible, or it is not known where the model
         is.
         """
+        if self.expert_model is None:
+            raise ValueError("`external.mode: expert_edits` needs `external.expert_model`, which proposes edits.")
         given = {field: getattr(self, key) for field, key in KEYS.items()}
         endpoint = make_endpoint(**given, called=lambda field: f"external.{KEYS[field]}")
         if endpoint.temperature is None and endpoint.api != ANTHROPIC:
             return dataclasses.replace(endpoint, temperature=DEFAULT_TEMPERATURE)
         return endpoint
-
-    def check_expert(self) -> None:
-        """Checks the settings that the mode `expert_edits` needs. Raises `ValueError` if one is impossible."""
-        model = self.expert_model
-        if model is None:
-            raise ValueError("`external.mode: expert_edits` needs `external.expert_model`, which proposes edits.")
-        if not self.expert_is_local:
-            self.expert_endpoint()
-            return
-        for name in ("expert_base_url", "expert_api_key_env", "expert_extra_body"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"`external.{name}` is for an endpoint, but the expert {model!r} runs on this machine. Remove "
-                    "it, or set `external.expert_api: openai`."
-                )
 
 
 class Expert:
@@ -122,33 +84,42 @@ class Expert:
     """
 
     def __init__(self, settings: ExpertSettings, roles: Sequence[str], run_folder: Path):
-        settings.check_expert()
+        folder = run_folder / ANSWERS if settings.expert_cache_dir is None else Path(settings.expert_cache_dir)
         self.settings, self.roles = settings, tuple(roles)
-        is_local = settings.expert_is_local
-        self.source = LocalExpert(settings) if is_local else EndpointExpert(settings, run_folder)
+        self.client = EndpointClient(settings.expert_endpoint(), folder)
         self.missing_parts = self.total_tokens = 0
+
+    def prepare(self) -> None:
+        """Checks that the endpoint can be used. Raises `UnavailableError` if not."""
+        problem = self.client.endpoint.problem()
+        if problem is not None:
+            raise UnavailableError(f"`external.mode: expert_edits` cannot use the expert: {problem}.")
 
     def propose(self, items: Sequence[dict], turns: Sequence[Turn]) -> list[Edits]:
         """
         Gets edits for the answers in the last turns of many branches at once: for each branch, by role. Roles without
         edits are missing. Raises [`UnavailableError`] if there is no answer, and `expert_on_failure` is not `"plain"`.
         """
-        answers = self.source.ask([expert_question(*x, self.roles) for x in zip(items, turns, strict=True)])
+        texts = [expert_question(*x, self.roles) for x in zip(items, turns, strict=True)]
+        asked = [Question(({"role": "user", "content": text},)) for text in texts]
+        stops = self.settings.expert_on_failure == "error"
+        answers = self.client.ask(asked, stop_at_failure=stops)
         failures = [answer for answer in answers if isinstance(answer, Exception)]
-        if failures and self.settings.expert_on_failure == "error":
+        if failures and stops:
             raise UnavailableError(
                 f"The expert proposed no edits for {len(failures)} of {len(answers)} answers: {failures[0]}. "
                 "Solve this and continue the run from its last checkpoint, or set `external.expert_on_failure: plain`."
             )
-        edits: list[Edits] = []
-        for item, answer in zip(items, answers, strict=True):
-            edits.append({} if isinstance(answer, Exception) else parse_edits(answer, self.roles, item["entry_point"]))
+        edits = [
+            parse_edits(answer.text, self.roles, item["entry_point"]) if isinstance(answer, Answer) else {}
+            for item, answer in zip(items, answers, strict=True)
+        ]
         self.missing_parts += (len(answers) - len(failures)) * len(self.roles) - sum(map(len, edits))
         return edits
 
     def metrics(self) -> dict[str, float]:
         """Numbers since the last call of this method, and the tokens since the start."""
-        used = self.source.take_usage()
+        used = self.client.take_usage()
         self.total_tokens += used.input_tokens + used.output_tokens
         numbers = {**vars(used), "missing_parts": self.missing_parts, "total_tokens": self.total_tokens}
         self.missing_parts = 0
@@ -163,87 +134,12 @@ class Expert:
         question = max(map(len, questions), default=0) // CHARACTERS_PER_TOKEN
         input_tokens = requests * (question + len(self.roles) * answer_tokens)
         output_tokens = requests * self.settings.expert_max_tokens
+        endpoint = self.client.endpoint
+        problem = endpoint.problem()
         return (
             f"{self.settings.expert_model}, {requests} requests with about {input_tokens} prompt tokens and "
-            f"{output_tokens} answer tokens at most, {self.source.place}"
+            f"{output_tokens} answer tokens at most, at {endpoint.base_url}{f' ({problem})' if problem else ''}"
         )
-
-
-class EndpointExpert:
-    """An expert at an endpoint."""
-
-    def __init__(self, settings: ExpertSettings, run_folder: Path):
-        folder = run_folder / ANSWERS if settings.expert_cache_dir is None else Path(settings.expert_cache_dir)
-        self.client = EndpointClient(settings.expert_endpoint(), folder)
-        self.take_usage = self.client.take_usage
-        self.stops = settings.expert_on_failure == "error"
-
-    @property
-    def place(self) -> str:
-        """Where the model is, for a plan."""
-        endpoint, problem = self.client.endpoint, self.client.endpoint.problem()
-        return f"at {endpoint.base_url}{f' ({problem})' if problem else ''}"
-
-    def prepare(self) -> None:
-        """Checks that the endpoint can be used. Raises `UnavailableError` if not."""
-        problem = self.client.endpoint.problem()
-        if problem is not None:
-            raise UnavailableError(f"`external.mode: expert_edits` cannot use the expert: {problem}.")
-
-    def describe(self) -> dict[str, Any]:
-        """Returns what the edits depend on, as plain values."""
-        return self.client.endpoint.parameters
-
-    def ask(self, questions: Sequence[str]) -> list[str | Exception]:
-        """Returns the answer to each question, or why there is none."""
-        asked = [Question(({"role": "user", "content": question},)) for question in questions]
-        answers = self.client.ask(asked, stop_at_failure=self.stops)
-        return [answer.text if isinstance(answer, Answer) else answer for answer in answers]
-
-
-class LocalExpert:
-    """An expert on this machine, sampled with transformers. The methods are those of [`EndpointExpert`]."""
-
-    place = "on this machine"
-
-    def __init__(self, settings: ExpertSettings):
-        self.model = settings.expert_model
-        temperature = DEFAULT_TEMPERATURE if settings.expert_temperature is None else settings.expert_temperature
-        self.sampling = {"temperature": temperature, "max_tokens": settings.expert_max_tokens}
-        self.usage = Usage()
-        self.sampler: TeamSampler | None = None  # loaded before the first question
-
-    def take_usage(self) -> Usage:
-        usage, self.usage = self.usage, Usage()
-        return usage
-
-    def describe(self) -> dict[str, Any]:
-        return {"model": self.model, **self.sampling}
-
-    def prepare(self) -> None:
-        """Loads the model. Raises `UnavailableError` if that is not possible."""
-        if self.sampler is not None:
-            return
-        from trl_multiagent.team.load import TeamLoader
-        from trl_multiagent.team.seat import load_sampler
-
-        assert self.model is not None
-        loader = TeamLoader(self.model, torch_dtype="auto")
-        sampling = {"temperature": self.sampling["temperature"], "max_new_tokens": self.sampling["max_tokens"]}
-        self.sampler = load_sampler(loader, self.model, SOLO, "external.expert_model", sampling, 65536, None, 0)
-
-    def ask(self, questions: Sequence[str]) -> list[str | Exception]:
-        from trl_multiagent.rollout.tree import Node, derive_seed
-
-        self.prepare()
-        assert self.sampler is not None
-        # As with an endpoint, whose answers are kept, a question has one answer
-        nodes = [Node({}, (), {SOLO: question}, tree=derive_seed(question)) for question in questions]
-        samples = self.sampler(nodes, 1)[SOLO]
-        self.usage.requests += len(samples)
-        self.usage.input_tokens += sum(len(sample.prompt_ids) for sample in samples)
-        self.usage.output_tokens += sum(len(sample.completion_ids[0]) for sample in samples)
-        return [sample.reply(0) for sample in samples]
 
 
 # Questions and answers
@@ -300,25 +196,18 @@ def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Se
 
 def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     """
-    Reads the edits of an answer, by role. They are in the last JSON object that has most of the roles, anywhere in the
+    Reads the edits of an answer, by role. They are in the last JSON object that has one of the roles, anywhere in the
     text. Roles without edits are missing. `main` may also be called by the entry point's name.
     """
-    best: Edits = {}
+    edits: Edits = {}
     text = text[-MAX_ANSWER:]
     for match in re.finditer(r"\{", text):
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             values, _ = JSON.raw_decode(text, match.start())
-        except (ValueError, RecursionError):
-            continue
-        given = {role: values.get(role, values.get(name)) for role, name in function_names(entry_point, roles).items()}
-        edits = {
-            role: shorten(part.strip(), MAX_EDITS)
-            for role, part in given.items()
-            if isinstance(part, str) and part.strip()
-        }
-        if edits and len(edits) >= len(best):
-            best = edits
-    return best
+            parts = {role: values.get(role, values.get(x)) for role, x in function_names(entry_point, roles).items()}
+            given = {role: part.strip() for role, part in parts.items() if isinstance(part, str) and part.strip()}
+            edits = {role: shorten(part, MAX_EDITS) for role, part in given.items()} or edits
+    return edits
 
 
 def shorten(text: str, limit: int) -> str:

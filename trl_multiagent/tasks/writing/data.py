@@ -61,8 +61,7 @@ def load_writing_dataset(
         config (`str`, *optional*): Configuration of the dataset on the Hub.
 
     Returns:
-        `Dataset`: Columns `item_id`; `source`; `reference`, a summary that a person wrote, or `""`; `key_words`, see
-        [`key_words`].
+        `Dataset`: Columns `item_id`, `source`, and `key_words`, see [`key_words`].
 
     Raises `ValueError` if the dataset is malformed, and `ConnectionError` if the Hub cannot be reached.
     """
@@ -83,7 +82,6 @@ def make_item(row: dict, number: int, kind: str, name: str) -> dict[str, str]:
     return {
         "item_id": names[0] if names else str(number - 1),
         "source": str(text).strip().removesuffix("TL;DR:").strip(),  # which ends the prompts of `trl-lib/tldr`
-        "reference": str(row.get("completion") or "").strip(),
     }
 
 
@@ -101,8 +99,8 @@ WAYS = {
 
 def make_posts(split: str) -> list[dict]:
     """
-    Generates posts with the columns of `trl-lib/tldr`, `prompt` and `completion`, of the split `"train"` (720 posts)
-    or `"test"` (96). Values of a fact are equally frequent.
+    Generates posts of the split `"train"` (720 posts) or `"test"` (96), with the column `prompt` as in `trl-lib/tldr`.
+    Values of a fact are equally frequent.
     """
     rng, rows, decks = random.Random(split), [], {}
     for fact, text in POSTS["facts"].items():
@@ -111,8 +109,7 @@ def make_posts(split: str) -> list[dict]:
     for number in range(SIZES[split]):
         facts = {fact: deck[number] for fact, deck in decks.items()}
         post = " ".join(rng.choice(wordings).format(**facts) for wordings in POSTS["sentences"])
-        texts = {"prompt": f"{post}\n\nTL;DR:", "completion": POSTS["answers"]["long"].format(**facts)}
-        rows.append({"id": f"{split}/{number}", **texts, "facts": facts})
+        rows.append({"id": f"{split}/{number}", "prompt": f"{post}\n\nTL;DR:", "facts": facts})
     return rows
 
 
@@ -168,12 +165,11 @@ class Reward:
         REWARDS[0],
         choices=REWARDS,
     )
-    rouge: bool = setting("Whether to log ROUGE of the first text if there is a reference; needs rouge-score.", False)
 
 
 def make_environment(settings: TaskSettings) -> WritingEnvironment:
     dataset, reward = settings.sections["dataset"], settings.sections["reward"]
-    return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, reward.rouge, brief=dataset.name == DEMO)
+    return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, brief=dataset.name == DEMO)
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:

@@ -11,7 +11,6 @@ which measures what share of both texts comes from the source, see [`grounding`]
 order earn up to 87 %, and it pays nothing for truth.
 """
 
-import importlib.util
 import json
 import math
 import re
@@ -22,7 +21,6 @@ from typing import Any
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
 from trl_multiagent.environments.embedded import read_data
-from trl_multiagent.environments.task_errors import UnavailableError
 
 
 REWARD_VERSION = 1
@@ -31,7 +29,7 @@ LARGEST = 2.98  # 0.5 + 1 + 0.5 + 0.4 * 0.95 + 0.6: with all 12 categories of tr
 LISTS = json.loads(read_data("writing_words.json"))
 # For each kind, a pair of texts that fits no item, and earns all of `compat`
 CONSTANT: dict[str, tuple[str, str]] = {kind: tuple(pair) for kind, pair in LISTS["constant"].items()}
-SHARES = "level_2 level_4 source recall support precision copied function_words complete grounding rouge1 rougeL"
+SHARES = "level_2 level_4 source recall support precision copied function_words complete grounding"
 
 
 # Prompts
@@ -85,13 +83,10 @@ class WritingEnvironment(Environment):
         kind (`str`, *optional*, defaults to `"tldr"`): `"tldr"` or `"arxiv"`.
         num_agents (`int`, *optional*, defaults to `2`): 2 or 1.
         reward (`str`, *optional*, defaults to `"grounded"`): `"grounded"` or `"compat"`.
-        rouge (`bool`, *optional*, defaults to `False`): Whether to measure ROUGE of the first text for items with a
-            reference summary.
         brief (`bool`, *optional*, defaults to `False`): Whether prompts are the source and the role alone, as the
             demo's model knows them.
 
-    Raises `ValueError` if an argument has another value, and [`UnavailableError`] if `rouge` is set without the
-    package rouge-score.
+    Raises `ValueError` if an argument has another value.
     """
 
     watched_metrics = {"source": "no pair says what its source says"}
@@ -102,7 +97,6 @@ class WritingEnvironment(Environment):
         kind: str = "tldr",
         num_agents: int = 2,
         reward: str = REWARDS[0],
-        rouge: bool = False,
         brief: bool = False,
     ):
         if kind not in ROLES or reward not in REWARDS or num_agents not in (1, 2):
@@ -110,7 +104,6 @@ class WritingEnvironment(Environment):
             raise ValueError(f"{choices}, not {kind!r}, {reward!r} and {num_agents}.")
         self.kind, self.reward, self.brief = kind, reward, brief
         self.roles = ROLES[kind] if num_agents == 2 else (WRITER,)
-        self.rouge = make_rouge() if rouge else None
         rewards, levels = ("reward", "total_reward", "compat", "constant_text"), ("level_1", "level_3")
         self.metric_ranges = dict.fromkeys(rewards, (0.0, LARGEST)) | dict.fromkeys(levels, (0.0, 0.5))
         self.metric_ranges |= dict.fromkeys(SHARES.split(), (0.0, 1.0))
@@ -140,21 +133,7 @@ class WritingEnvironment(Environment):
             first, second = (action[role] for role in self.roles)
         metrics = pair_metrics(first, second, item, self.kind, self.reward)
         metrics["constant_text"] = pair_metrics(*CONSTANT[self.kind], item, self.kind, self.reward)["total_reward"]
-        if self.rouge is not None and item["reference"]:
-            metrics |= {name: x.fmeasure for name, x in self.rouge.score(item["reference"], first).items()}
         return Outcome(metrics["total_reward"], metrics)
-
-
-def make_rouge() -> Any:
-    """
-    Builds the scorer of ROUGE-1 and ROUGE-L with stemming. Raises [`UnavailableError`] if its package is not
-    installed.
-    """
-    if importlib.util.find_spec("rouge_score") is None:
-        raise UnavailableError("ROUGE needs the package rouge-score: pip install 'trl-multiagent[writing]'.")
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
 
 
 Ramp = tuple[float, float, float, float]  # 0 at the first number, 1 from the second to the third, 0 at the fourth

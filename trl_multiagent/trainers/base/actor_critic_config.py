@@ -1,7 +1,11 @@
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trl_multiagent.limits import setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+
+
+CENTRAL = "central"  # name of the critic of MAAC
 
 
 @dataclass
@@ -14,8 +18,8 @@ class ActorCriticConfig(RolloutConfig):
 
     Parameters:
         critic_form (`str`, *optional*, defaults to `"model"`): `"model"`: a critic is a model of its own, all of which
-            is trained. `"adapter"`: a LoRA adapter on the base of the agents, or on one frozen copy of it if the
-            agents have no adapters. `"head"`: a value head on the agent's own model.
+            is trained. `"adapter"`: a LoRA adapter on the base of LoRA agents. `"head"`: a value
+            head on the agent's own model.
         critic_models (`str` or `list[str]`, *optional*): Model id or folder that all critics start from, or one per
             critic. By default, a critic starts from its agent's model; a central one from the first agent's. A folder
             of a saved critic, `critics/<name>/`, also has its head.
@@ -24,8 +28,6 @@ class ActorCriticConfig(RolloutConfig):
         critic_learning_rate (`float`, *optional*): Learning rate of the critics; by default `learning_rate`.
         critic_value_head_hidden_dim (`int`, *optional*): Size of a hidden layer of the value head. By default, the
             head is linear.
-        critic_trains_trunk (`bool`, *optional*, defaults to `True`):
-            With `critic_form="head"`: whether the value loss also trains the agent's model.
         critic_lora_r (`int`, *optional*, defaults to `8`): Rank of the adapters of `critic_form="adapter"`, which
             cover all linear layers. Their `lora_alpha` is twice the rank.
         value_loss_coef (`float`, *optional*, defaults to `0.6`): Factor of the value loss. An optimizer such as Adam
@@ -48,7 +50,6 @@ class ActorCriticConfig(RolloutConfig):
     critic_type: str = setting(default="v", choices=("v", "q"))
     critic_learning_rate: float | None = setting(ge=0, le=1000)
     critic_value_head_hidden_dim: int | None = setting(ge=1, le=1000000)
-    critic_trains_trunk: bool = setting(default=True)
     critic_lora_r: int = setting(default=8, ge=1, le=1000000)
     value_loss_coef: float = setting(default=0.6, ge=0, le=1000000)
     value_clip_range: float | None = setting(gt=0)
@@ -58,9 +59,42 @@ class ActorCriticConfig(RolloutConfig):
 
     def _check_values(self) -> None:
         super()._check_values()
-        if self.critic_form == "head" and self.critic_models is not None:
-            raise ValueError("`critic_form='head'`: a head is on the agent's model, so `critic_models` cannot be set.")
-        if isinstance(self.critic_models, list) and self.critic_form == "adapter" and len(set(self.critic_models)) > 1:
-            raise ValueError("`critic_form='adapter'` puts all critics on one base: give one of the `critic_models`.")
+        if self.critic_form != "model" and self.critic_models is not None:
+            raise ValueError(f"`critic_form='{self.critic_form}'` uses the agents' models: leave out `critic_models`.")
         if self.handoff is not None and self.num_turns > 1 and self.num_generations > 1:
             raise ValueError("`handoff` follows one joint action, but a critic needs all: set `num_generations` to 1.")
+
+
+@dataclass
+class IACConfig(ActorCriticConfig):
+    r"""
+    Configuration class for the [`IACTrainer`].
+
+    For a full list of training arguments, please refer to [`ActorCriticConfig`] (critics), [`RolloutConfig`] (rollout
+    trees, rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
+    """
+
+    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
+        return list(trained_roles)
+
+
+@dataclass
+class MAACConfig(ActorCriticConfig):
+    r"""
+    Configuration class for the [`MAACTrainer`].
+
+    For a full list of training arguments, please refer to [`ActorCriticConfig`] (the critic), [`RolloutConfig`]
+    (rollout trees, rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and
+    [`~transformers.TrainingArguments`].
+    """
+
+    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
+        return [CENTRAL]
+
+    def _check_values(self) -> None:
+        super()._check_values()
+        if self.critic_form == "head":
+            raise ValueError(
+                "A central critic reads all agents' prompts, so its loss must not train one agent's model: set "
+                "`critic_form` to 'model' or 'adapter'."
+            )

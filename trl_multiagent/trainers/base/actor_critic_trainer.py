@@ -5,6 +5,7 @@ The base class of all trainers with critics, which are trained together with the
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, pvariance
 from typing import Any, cast
 
@@ -94,7 +95,6 @@ class ActorCriticTrainer(RolloutTrainer):
             form=args.critic_form,
             models=args.critic_models,
             head_hidden_dim=args.critic_value_head_hidden_dim,
-            trains_trunk=args.critic_trains_trunk,
             lora_r=args.critic_lora_r,
             seed=args.seed,
         )
@@ -108,8 +108,11 @@ class ActorCriticTrainer(RolloutTrainer):
                 "The team has critics of an earlier trainer with other settings: save it, and load its agents."
             )
         team.train(team.training)
-        if args.process_index == 0:
-            notes_on_critics(args)
+        if args.process_index == 0 and args.critic_type == "q" and args.completions_per_node == 1:
+            logger.warning(
+                "`critic_type='q'` with one completion per prompt: the advantage vanishes as the critic learns. Set "
+                "`num_generations` to 2 or more in a tree, or `critic_type` to 'v'."
+            )
         super()._prepare_team(team, args)
 
     def _learning_rates(self) -> dict[str, float]:
@@ -138,20 +141,19 @@ class ActorCriticTrainer(RolloutTrainer):
         self._value_scales = {name: critics.scales[name].shift_and_factor for name in critics.names}
         for name in critics.names:
             self._predict(name, self._rows[name])
-            compute_targets(levels, name, self.args.discount, gae_lambda=0.0)
-            own = [node for nodes in levels for node in nodes if self.reads(name, node)]
-            errors = [target - value for node in own for target, value in pairs_of(node, name)]  # of one step
             compute_targets(levels, name, self.args.discount, self.args.gae_lambda)
-            self._log_critic(name, [pair for node in own for pair in pairs_of(node, name)], errors)
+            own = [node for nodes in levels for node in nodes if self.reads(name, node)]
+            pairs = (zip(node.targets[name], node.values[name], strict=True) for node in own)
+            self._log_critic(name, [*chain.from_iterable(pairs)])
         self._compute_advantages(levels)
 
     def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         batches = super()._make_batches(levels, advantages)
         for name, rows in self._rows.items():
             size = max(1, -(-len(rows) // len(batches)))
-            tensors = self._critic_tensors(name, rows, size * len(batches)).to(self.accelerator.device)
+            tensors = self._critic_tensors(name, rows, size * len(batches))
             for batch, part in zip(batches, tensors.chunks(size), strict=True):
-                batch.critics[name] = part
+                batch.critics[name] = part.trimmed().to(self.accelerator.device)
         return batches
 
     def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
@@ -200,7 +202,7 @@ class ActorCriticTrainer(RolloutTrainer):
         values = []
         with self.team.evaluating(), self.accelerator.autocast():
             for chunk in tensors.chunks(size):
-                inputs = chunk.to(self.accelerator.device).inputs()
+                inputs = chunk.trimmed().to(self.accelerator.device).inputs()
                 outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
                 values += (shift + factor * outputs[critic_key(critic)]).tolist()
         for row, value in zip(rows, values, strict=False):
@@ -233,19 +235,19 @@ class ActorCriticTrainer(RolloutTrainer):
             self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
             self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
 
-    def _log_critic(self, name: str, pairs: list[tuple[float, float]], errors: list[float]) -> None:
+    def _log_critic(self, name: str, pairs: list[tuple[float, float]]) -> None:
         """
         Adds the metrics of a critic before the update to the next log entry, and updates its scale. `pairs`: target
-        and value of each joint action of this process; `errors`: its error of one step.
+        and value of each joint action of this process.
         """
-        gathered, errors = gather_object(pairs), gather_object(errors)
+        gathered = gather_object(pairs)
         self._num_joint_actions[name] = max(1, len(gathered))
         if not gathered:  # no agent of this critic acted
             return
         targets, values = zip(*gathered, strict=True)
         explained, mean = explained_variance(targets, values), fmean(targets)
         numbers = {"explained_variance": explained, "value_mean": fmean(values), "target_mean": mean}
-        for metric, number in {**numbers, "td_error": fmean(map(abs, errors))}.items():
+        for metric, number in numbers.items():
             self._metrics["train"][f"{critic_key(name)}/{metric}"].append(number)
         self.critics.scales[name].update(mean, fmean(target * target for target in targets))
 
@@ -272,21 +274,10 @@ class ActorCriticTrainer(RolloutTrainer):
             values = shift + factor * outputs[key]
             errors = value_errors(values, tensors.targets, tensors.old_values, self.args.value_clip_range)
             loss = (errors * tensors.target_mask).sum() / self._num_joint_actions[name]
-            self.observer.totals.losses[key] += loss.detach()
+            self.observer.sums[key, "value_loss"] += loss.detach()
             # A sum over processes, but gradients are averaged over processes
             losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes
         return losses
-
-    def _end_step(self) -> dict[str, torch.Tensor]:
-        losses = super()._end_step()
-        for key in map(critic_key, self.critics.names):
-            self._metrics["train"][f"{key}/value_loss"].append(losses[key].item())
-        return losses
-
-
-def pairs_of(node: Node, critic: str) -> list[tuple[float, float]]:
-    """Returns the target and the value of each joint action of a node."""
-    return list(zip(node.targets[critic], node.values[critic], strict=True))
 
 
 def value_errors(
@@ -303,15 +294,6 @@ def value_errors(
         return errors
     clipped = torch.max(torch.min(values, old_values + clip_range), old_values - clip_range)
     return torch.max(errors, (targets - clipped) ** 2)
-
-
-def notes_on_critics(args: ActorCriticConfig) -> None:
-    """Warns about critic settings that have little or unexpected effect."""
-    if args.critic_type == "q" and args.completions_per_node == 1:
-        logger.warning(
-            "`critic_type='q'` with one completion per prompt: the advantage vanishes as the critic learns. Set "
-            "`num_generations` to 2 or more in a tree, or `critic_type` to 'v'."
-        )
 
 
 # Targets and advantages. A critic has stored its values on the nodes that it reads, in `node.values[critic]`, one

@@ -24,6 +24,11 @@ T = TypeVar("T", bound="RowTensors")
 A = TypeVar("A", bound="AgentTensors")
 
 
+def move(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies a tensor from the CPU to a device. The host does not wait for a GPU."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
 @dataclass
 class RowTensors:
     """Tensors that have the same rows, and numbers that belong to all rows. Unused fields are `None`."""
@@ -39,7 +44,8 @@ class RowTensors:
         return self._map(lambda x: x[rows])
 
     def to(self: T, device: torch.device) -> T:
-        return self._map(lambda x: x.to(device))
+        """Copies the tensors from the CPU to a device."""
+        return self._map(lambda x: move(x, device))
 
     def chunks(self: T, size: int) -> Iterator[T]:
         """Yields consecutive parts of at most `size` rows."""
@@ -61,23 +67,17 @@ class AgentTensors(RowTensors):
     ref_logps: torch.Tensor | None = None  # under the reference policy
     old_logps: torch.Tensor | None = None  # under the policy when the batch was sampled
     sampling_logps: torch.Tensor | None = None  # reported by the engine that sampled, NaN if it reported none
-    other_log_ratios: torch.Tensor | None = None  # of shape `(num_rows,)`, see `loss.add_other_log_ratios`
     router_weights: torch.Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
     # Numbers of rows and of tokens of the agent's completions in all trees, per process. The loss is divided by one of
     # them, so rows that the update leaves out count
     num_rows: float = 1.0
     num_tokens: float = 1.0
+    sequences: list[list[int]] = field(default_factory=list)  # of each row, its token ids; empty if it is masked
+    inputs: dict[str, Any] = field(default_factory=dict)  # of the agent's forward, see [`forward_inputs`]
 
-    def sequences(self) -> tuple[list[list[int]], list[int]]:
-        """
-        Returns the token ids of each row without padding (empty if its completion is masked), and its number of prompt
-        tokens.
-        """
-        num_prompt_tokens, num_tokens = self.prompt_mask.sum(dim=1).tolist(), self.completion_mask.sum(dim=1).tolist()
-        start = self.prompt_ids.size(1)
-        ids = torch.cat([self.prompt_ids, self.completion_ids], dim=1).tolist()
-        rows = zip(ids, num_prompt_tokens, num_tokens, strict=True)
-        return [row[start - p : start + c] if c else [] for row, p, c in rows], num_prompt_tokens
+    def to(self: A, device: torch.device) -> A:
+        inputs = {name: move(x, device) if isinstance(x, torch.Tensor) else x for name, x in self.inputs.items()}
+        return dataclasses.replace(super().to(device), inputs=inputs)
 
     def of_turn(self: A, turn: int) -> A:
         """Masks the completions of all other turns."""
@@ -98,10 +98,15 @@ class CriticTensors(RowTensors):
     target_mask: torch.Tensor  # which targets exist
     old_values: torch.Tensor  # when the batch was sampled
 
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """Returns the arguments of the critic's forward, without columns that are padding in every row."""
+    def trimmed(self) -> "CriticTensors":
+        """Drops the columns that are padding in every row."""
         start = int(self.attention_mask.any(dim=0).int().argmax())
-        return {"input_ids": self.input_ids[:, start:], "attention_mask": self.attention_mask[:, start:]}
+        columns = {"input_ids": self.input_ids[:, start:], "attention_mask": self.attention_mask[:, start:]}
+        return dataclasses.replace(self, **columns)
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Returns the arguments of the critic's forward."""
+        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
 
 
 @dataclass
@@ -207,6 +212,7 @@ def agent_tensors(
         advantages=torch.tensor([row.advantages.get(role, 0.0) for row in rows]),
         turns=torch.tensor([row.turn for row in rows]),
         sampling_logps=padded(logps, 0.0) if sampling_logps else None,
+        sequences=[x.prompt_ids + ids if ids else [] for x, ids in zip(samples, completions, strict=True)],
     )
 
 
@@ -230,9 +236,11 @@ def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]
         common["output_router_logits"] = False  # whatever its configuration says
     prompt_length, length = rows.prompt_ids.size(1), rows.completion_ids.size(1)
     if rows.router_weights is None and can_pack(agent, prompt_length + length):
-        packed = pack(*rows.sequences(), length, agent.config.get_text_config().hidden_size)
+        packed = pack(
+            rows.sequences, rows.prompt_mask.sum(dim=1).tolist(), length, agent.config.get_text_config().hidden_size
+        )
         if packed is not None:
-            return common | {name: x.to(rows.prompt_ids.device) for name, x in packed.items()}
+            return common | packed
     input_ids = torch.cat([rows.prompt_ids, rows.completion_ids], dim=1)
     attention_mask = torch.cat([rows.prompt_mask, rows.completion_mask], dim=1)
     labels = input_ids.masked_fill(attention_mask == 0, -100)

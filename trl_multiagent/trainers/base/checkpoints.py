@@ -10,16 +10,13 @@ import contextlib
 import dataclasses
 import json
 import os
-import random
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from peft import PeftModel
@@ -63,21 +60,23 @@ logger = logging.get_logger(__name__)
 STATE_FILE = "team_trainer_state.json"  # written last: the settings of the run, and the checksums of all other files
 PROCESS_FILE = "team_process_{}.json"  # the state of one process
 ENVIRONMENT_FILE = "environment_{}.pt"  # the state of the environment, of one process
-REFERENCE_FILE = "reference.pt"
 # Folder of checkpoints that are being written or removed. It is not uploaded, and its folders do not count as
 # checkpoints
 UNFINISHED_FOLDER = "_unfinished"
 ADVICE = "Copy it again, or resume from an earlier checkpoint."
 
 # These are in the optimizer's state, which replaces other values when a run resumes
-OPTIMIZER_ARGUMENTS = {"optim", "optim_args", "learning_rate", "agent_learning_rates", "critic_learning_rate"}
-OPTIMIZER_ARGUMENTS |= {"weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"}
+OPTIMIZER_ARGUMENTS = """
+    optim optim_args learning_rate agent_learning_rates critic_learning_rate weight_decay adam_beta1 adam_beta2
+    adam_epsilon
+""".split()
 # The arguments of `TrainingArguments` that a resumed run must share with its checkpoint
-DECISIVE_ARGUMENTS = OPTIMIZER_ARGUMENTS | {"seed", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"}
-DECISIVE_ARGUMENTS |= {"bf16", "fp16", "max_grad_norm"}
-# The arguments that decide when all processes evaluate, save and log together. A resumed run may have other values
-SCHEDULE: tuple[str, ...] = ("max_steps", "num_train_epochs", "load_best_model_at_end", "metric_for_best_model")
-SCHEDULE += ("eval_", "per_device_eval_", "logging_", "save_")  # beginnings of their names
+DECISIVE_ARGUMENTS = (
+    """
+    seed lr_scheduler_type lr_scheduler_kwargs warmup_steps bf16 fp16 max_grad_norm
+""".split()
+    + OPTIMIZER_ARGUMENTS
+)
 # Options that are not compared. The base is compared by its weights; the others depend on how the adapter was loaded
 UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 
@@ -98,7 +97,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     Reads the last file of a checkpoint.
 
     Returns:
-        `dict`: The keys are `global_step`, `versions`, `weights_only`, `checksums`, `settings` and `changes`.
+        `dict`: The keys are `weights_only`, `checksums` and `settings`.
 
     Raises:
         CheckpointError: The folder holds no complete checkpoint.
@@ -106,7 +105,7 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     path = Path(folder, STATE_FILE)
     try:
         state = json.loads(path.read_text())
-        return state | {"checksums": dict(state["checksums"]), "global_step": int(state["global_step"])}
+        return state | {"checksums": dict(state["checksums"])}
     except FileNotFoundError:
         problem = "is not a complete checkpoint of trl_multiagent: there is no"
     except (ValueError, LookupError, TypeError):
@@ -160,8 +159,7 @@ def publish(unfinished: Path, finished: Path, **entries: Any) -> None:
     names = files_in(unfinished)
     for name in names:
         flush(unfinished / name)
-    versions = {name: version(name) for name in ("torch", "transformers", "trl")}
-    state = {**entries, "versions": versions, "checksums": checksums_of(unfinished, names)}
+    state = {**entries, "checksums": checksums_of(unfinished, names)}
     (unfinished / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
     for path in (unfinished / STATE_FILE, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished):
         flush(path)
@@ -182,7 +180,7 @@ def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | Non
     """
     Removes the unprotected checkpoints of the first steps until at most `limit` checkpoints are left, if possible.
     """
-    names = [Path(path).name for path in sort_checkpoints(str(run_folder)) if limit is not None and limit > 0]
+    names = [Path(path).name for path in sort_checkpoints(str(run_folder))] if limit else []
     kept = {Path(path).name for path in protected if path is not None}
     for name in [name for name in names if name not in kept][: max(0, len(names) - (limit or 0))]:
         remove(run_folder / name)
@@ -232,8 +230,7 @@ def describe_run(
     """
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
-    own = [name for name in arguments if name not in general and name not in args.free_on_resume]
-    decisive = [name for name in own if not name.startswith(args.free_prefixes_on_resume)]
+    own = [name for name in arguments if name not in general and not name.startswith(args.free_on_resume)]
     plugin = args.deepspeed_plugin
     trained_roles = [role for role in roles if role not in (args.frozen_agents or ())]
     settings: dict[str, Any] = {
@@ -251,23 +248,9 @@ def describe_run(
         "train_dataset": describe_dataset(train_dataset),
         "number of processes": args.world_size,
         "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
-        **{name: value for name, value in arguments.items() if name in DECISIVE_ARGUMENTS or name in decisive},
+        **{name: value for name, value in arguments.items() if name in DECISIVE_ARGUMENTS or name in own},
     }
     return json.loads(json.dumps(settings, default=str))
-
-
-def describe_schedule(args: TrainingArguments, eval_dataset: Any) -> dict[str, Any]:
-    """
-    Returns the settings that all processes must share but a resumed run may change: the schedule, and the evaluation
-    datasets.
-    """
-    datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
-    schedule = {name: value for name, value in args.to_dict().items() if name.startswith(SCHEDULE)}
-    return schedule | {
-        f"eval_dataset {name}".rstrip(): describe_dataset(dataset)
-        for name, dataset in datasets.items()
-        if isinstance(dataset, Dataset)
-    }
 
 
 def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
@@ -314,8 +297,8 @@ class CheckpointMixin(Trainer):
     """
     Makes a trainer write its checkpoints atomically, resume exactly, and end after a step when it gets a signal.
 
-    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet, the reference
-    policy if it is updated during the training, and the settings of the run. A subclass adds [`CheckpointCallback`].
+    In addition to what `Trainer` saves, a checkpoint holds the metrics that have not been logged yet and the settings
+    of the run. A subclass adds [`CheckpointCallback`].
     """
 
     optimizer: Any
@@ -324,7 +307,6 @@ class CheckpointMixin(Trainer):
     _metrics: Any  # by mode and name: the values that have not been logged yet
     _tr_loss: Any  # sum of the losses since the last log
     _resumed: Path | None = None  # the checkpoint from which this run resumes
-    _changes: list[dict[str, Any]] = []  # settings that changed when the run was resumed, now and earlier
     _may_stop = True  # whether a checkpoint of the current step can be saved now
     _saving = False  # whether a checkpoint is being written, to the folder for unfinished ones
 
@@ -346,6 +328,7 @@ class CheckpointMixin(Trainer):
             ValueError: The checkpoint is incomplete or damaged, or belongs to another run; or the processes have
                 different settings, data or models.
             WriteError: A file could not be written, because the disk is full.
+            UnavailableError: An endpoint or a vLLM server is gone.
         """
         folder = self._last_checkpoint() if resume_from_checkpoint is True else resume_from_checkpoint
         if resume_from_checkpoint is True and folder is None:
@@ -353,8 +336,7 @@ class CheckpointMixin(Trainer):
         with fail_together(self.accelerator):
             frozen = None if is_deepspeed_zero3_enabled() else checksum_of_weights(self._frozen_weights())
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
-            schedule = describe_schedule(self.args, self.eval_dataset)
-        check_agreement(self.accelerator, {**self._settings, **schedule})
+        check_agreement(self.accelerator, self._settings)
         self._resumed = Path(str(folder)) if folder else None
         if self._resumed is not None:
             with fail_together(self.accelerator):
@@ -365,16 +347,8 @@ class CheckpointMixin(Trainer):
             with ending_later():
                 start = None if self._resumed is None else str(self._resumed)
                 return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
-        except UnavailableError as error:
-            checkpoint = Path(self.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            # Other processes do not handle this error, so they could not take part in saving
-            can_save = self.accelerator.num_processes == 1 and self.args.save_strategy != SaveStrategy.NO
-            if not can_save or self.state.global_step == 0 or checkpoint.is_dir():
-                raise
-            self._save_checkpoint(self.model, trial)
-            raise UnavailableError(f"{error} The checkpoint of this step is {checkpoint}.") from error
-        except WriteError as error:
-            raise WriteError(f"{error} {self._last_complete()}") from error
+        except (UnavailableError, WriteError) as error:
+            raise type(error)(f"{error} {self._last_complete()}") from error
         except (OSError, RuntimeError) as error:
             if is_disk_full(error):
                 raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
@@ -431,28 +405,12 @@ class CheckpointMixin(Trainer):
             # again, with the final path of the best checkpoint
             self.state.save_to_json(unfinished / TRAINER_STATE_NAME)
         self.accelerator.wait_for_everyone()  # every process has written its part
-        parts = () if self.args.save_only_model or self.args.save_on_each_node else range(self.args.world_size)
-        missing = [k for k in parts if not (unfinished / PROCESS_FILE.format(k)).is_file()]
-        if self.args.should_save and missing:
-            logger.warning_once(
-                f"The checkpoints in {finished.parent} lack the parts of processes "
-                f"{', '.join(map(str, missing))}, whose "
-                "nodes have another folder of this name: no run can resume from them. Set `save_on_each_node=True`."
-            )
         if self.args.should_save:
-            facts = {"global_step": self.state.global_step, "weights_only": self.args.save_only_model}
-            publish(unfinished, finished, **facts, settings=self._settings, changes=self._changes)
+            publish(unfinished, finished, weights_only=self.args.save_only_model, settings=self._settings)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
             super()._push_from_checkpoint(checkpoint_folder)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        super()._save_optimizer_and_scheduler(output_dir)
-        if self.ref_model is not None and self.args.sync_ref_model:
-            weights = self.accelerator.get_state_dict(self.ref_model)
-            if self.args.should_save:
-                torch.save(weights, Path(output_dir) / REFERENCE_FILE)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -497,7 +455,7 @@ class CheckpointMixin(Trainer):
 
     def _check_checkpoint(self, folder: Path) -> None:
         """
-        Verifies that this run can resume from a checkpoint, and warns about allowed changes and other versions. Raises
+        Verifies that this run can resume from a checkpoint, and warns about allowed changes. Raises
         [`CheckpointError`] if the checkpoint is damaged or belongs to another run.
         """
         saved = verify_checkpoint(folder) if self.accelerator.is_local_main_process else read_checkpoint(folder)
@@ -510,33 +468,8 @@ class CheckpointMixin(Trainer):
                 f"{folder} has no {process_file}, the part of process {self.args.process_index}. Resume with as many "
                 "processes as before. If the nodes have no common output folder, save with `save_on_each_node=True`."
             )
-        self._changes = list(saved["changes"])
-        if changes:
-            as_dicts = {name: {"before": old, "after": new} for name, (old, new) in changes.items()}
-            self._changes.append({"step": saved["global_step"], "changes": as_dicts})
-        if self.is_world_process_zero():
-            if changes:
-                logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
-            for name, saved_version in saved["versions"].items():
-                if saved_version != version(name):
-                    logger.warning(
-                        f"{folder} was saved with {name} {saved_version}, but {version(name)} is installed: results "
-                        "may differ."
-                    )
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and self.ref_model is not None and self.args.sync_ref_model:
-            weights = torch.load(Path(checkpoint) / REFERENCE_FILE, map_location="cpu", weights_only=True)
-            reference = self.accelerator.unwrap_model(self.ref_model)
-            if not is_deepspeed_zero3_enabled():
-                reference.load_state_dict(weights)
-                return
-            import deepspeed  # optional, and slow to import
-
-            with deepspeed.zero.GatheredParameters(list(reference.parameters()), modifier_rank=0):
-                if self.is_world_process_zero():
-                    reference.load_state_dict(weights)
+        if changes and self.is_world_process_zero():
+            logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
 
     def _init_training_state(self, max_steps: int, epoch_steps: int, num_epochs: int, *args: Any) -> tuple[int, int]:
         position = super()._init_training_state(max_steps, epoch_steps, num_epochs, *args)
@@ -612,22 +545,3 @@ class CheckpointCallback(TrainerCallback):
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         control.should_save |= self.save_is_due
         self.save_is_due, self.trainer._may_stop = False, True
-
-
-@contextlib.contextmanager
-def replayable() -> Iterator[None]:
-    """
-    Restores the global random generators if the block raises `UnavailableError`, so that a resumed run can repeat the
-    step.
-    """
-    python, arrays, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    try:
-        yield
-    except UnavailableError:
-        random.setstate(python)
-        np.random.set_state(arrays)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-        raise

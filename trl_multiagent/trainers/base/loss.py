@@ -9,7 +9,6 @@ With the completion's advantage A, the loss of its token t is
 
 - `importance_sampling_level="sequence"`: r_t is the geometric mean of the ratios of the completion's tokens
   ([GSPO](https://huggingface.co/papers/2507.18071)).
-- `importance_ratio="joint"`: r_t is multiplied by the ratios of the other agents.
 - `use_bias_correction_kl`: KL_t is multiplied by r_t.
 - c_t is 1, or with vLLM the factor of [`sampling_correction`].
 
@@ -68,8 +67,6 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
         factors, ratios = sampling_correction(old, rows.sampling_logps, mask, args)
         if not args.vllm_importance_sampling_correction:  # the log-probabilities are only compared
             factors, ratios[0] = None, 0
-    if rows.other_log_ratios is not None:
-        old = old - rows.other_log_ratios.unsqueeze(1)
     log_ratio = logps - old
     if args.importance_sampling_level == "sequence":  # the mean over the completion's tokens
         log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
@@ -143,20 +140,3 @@ def sampling_correction(
     outside = (ratio < low) | (ratio > high)
     factors = ratio.clamp(low, high) if constraint == "truncate" else ratio.masked_fill(outside, 0.0)
     return factors, torch.cat([torch.stack([(outside & counts).sum(), counts.sum()]), compared])
-
-
-def add_other_log_ratios(rows: dict[str, AgentTensors], log_probs: dict[str, torch.Tensor]) -> None:
-    """
-    Sets `other_log_ratios` of each agent's rows, which have `old_logps`: the sum over the other agents of the mean
-    over their completion's tokens of log(pi / pi_old), without gradient. The last columns of `log_probs` belong to the
-    completions.
-    """
-    ratios = {}
-    for role, tensors in rows.items():
-        assert tensors.old_logps is not None
-        old, mask = tensors.old_logps, tensors.completion_mask
-        difference = (log_probs[role].detach()[:, -old.size(1) :] - old) * mask
-        ratios[role] = difference.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-    for role, tensors in rows.items():
-        others = (x for other, x in ratios.items() if other != role)
-        tensors.other_log_ratios = sum(others, torch.zeros_like(ratios[role]))

@@ -4,11 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from transformers.trainer_utils import EvalLoopOutput
 
 from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin, num_own_rows
-
-
-Means = Mapping[str, tuple[float, float]]  # the mean and the weight of each metric in a micro-batch
 
 
 class PairMeansMixin(CommonTrainerMixin):
@@ -17,7 +15,7 @@ class PairMeansMixin(CommonTrainerMixin):
 
     TRL takes the mean over a micro-batch, then over micro-batches and processes. This differs from the mean over all
     pairs if micro-batches have different numbers of pairs. In the last batch of an epoch, accelerate also repeats
-    pairs until all processes have equally many. Here, repeated pairs are left out or have no weight, and a metric is a
+    pairs until all processes have equally many. Here, repeated pairs have no weight, and a metric is a
     sum over all pairs, or tokens, divided by the sum of their weights.
     """
 
@@ -25,41 +23,63 @@ class PairMeansMixin(CommonTrainerMixin):
     _sizes: torch.Tensor  # means of `_count` over the micro-batches of all processes in the step
     # Since the last log, for each mode and metric: weighted sum and sum of the weights
     _sums: dict[str, dict[str, list[float]]]
-
-    def _weights(self, batch: Any) -> torch.Tensor:
-        """Returns the weights of the pairs in a batch: 1, or 0 for a repeated pair."""
-        return batch["weights"]
-
-    def _without_rows(self, batch: Any, own: int) -> Any:
-        """Returns the first pairs of a batch, or its first pair with the weight zero if `own` is 0."""
-        return first_pairs(batch, own)
+    _eval_losses: list[torch.Tensor]  # of the micro-batches of an evaluation: sums, and what they are divided by
 
     def _count(self, batch: Any) -> torch.Tensor:
         """Returns the numbers that the loss of a batch is divided by, without repeated pairs."""
-        return self._weights(batch).sum().unsqueeze(0)
+        return batch["weights"].sum().unsqueeze(0)
 
-    def _keep_own_rows(self, batch: Any, dataset_length: int) -> Any:
-        number = len(self._weights(batch))
-        own = num_own_rows(self.accelerator, number, dataset_length)
-        return batch if own == number else self._without_rows(batch, own)
+    def _mark_repeated(self, batch: Any, dataset_length: int) -> Any:
+        """Sets the weights of repeated pairs to 0."""
+        own = num_own_rows(self.accelerator, len(batch["weights"]), dataset_length)
+        batch["weights"][own:] = 0.0
+        return batch
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches and not self.args.dataloader_drop_last:  # only the last batch of an epoch has repeated pairs
-            batches[-1] = self._keep_own_rows(batches[-1], len(self.train_dataset))
+            batches[-1] = self._mark_repeated(batches[-1], len(self.train_dataset))
         sizes = self.accelerator.reduce(sum(map(self._count, batches)).to(self.accelerator.device), "sum")
         self._sizes = sizes / (len(batches) * self.accelerator.num_processes)
         return batches, num_items
 
-    def _add_means(self, means: Means) -> None:
-        """Adds the means of a micro-batch to the next log entry. All processes must have the same metrics."""
+    def _mean_loss(self, sums: torch.Tensor, batch: Any) -> torch.Tensor:
+        """
+        Returns the loss of a micro-batch from its sums, without repeated pairs. Each is divided by a number of
+        [`~PairMeansMixin._count`]: in training that of the whole step.
+        """
+        if self.model.training:
+            return (sums / self._sizes).sum()
+        sizes = self._count(batch)
+        self._eval_losses.append(torch.stack([sums.detach(), sizes]))
+        return (sums / sizes.clamp(min=1)).sum()
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, None, None]:
+        length = len(self.accelerator.gradient_state.active_dataloader.dataset)
+        return super().prediction_step(model, self._mark_repeated(inputs, length), True, ignore_keys)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        self._eval_losses = []
+        self._sums["eval"].clear()
+        output = super().evaluation_loop(*args, **kwargs)
+        if self._eval_losses:  # the mean over pairs and tokens, unlike that of `Trainer`, which is over batches
+            totals, sizes = self.accelerator.reduce(torch.stack(self._eval_losses).sum(dim=0), "sum")
+            output.metrics[f"{kwargs['metric_key_prefix']}_loss"] = (totals / sizes.clamp(min=1)).sum().item()
+        return output
+
+    def _add_means(self, sums: Mapping[str, torch.Tensor]) -> None:
+        """
+        Adds the means of a micro-batch to the next log entry. `sums`: for each metric, its weighted sum and the sum of
+        the weights. All processes must have the same metrics.
+        """
         mode = "train" if self.model.training else "eval"
-        rows = [[mean * weight if weight else 0.0, weight] for mean, weight in means.values()]
-        added = self.accelerator.reduce(torch.tensor(rows, device=self.accelerator.device), "sum").tolist()
-        for name, (total, weight) in zip(means, added, strict=True):
-            sums = self._sums[mode].setdefault(name, [0.0, 0.0])
-            sums[0], sums[1] = sums[0] + total, sums[1] + weight
-            self._metrics[mode][name] = [sums[0] / sums[1] if sums[1] else 0.0]
+        added = self.accelerator.reduce(torch.stack([*sums.values()]), "sum").tolist()
+        for name, (total, weight) in zip(sums, added, strict=True):
+            so_far = self._sums[mode].setdefault(name, [0.0, 0.0])
+            so_far[0], so_far[1] = so_far[0] + total, so_far[1] + weight
+            self._metrics[mode][name] = [so_far[0] / so_far[1] if so_far[1] else 0.0]
 
     def _count_tokens(self, number: torch.Tensor) -> None:
         """
@@ -80,16 +100,3 @@ class PairMeansMixin(CommonTrainerMixin):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
         self._sums["train" if self.model.training else "eval"].clear()
-
-
-def first_pairs(batch: dict[str, torch.Tensor], own: int) -> dict[str, torch.Tensor]:
-    """
-    Returns the first `own` pairs of a batch, or its first pair with the weight zero if `own` is 0. The tensors have
-    one row per pair, or one per answer: first all chosen, then all rejected ones.
-    """
-    number, keep = len(batch["weights"]), max(1, own)
-    kept = {
-        name: x[:keep] if len(x) == number else torch.cat([x[:keep], x[number : number + keep]])
-        for name, x in batch.items()
-    }
-    return {**kept, "weights": kept["weights"] * (own > 0)}

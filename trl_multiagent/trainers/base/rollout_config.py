@@ -12,7 +12,6 @@ from trl_multiagent.rollout.sampler import sampling_arguments
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-JOINT_MODES = {"align": "align", "aligned": "align", "cross": "cross", "crossed": "cross"}
 # Losses whose normalizer does not depend on how a batch is split into micro-batches, unlike that of `bnpo`
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
 # Names that `generation_kwargs` must not have: the trainer has arguments for them, or sets them itself
@@ -78,7 +77,6 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             to the output folder. What is written there is removed when the run ends.
         trace_steps (`int`, *optional*): Writes the rollouts to `trace/` in the output folder, one file per process and
             this many steps. A row holds one joint action, see [`~rollout.trace`]. By default, no trace is written.
-        trace_format (`str`, *optional*, defaults to `"parquet"`): `"parquet"` or `"jsonl"`.
         trace_max_files (`int`, *optional*, defaults to `100`): Number of files that are kept per process; the oldest
             are deleted.
         on_cliff (`str`, *optional*): What happens when the reward of an evaluation drops by `cliff_drop`: `"stop"`
@@ -86,11 +84,6 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             `load_best_model_at_end`. By default, there is only a warning.
         cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation so far whose
             loss is a drop.
-        importance_ratio (`str`, *optional*, defaults to `"agent"`): With `num_iterations` above 1, a batch of trees is
-            used for that many optimizer steps, and the ratio of the current policy over the one that sampled is
-            clipped, see [`~trainers.base.loss`]. With `"agent"`, it is that of the agent's own token. With `"joint"`,
-            it is multiplied by the ratios of the other agents in the joint action, each exp of its mean log-ratio over
-            tokens, without gradient: the product over all agents is clipped once.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -104,26 +97,26 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
-        *("cache_implementation", "ds3_gather_for_generation", "generation_batch_size", "generation_token_budget"),
-        *("max_joint_actions", "num_agents", "num_completions_to_print", "num_generations_eval"),
-        *("on_cliff", "cliff_drop", "steps_per_generation", "vllm_adapter_dir"),
-    )
-    free_prefixes_on_resume: ClassVar[tuple[str, ...]] = (
-        *TeamConfig.free_prefixes_on_resume,
-        *("trace_", "vllm_enable_", "vllm_g", "vllm_max_", "vllm_mode", "vllm_server_", "vllm_tensor_"),
-        "vllm_weight_",
+        *"""
+            cache_implementation ds3_gather_for_generation generation_batch_size generation_token_budget
+            max_joint_actions num_agents num_completions_to_print num_generations_eval on_cliff cliff_drop
+            steps_per_generation trace_ vllm_adapter_dir vllm_enable_ vllm_g vllm_max_ vllm_mode vllm_server_
+            vllm_tensor_ vllm_weight_
+        """.split(),
     )
 
     unsupported: ClassVar[tuple[str, ...]] = (
-        *("pad_to_multiple_of", "off_policy_mask_threshold", "steps_per_generation", "generation_batch_size"),
-        *("sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg"),
-        *("vespo_lambda_neg", "entropy_coef", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
-        *("entropy_target", "use_adaptive_entropy", "top_entropy_quantile", "use_transformers_continuous_batching"),
-        *("use_transformers_paged", "transformers_continuous_batching_config", "cast_lm_head_to_fp32"),
-        *("reward_weights", "multi_objective_aggregation", "max_tool_calling_iterations", "remove_unused_columns"),
-        *("label_smoothing_factor", "train_sampling_strategy", "length_column_name", "prediction_loss_only"),
-        *("include_num_input_tokens_seen", "eval_do_concat_batches", "eval_use_gather_object"),
-        *("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"),
+        *"""
+            pad_to_multiple_of off_policy_mask_threshold steps_per_generation generation_batch_size
+            sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
+            entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target use_adaptive_entropy
+            top_entropy_quantile use_transformers_continuous_batching use_transformers_paged
+            transformers_continuous_batching_config cast_lm_head_to_fp32 reward_weights
+            multi_objective_aggregation max_tool_calling_iterations remove_unused_columns label_smoothing_factor
+            train_sampling_strategy length_column_name prediction_loss_only include_num_input_tokens_seen
+            eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
+            batch_eval_metrics log_unique_prompts log_completions_hub_repo
+        """.split(),
     )
 
     items_per_device: int | None = setting(ge=1, le=1000000)
@@ -149,9 +142,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     vllm_weight_transfer: str = setting(default="nccl", choices=("nccl", "files"))
     vllm_adapter_dir: str | None = setting()
     trace_steps: int | None = setting(ge=1)
-    trace_format: str = setting(default="parquet", choices=("parquet", "jsonl"))
     trace_max_files: int = setting(default=100, ge=1)
-    importance_ratio: str = setting(default="agent", choices=("agent", "joint"))
     on_cliff: str | None = setting(choices=("stop", "rollback"))
     cliff_drop: float = setting(default=0.3, gt=0, le=1000)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 4, ge=1)
@@ -173,7 +164,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         self.has_num_turns = self.num_turns is not None
         if self.num_turns is None:  # an upper bound for the size of a batch, until `set_turns` knows the environment
             self.num_turns = MAX_TURNS if self.branching == "episodes" else 1
-        self.joint_mode = JOINT_MODES[self.joint_mode]
+        self.joint_mode = self.joint_mode.removesuffix("ed")
         if self.on_cliff == "rollback":
             self.load_best_model_at_end = True
             if self.metric_for_best_model is None:
@@ -250,8 +241,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     def check_tree_size(self, num_agents: int | None) -> None:
         """
-        Raises a `ValueError` with the arithmetic if an item's rollout tree has more than `max_joint_actions` joint
-        actions.
+        Raises a `ValueError` if an item's rollout tree has more than `max_joint_actions` joint actions.
         """
         # A node has G^N (cross) or G (align) joint actions. In a tree, each opens a node of the next turn; a chain has
         # one node per turn
@@ -259,21 +249,12 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         is_tree = self.handoff is None and self.branching == "tree"
         exponents = [exponent * turn if is_tree else exponent for turn in range(1, self.num_turns + 1)]
         # Larger powers are not computed, because they may have millions of digits
-        number = sum(min(self.num_generations ** min(x, 64), self.max_joint_actions + 1) for x in exponents)
-        if number <= self.max_joint_actions:
-            return
-        terms = [f"{self.num_generations}^{x}" for x in exponents]
-        if len(terms) > 3:
-            terms[2:-1] = ["..."]
-        agents = f", {num_agents} agents" if exponent > 1 else ""
-        raise ValueError(
-            f"the rollout tree of an item is too large: `num_generations` {self.num_generations}, `num_turns` "
-            f"{self.num_turns}{agents} and `joint_mode` {self.joint_mode!r} make {' + '.join(terms)} joint "
-            "actions, but "
-            f"`max_joint_actions` is {self.max_joint_actions}. Lower `num_generations` or `num_turns`, set "
-            "`handoff`, or "
-            "raise `max_joint_actions`."
-        )
+        if sum(self.num_generations ** min(x, 64) for x in exponents) > self.max_joint_actions:
+            raise ValueError(
+                f"the rollout tree of an item is too large: it has more than {self.max_joint_actions} joint actions, "
+                "`max_joint_actions`. Lower `num_generations` or `num_turns`, set `handoff`, or raise "
+                "`max_joint_actions`."
+            )
 
     def _check_values(self) -> None:
         """Checks the size of the tree, and arguments that depend on each other."""
@@ -282,11 +263,6 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             raise ValueError(
                 "`branching: episodes` plays independent episodes: it goes neither with `handoff` nor with "
                 "`joint_mode: cross`."
-            )
-        if self.importance_ratio == "joint" and self.joint_mode == "cross":
-            raise ValueError(
-                "`importance_ratio='joint'` needs `joint_mode='align'`: in 'cross', a completion belongs to several "
-                "joint actions."
             )
         if self.on_cliff == "rollback" and self.save_strategy == "no":
             raise ValueError("`on_cliff: rollback` needs checkpoints to go back to: set `save_strategy`.")
@@ -315,23 +291,13 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             )
         if not is_vllm_available():
             raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
-        if self.temperature > 2:
-            raise ValueError(f"`temperature` is {self.temperature}: vLLM samples with at most 2.")
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
             raise ValueError(
                 f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "
                 f"`max_completion_length` of {self.max_completion_length} tokens. Raise the former or lower the "
                 "latter."
             )
-        if self.vllm_mode == "server":
-            if self.vllm_enable_sleep_mode:
-                raise ValueError("`vllm_enable_sleep_mode` is for `vllm_mode='colocate'`: a server has its own GPUs.")
-            return
-        if self.vllm_weight_transfer == "files":
-            raise ValueError("`vllm_weight_transfer='files'` is for `vllm_mode='server'`, but it is 'colocate'.")
-        if self.vllm_server_base_urls is not None:
-            raise ValueError("`vllm_server_base_urls` are for `vllm_mode='server'`, but it is 'colocate'.")
-        if self.world_size % self.vllm_tensor_parallel_size != 0:
+        if self.vllm_mode == "colocate" and self.world_size % self.vllm_tensor_parallel_size != 0:
             raise ValueError(
                 f"`vllm_tensor_parallel_size` is {self.vllm_tensor_parallel_size}, which does not divide the "
                 f"{self.world_size} processes."

@@ -3,7 +3,8 @@ The base class of all trainers that learn from rollout trees: it samples and sco
 and evaluates.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,13 @@ from trl_multiagent.trainers.base.batch import (
     forward_inputs,
     split_rows,
 )
-from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE, replayable
-from trl_multiagent.trainers.base.generation import TrainerGenerator, VLLMGenerator
-from trl_multiagent.trainers.base.loss import add_other_log_ratios, policy_loss, sampling_correction
+from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE
+from trl_multiagent.trainers.base.loss import policy_loss
 from trl_multiagent.trainers.base.metrics import Alarms, Observer
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, router_loss_coefs
-from trl_multiagent.trainers.base.vllm import check_vllm
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
+from trl_multiagent.trainers.base.vllm import VLLMGenerator
 
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
@@ -74,7 +74,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
-        args = self._config_class(f"{team.roles[-1]}-{self._name}") if args is None else args
+        args = self._checked(team, args)
         check_inputs(team, environment, args, train_dataset)
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, over all processes
@@ -90,11 +90,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 "under the sampling policy. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
         self._expert_loads = {}
-        reference = self._make_reference() if self._needs_reference(args) else None
-        watched = environment.unwrapped.watched_metrics
-        alarms = Alarms(
-            team.roles, args.num_generations > 1, watched, args.on_cliff, args.cliff_drop, args.handoff is not None
-        )
+        reference = self._make_reference() if args.beta != 0.0 else None
+        alarms = Alarms(team.roles, environment.unwrapped.watched_metrics)
         self._init_grpo(
             args,
             model=team,
@@ -123,7 +120,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would set up for a
         single model.
         """
-        changes: dict[str, Any] = {"beta": 0.0, "sync_ref_model": False, "use_vllm": False, "disable_dropout": False}
+        changes: dict[str, Any] = {"beta": 0.0, "use_vllm": False, "disable_dropout": False}
         if args.loss_type == "luspo":  # TRL warns about token-level ratios with this loss
             changes["importance_sampling_level"] = "sequence"
         with temporarily_set(args, **changes, router_aux_loss_coef=None):
@@ -140,10 +137,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return TrainerGenerator(
             self, arguments, args.generation_token_budget, args.stop_strings, args.ds3_gather_for_generation
         )
-
-    def _needs_reference(self, args: RolloutConfig) -> bool:
-        """Returns whether the trainer keeps the initial policies."""
-        return args.beta != 0.0
 
     # Methods that an algorithm defines
 
@@ -179,12 +172,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
         """
         computed = policy_loss(outputs.log_probs, outputs.entropy, rows, self.args)
-        totals = self.observer.totals
-        totals.tokens[role] += rows.completion_mask.sum()
+        sums = self.observer.sums
+        sums[role, "tokens"] += rows.completion_mask.sum()
         for name, value in computed.token_sums.items():
-            totals.token_sums[role, name] += value
+            sums[role, name] += value
         if computed.ratios is not None:
-            totals.ratios[role] += computed.ratios
+            sums[role, "ratios"] += computed.ratios
         return computed.loss
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
@@ -222,38 +215,33 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _play_trees(self, items: list[dict]) -> list[list[Node]]:
         args = self.args
         first, stream = self.accelerator.process_index * args.items_per_device, f"step {self.state.global_step}"
-        with scoring(ScoringContext(trainer_state=self.state)), temporarily_set(self.sampler, stream=stream):
-            return grow_trees(
-                items,
-                self.environment,
-                self._sample,
-                self._score,
-                num_turns=args.num_turns,
-                num_generations=args.completions_per_node,
-                joint_mode=args.joint_mode,
-                handoff=args.handoff,
-                early_termination_threshold=args.early_termination_threshold,
-                discount=args.discount,
-                process_reward=self._process_reward,
-                num_episodes=args.num_episodes,
-                numbers=range(first, first + len(items)),
-                seed=f"{args.seed}/{stream}",
-            )
+        return self._play(
+            grow_trees,
+            items,
+            self._score,
+            stream,
+            first,
+            num_generations=args.completions_per_node,
+            joint_mode=args.joint_mode,
+            handoff=args.handoff,
+            early_termination_threshold=args.early_termination_threshold,
+            num_episodes=args.num_episodes,
+            seed=f"{args.seed}/{stream}",
+        )
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
+        score = functools.partial(self._score, evaluation=True)
+        return self._play(play_episodes, items, score, stream, first, num_episodes=num_episodes)
+
+    def _play(
+        self, function: Callable, items: list[dict], score: Callable, stream: str, first: int, **options: Any
+    ) -> list[list[Node]]:
+        """Plays with one of the functions of `rollout.tree`. `first`: the number of the first item."""
         self.observer.reported = {}
+        options |= {"num_turns": self.args.num_turns, "discount": self.args.discount}
+        options |= {"process_reward": self._process_reward, "numbers": range(first, first + len(items))}
         with scoring(ScoringContext(trainer_state=self.state)), temporarily_set(self.sampler, stream=stream):
-            return play_episodes(
-                items,
-                self.environment,
-                self._sample,
-                lambda nodes: self._score(nodes, evaluation=True),
-                num_turns=self.args.num_turns,
-                num_episodes=num_episodes,
-                discount=self.args.discount,
-                process_reward=self._process_reward,
-                numbers=range(first, first + len(items)),
-            )
+            return function(items, self.environment, self._sample, score, **options)
 
     def _process_reward(self, reward: float) -> float:
         return reward * self.args.reward_scale + self.args.reward_shift
@@ -296,22 +284,16 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self._buffered_inputs[self._step % steps]
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> list[Batch]:
-        self.observer.reported = {}
-        with fail_together(self.accelerator), replayable():
-            self._levels = self._play_trees(inputs)
         with fail_together(self.accelerator):
-            self._add_credit(self._levels)
+            self._levels = self._play_trees(inputs)
         self._judge(self._levels)
         with fail_together(self.accelerator):
             advantages = self.advantages(self._levels)
         self.observer.rollout("train", self._levels, advantages)
         return self._make_batches(self._levels, advantages)
 
-    def _add_credit(self, levels: list[list[Node]]) -> None:
-        """Scores further joint actions that the advantages need, such as counterfactual ones."""
-
     def _judge(self, levels: list[list[Node]]) -> None:
-        """Hook for advantages that need a critic or communication between ranks."""
+        """Hook for advantages that need a critic, counterfactual rewards, or communication between ranks."""
 
     def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         """
@@ -321,12 +303,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         args, roles, accelerator = self.args, self.team.trained_roles, self.accelerator
         with fail_together(accelerator):
             all_rows = collect_rows(levels, advantages)
-            acting = [len(row.samples.keys() & set(roles)) for row in all_rows]
-            if args.importance_ratio == "joint" and any(0 < number < len(roles) for number in acting):
-                raise ValueError(
-                    "`importance_ratio: joint` multiplies the ratios of all agents, but some do not act at every "
-                    "turn: set it to 'agent'."
-                )
             rows = self.rows_to_train(all_rows)
         own_rows = {role: [row for row in rows if role in row.samples] for role in roles}
         most = self._most(max(map(len, [*own_rows.values(), *self._critic_rows_to_train().values()])))
@@ -336,12 +312,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             [sum(role in x.samples for x in all_rows), sum(x.num_tokens(role) for x in all_rows)] for role in roles
         ]
         totals = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
-        if args.use_vllm and self.state.global_step == self._first_step:
-            self._compare_frozen(all_rows)
         batches = [Batch() for _ in range(number)]
         for role, (num_rows, num_tokens) in zip(roles, totals, strict=True):
-            rows_of_parts = split_rows(own_rows[role], number, size)
-            parts = [self._tensors(part, role) for part in rows_of_parts]
+            parts = [self._tensors(part, role) for part in split_rows(own_rows[role], number, size)]
             for batch, tensors in zip(batches, parts, strict=True):
                 # The loss is a mean over the rows, or tokens, of all processes, but gradients are averaged over
                 # processes
@@ -356,22 +329,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 for tensors in parts:
                     tensors.old_logps = self._logps(self.model_wrapped, role, tensors)
             if role in self._router_loss_coefs:
-                for part, tensors in zip(rows_of_parts, parts, strict=True):
-                    tensors.router_weights = torch.full((len(tensors),), float(bool(part)), device=accelerator.device)
-                inputs = (forward_inputs(self.team.agents[role], tensors) for tensors in parts)
-                self._expert_loads[role] = self._expert_load(role, inputs)
+                self._expert_loads[role] = self._expert_load(role, (tensors.inputs for tensors in parts))
         return batches
-
-    def _compare_frozen(self, all_rows: list[Row]) -> None:
-        """Compares the engines of frozen agents, whose weights do not change, with the trainer."""
-        for role in sorted(self.team.frozen):
-            rows, size = [row for row in all_rows if role in row.samples], self.args.per_device_train_batch_size
-            for part in split_rows(rows, -(-self._most(len(rows)) // size), size):
-                tensors = self._tensors(part, role)
-                logps = self._logps(self.model_wrapped, role, tensors)
-                _, ratios = sampling_correction(logps, tensors.sampling_logps, tensors.completion_mask, self.args)
-                ratios[0] = 0  # no loss uses these ratios, so none counts as out of bounds
-                self.observer.totals.ratios[role] += ratios
 
     def _critic_rows_to_train(self) -> dict[str, list]:
         """Returns the rows of each critic in the update."""
@@ -382,22 +341,28 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
 
     def _tensors(self, rows: Sequence[Row], role: str) -> AgentTensors:
-        """Builds the tensors of one agent, see [`~trainers.base.batch.agent_tensors`]."""
-        return agent_tensors(
+        """
+        Builds the tensors of one agent, see [`~trainers.base.batch.agent_tensors`], and the arguments of its forward.
+        All are made on the CPU, so that no micro-batch waits for a GPU to know its lengths.
+        """
+        tensors = agent_tensors(
             rows,
             role,
             self.team.tokenizers[role].pad_token_id,
             self.team.end_tokens(role),
             self.args.mask_truncated_completions,
             sampling_logps=self.args.use_vllm,
-        ).to(self.accelerator.device)
+        )
+        if role in self._router_loss_coefs:
+            tensors.router_weights = torch.full((len(tensors),), float(bool(rows)))
+        tensors.inputs = forward_inputs(self.team.agents[role], tensors)
+        return tensors.to(self.accelerator.device)
 
     @torch.no_grad()
     def _logps(self, model: torch.nn.Module, role: str, rows: AgentTensors) -> torch.Tensor:
         """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
-        agent = self.accelerator.unwrap_model(model).agents[role]
         with self.team.evaluating(), self.accelerator.autocast():
-            outputs = model(team_inputs={role: forward_inputs(agent, rows)})
+            outputs = model(team_inputs={role: rows.inputs})
         return outputs[role].log_probs[:, -rows.completion_ids.size(1) :]
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
@@ -414,31 +379,27 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         finite, writes the completions to the output folder, and raises a `FloatingPointError`.
         """
         rows = inputs.agents
-        outputs = model(
-            team_inputs={role: forward_inputs(self.team.agents[role], rows[role]) for role in rows},
-            **self._critic_inputs(inputs),
-        )
-        if self.num_iterations > 1 and self.args.importance_ratio == "joint":
-            add_other_log_ratios(rows, {role: outputs[role].log_probs for role in rows})
+        outputs = model(team_inputs={role: rows[role].inputs for role in rows}, **self._critic_inputs(inputs))
         losses = {}
         for role in rows:
             losses[role] = self.agent_loss(role, outputs[role], rows[role])
             if role in self._router_loss_coefs:
                 router_loss = self._router_loss(role, outputs[role].aux_loss)
-                self.observer.totals.router_losses[role] += router_loss.detach()
+                self.observer.sums[role, "aux_loss"] += router_loss.detach()
                 # This loss is a sum over processes, but gradients are averaged over processes
                 factor = self._router_loss_coefs[role] * self.accelerator.num_processes
                 losses[role] = losses[role] + factor * router_loss
-            self.observer.totals.losses[role] += losses[role].detach()
+            self.observer.sums[role, "loss"] += losses[role].detach()
         losses |= self._critic_losses(outputs, inputs)
+        total = sum(losses.values())
         # Before the backward pass, whose collectives would wait for a failed process
         with fail_together(self.accelerator):
-            for role, loss in losses.items():
-                if not loss.isfinite():
-                    records = [record for nodes in self._levels for record in joint_action_records(nodes)]
-                    name = f"agent {role!r}" if role in rows else role
-                    self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
-        return sum(losses.values())
+            if not total.isfinite():
+                role, loss = next((role, loss) for role, loss in losses.items() if not loss.isfinite())
+                records = [record for nodes in self._levels for record in joint_action_records(nodes)]
+                name = f"agent {role!r}" if role in rows else role
+                self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
+        return total
 
     def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
         """Returns the arguments of the team's forward for the critics, if the algorithm has some."""
@@ -451,7 +412,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def training_step(
         self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
-        with self.observer.totals.timed("step"):
+        with self.observer.timed("step"):
             model.train()  # and the optimizer, as `Trainer` does before it prepares its inputs
             if hasattr(self.optimizer, "train"):
                 self.optimizer.train()
@@ -462,14 +423,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 self._step += 1
                 loss = torch.zeros((), device=self.accelerator.device)
         if self.accelerator.sync_gradients:
-            self._end_step()
+            self.observer.end_step()  # after its last micro-batch
         return loss
-
-    def _end_step(self) -> dict[str, torch.Tensor]:
-        """
-        Logs the metrics of an optimizer step, after its last micro-batch. Returns the losses, summed over processes.
-        """
-        return self.observer.end_step()
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -488,16 +443,15 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.observer.rollout("eval", self._play_evaluation(inputs, self.num_generations_eval))
         return None, None, None
 
-    # Checkpoints: metrics and completions that were not logged yet, and the state of the environment
+    # Checkpoints: counts, and the state of the environment
 
     def _process_state(self) -> dict[str, Any]:
         counts = {"env_step": self.env_step, "generated_tokens": self.generated_tokens}
-        return {**super()._process_state(), **counts, "shown_rows": self.observer.shown_rows}
+        return {**super()._process_state(), **counts}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step, self.generated_tokens = state["env_step"], state["generated_tokens"]
-        self.observer.shown_rows = state["shown_rows"]
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -512,7 +466,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _begin_training(self) -> None:
         super()._begin_training()
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
-        self._first_step = self.state.global_step
         self.observer.begin()
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
@@ -551,8 +504,6 @@ def check_inputs(
     args.set_turns(environment)
     check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
-    if args.use_vllm:
-        check_vllm(team.policies, args)
     if not isinstance(train_dataset, Dataset):
         raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
     if len(train_dataset) < args.items_per_device * args.world_size:

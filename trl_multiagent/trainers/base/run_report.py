@@ -1,27 +1,34 @@
 """
-Writes the files of a run's report: facts about the run, its log, and the page itself, which is refreshed during the
-run.
+What a run shows of itself: the files of its report (facts, log and the page, which is refreshed during the run),
+completions and a progress bar in the terminal, and a group of metrics per agent in trackers.
 """
 
 import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import platform
+import random
+import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import rewrite_logs
 from transformers.utils import logging
+from trl.trainer.utils import print_prompt_completions_sample
 
+from trl_multiagent.console import printable
 from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
@@ -34,8 +41,8 @@ from trl_multiagent.report.run_page import (
     trees_of,
     without_secrets,
 )
-from trl_multiagent.trainers.base.trace_files import read_file, trace_files
-from trl_multiagent.trainers.base.trackers import log_report
+from trl_multiagent.rollout.trace import TraceRow, roles_of
+from trl_multiagent.trainers.base.trace_files import trace_files
 
 
 logger = logging.get_logger(__name__)
@@ -46,10 +53,22 @@ SHARE_OF_TIME = 0.02  # largest share of the time that refreshes take
 MAX_FILES = 20  # files of a trace whose trees a page shows
 PACKAGES = ("trl-multiagent", "trl", "transformers", "torch", "accelerate", "datasets", "peft")
 # Settings that do not affect the training
-UNSHOWN = {"output_dir", "logging_dir", "run_name", "report_to", "hub_model_id", "hub_token", "disable_tqdm"}
-UNSHOWN |= {"use_cpu", "debug"}
-UNSHOWN |= {"accelerator_config", "ddp_find_unused_parameters", "generation_batch_size", "steps_per_generation"}
-UNSHOWN |= {"include_for_metrics", "pad_to_multiple_of"}
+UNSHOWN = """
+    output_dir logging_dir run_name report_to hub_model_id hub_token disable_tqdm use_cpu debug accelerator_config
+    ddp_find_unused_parameters generation_batch_size steps_per_generation include_for_metrics pad_to_multiple_of
+""".split()
+NUM_PRINTED = 3  # joint actions
+OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
+# The metrics that the bar shows if they are logged, and their names in the bar
+SHOWN = {
+    "reward": "reward",
+    "return": "return",
+    "turn_1/test_pass_rate": "tests passed",
+    "turn_1/passed": "solved",
+    "eval_reward": "eval reward",
+    "rewards/accuracies": "accuracy",
+    "accuracy": "accuracy",  # of a reward model
+}
 
 
 class RunReport(TrainerCallback):
@@ -88,11 +107,10 @@ class RunReport(TrainerCallback):
             file.write(f"{json.dumps(log)}\n")
         if "train_runtime" not in log:
             return self.refresh(args, state)
-        self.is_running = False  # the last log, after which trackers close
+        self.is_running = False  # the last log
         with harmless(folder):
             write_json(folder / RUN_FILE, {**read_json(folder / RUN_FILE), "finished": True})
             self.refresh(args, state, now=True)
-            log_report(folder / REPORT_FILE, args)
 
     def refresh(self, args: TrainingArguments, state: TrainerState, now: bool = False) -> None:
         """Writes the page, unless it was written a short time ago."""
@@ -131,11 +149,10 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
     spaced = [files[k * (len(files) - 1) // MAX_FILES] for k in range(MAX_FILES + 1)] if files else []
     trees = []
     for path in dict.fromkeys(spaced):
-        batches: dict[tuple[str, int], list[list[Row]]] = {}
-        for tree in trees_of(read_file(path).to_dict("records")):
-            batches.setdefault((tree[0]["split"], tree[0]["step"]), []).append(tree)
-        latest = {split: (step, batch) for (split, step), batch in sorted(batches.items())}  # of each split
-        trees += [tree for step, batch in latest.values() for _, tree in choose_trees(batch, 3, step)]
+        for _, rows in pd.read_parquet(path).groupby("split"):
+            step = int(rows["step"].max())
+            batch = trees_of(rows[rows["step"] == step].to_dict("records"))
+            trees += [tree for _, tree in choose_trees(batch, 3, step)]
     return trees
 
 
@@ -167,3 +184,59 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         "machine": f"{args.world_size} process{several} on {device}",
         "versions": versions(),
     }
+
+
+def tracker_names(logs: dict[str, Any]) -> dict[str, Any]:
+    """
+    Returns logs with their names for trackers. Trackers group metrics by the first part of their names. In
+    transformers, it is `train`, `eval` or `test`. Here, it is the role for the metrics of an agent: `agents/aux/loss`
+    becomes `aux/train/loss`.
+    """
+    return {OF_AGENT.sub(r"\2/\1", name): value for name, value in rewrite_logs(logs).items()}
+
+
+def print_completions(rows: list[TraceRow], number: int | None) -> None:
+    """Prints random joint actions as TRL prints completions, with a line per agent."""
+    # Not the global generator, which the rollouts use
+    chosen = random.Random(rows[0]["step"]).sample(rows, min(len(rows), NUM_PRINTED if number is None else number))
+    lines = [(row, role) for row in chosen for role in roles_of(rows) if row[f"completion/{role}"] is not None]
+    advantages = [row[f"advantage/{role}"] for row, role in lines]
+    if lines:
+        print_prompt_completions_sample(
+            *([printable(row[f"{name}/{role}"]) for row, role in lines] for name in ("prompt", "completion")),
+            {name.title(): [row[name] for row, _ in lines] for name in ("reward", "return")},
+            None if {*advantages} == {None} else [math.nan if x is None else x for x in advantages],
+            rows[0]["step"],
+            extra={"Agent": [role for _, role in lines], "Turn": [row["turn"] for row, _ in lines]},
+        )
+
+
+class RewardProgressCallback(ProgressCallback):
+    """
+    Shows the latest reward, return and pass rate in the progress bar, and the metrics that the environment watches.
+    """
+
+    def __init__(self, watched: Sequence[str] = ()):
+        super().__init__()
+        self.names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
+        self.latest: dict[str, str] = {}
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin(*args, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description("Training")
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero or self.training_bar is None:
+            return
+        self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
+        self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
+
+
+def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:
+    """Replaces the lines that a trainer prints at every log by one progress bar, unless `disable_tqdm` is set."""
+    if not trainer.args.disable_tqdm:
+        trainer.remove_callback(ProgressCallback)
+        trainer.add_callback(RewardProgressCallback(watched))

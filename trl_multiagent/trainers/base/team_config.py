@@ -1,13 +1,85 @@
+"""The configurations of all trainers, and of those that train a team."""
+
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import is_deepspeed_available
+from transformers import Trainer
+from transformers.utils import is_torch_bf16_gpu_available
 
-from trl_multiagent.limits import setting
-from trl_multiagent.trainers.base.common_config import CommonConfig
+from trl_multiagent.jobs.distributed import connecting
+from trl_multiagent.limits import check_arguments, setting
+
+
+# Not `TrainingArguments`, although the methods below need it: its fields would override those of the TRL configuration
+# among the bases
+Base: Any = object
+
+
+@dataclass
+class CommonConfig(Base):
+    """
+    Checks the arguments that all trainers have. This class precedes the configuration class of a TRL trainer in the
+    bases.
+    """
+
+    # Arguments of TRL and transformers that must keep their defaults
+    unsupported: ClassVar[tuple[str, ...]] = (
+        *"""
+            label_names fsdp fsdp_config parallelism_config bf16_full_eval fp16_full_eval enable_jit_checkpoint
+        """.split(),
+    )
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+        if self.deepspeed is not None and not is_deepspeed_available():
+            raise ImportError("`deepspeed` needs DeepSpeed: `pip install trl-multiagent[deepspeed]`.")
+        if not torch.accelerator.is_available():
+            self.use_cpu = True  # otherwise, several processes could not communicate
+        if self.bf16 is None:
+            self.bf16: bool | None = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
+        super().__post_init__()
+        self.get_process_log_level()  # raises an error for unknown levels
+        self._check_combinations()
+
+    @cached_property
+    def _setup_devices(self) -> torch.device:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return super()._setup_devices
+        with connecting():
+            return super()._setup_devices
+
+    def _check_combinations(self) -> None:
+        """Raises `ValueError` if an argument contradicts another one, or needs one that is missing."""
+        if self.save_strategy == "best" and self.eval_strategy == "no":
+            raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
+        if self.fp16 and self.device.type == "cpu":
+            raise ValueError("`fp16` needs a GPU: set it to False, or use `bf16`.")
+        if self.world_size > 1 and not self.accelerator_config.even_batches:
+            raise ValueError(
+                "`accelerator_config` has `even_batches: false`: processes with more batches would wait for those "
+                "with fewer, or update alone. Leave it true."
+            )
+        if self.rounds_stochastically and (self.world_size > 1 or self.deepspeed_plugin is not None):
+            raise ValueError(
+                "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several "
+                "processes would round "
+                "differently. Remove it and use DeepSpeed ZeRO, which splits float32 weights among the processes."
+            )
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        """Whether the optimizer rounds bfloat16 weights stochastically, so that small updates are kept on average."""
+        return bool(Trainer.get_optimizer_cls_and_kwargs(self)[1].get("bf16_stochastic_round"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "hub_token": None}  # because `training_args.bin` is pushed to the Hub
 
 
 @dataclass
@@ -28,13 +100,16 @@ class TeamConfig(CommonConfig):
             the sampling. This covers every kind of dropout, including `lora_dropout`, layer dropping and router noise.
     """
 
-    # Arguments that a resumed run may change freely, because neither the update nor the rollout depends on them
-    free_on_resume: ClassVar[tuple[str, ...]] = ("devices", "model_init_kwargs", "resume_changes", "trust_remote_code")
-    free_prefixes_on_resume: ClassVar[tuple[str, ...]] = ("log_",)
+    # Beginnings of the names of arguments that a resumed run may change freely, because neither the update nor the
+    # rollout depends on them
+    free_on_resume: ClassVar[tuple[str, ...]] = ("devices", "log_", "model_init_", "resume_changes", "trust_remote_")
 
     unsupported: ClassVar[tuple[str, ...]] = (
-        *("model_init_kwargs", "auto_find_batch_size", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
-        *("neftune_noise_alpha", "optim_target_modules", "use_liger_kernel", "liger_kernel_config"),
+        *"""
+            model_init_kwargs auto_find_batch_size torch_compile torch_compile_backend torch_compile_mode
+            neftune_noise_alpha optim_target_modules use_liger_kernel liger_kernel_config sync_ref_model
+            ref_model_mixup_alpha ref_model_sync_steps
+        """.split(),
     )
 
     agent_learning_rates: dict[str, float] | None = setting(ge=0, le=1000)
@@ -74,6 +149,36 @@ class TeamConfig(CommonConfig):
         micro_batches = num_rows / (self.per_device_train_batch_size * self.world_size)
         micro_batches = int(micro_batches) if self.dataloader_drop_last else math.ceil(micro_batches)
         return math.ceil(micro_batches / self.gradient_accumulation_steps)
+
+
+def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], args: CommonConfig) -> None:
+    """
+    Checks that trained weights, the named parameters of a module, do not lose small updates. In bfloat16, a change of
+    less than about 1/256 of a weight is rounded away. DeepSpeed in mixed precision has a float32 copy of the trained
+    weights.
+
+    Raises:
+        ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer
+        rounds stochastically and
+            there is nothing to round.
+    """
+    low = {name: x for name, x in weights if x.requires_grad and x.dtype in (torch.bfloat16, torch.float16)}
+    if args.rounds_stochastically:
+        if not low:
+            raise ValueError(
+                "`bf16_stochastic_round` in `optim_args` is for trained weights in bfloat16, but they are float32: "
+                "load the model with `dtype='bfloat16'`, or remove it. LoRA adapters are always float32."
+            )
+        low = {name: x for name, x in low.items() if x.dtype == torch.float16}  # torchao rounds bfloat16 alone
+    has_float32_copy = args.deepspeed_plugin is not None and (args.bf16 or args.fp16)
+    if has_float32_copy or not low:
+        return
+    name, weight = next(iter(low.items()))
+    raise ValueError(
+        f"The trained weight {name!r} is {str(weight.dtype).removeprefix('torch.')}, in which small updates are lost: "
+        "load the model with `dtype='float32'`, and set `bf16=True` to compute in bfloat16. Where memory forbids "
+        "this, keep bfloat16 with `optim='adamw_torch_8bit'` and `optim_args='bf16_stochastic_round=True'`."
+    )
 
 
 @contextlib.contextmanager

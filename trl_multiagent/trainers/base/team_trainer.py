@@ -1,11 +1,12 @@
 """Makes a trainer of TRL train a team, in one process or several."""
 
 import contextlib
-import inspect
 import json
 import os
+import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,41 +15,55 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
+from huggingface_hub import CommitInfo
+from peft import PeftModel
 from torch.utils.data import DataLoader
-from transformers import TrainingArguments
-from transformers.integrations import integration_utils, is_deepspeed_zero3_enabled, unset_hf_deepspeed_config
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.integrations import (
+    integration_utils,
+    is_deepspeed_zero3_enabled,
+    is_wandb_available,
+    unset_hf_deepspeed_config,
+)
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, PredictionOutput
 from transformers.utils import logging
-from trl.models import prepare_deepspeed
-from trl.trainer.callbacks import SyncRefModelCallback
-from trl.trainer.utils import add_fused_lm_head
+from transformers.utils.hub import hf_api
+from trl.models import prepare_deepspeed, unwrap_model_for_generation
+from trl.models.utils import add_hooks, remove_hooks
+from trl.trainer.utils import add_fused_lm_head, get_trackio_space_url
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.hub import environment_name
-from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, TEAM_FILE
+from trl_multiagent.hub import (
+    access_error_with_advice,
+    check_write_access,
+    environment_name,
+    push_command_advice,
+    team_card,
+    team_files,
+    upload_error_with_advice,
+)
+from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.jobs.fingerprint import describe_dataset
+from trl_multiagent.models.grouped_lora import Stacked
+from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
+from trl_multiagent.report.curves import run_table, series_of
+from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Node, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
-from trl_multiagent.trainers.base.common_config import check_trained_weights
-from trl_multiagent.trainers.base.hub import TeamHubMixin
 from trl_multiagent.trainers.base.metrics import RolloutTotals
-from trl_multiagent.trainers.base.run_report import RunReport
-from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
-from trl_multiagent.trainers.base.trackers import tracker_names
+from trl_multiagent.trainers.base.run_report import RunReport, tracker_names
+from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_weights, temporarily_set
 
+
+if is_wandb_available():
+    import wandb
 
 logger = logging.get_logger(__name__)
-
-# Arguments of TRL's trainers that the trainers of teams do not have, and their replacements
-INSTEAD = {
-    "model": "load the agents with `team=AgentTeam.from_pretrained(model, roles=environment.roles)`",
-    "reward_funcs": "give `environment=FunctionEnvironment(prompts, reward_funcs)`",
-    "peft_config": "give it to `AgentTeam.from_pretrained(model, roles, peft_config=peft_config)`",
-    "processing_class": "every agent of the team has a tokenizer of its own, which is loaded with it",
-}
 
 
 class CommonTrainerMixin(CheckpointMixin):
@@ -80,13 +95,9 @@ class CommonTrainerMixin(CheckpointMixin):
                 raise ValueError("Under DeepSpeed, `optimizers` are for one training: make another trainer.")
             self.deepspeed, self.model_wrapped, self.optimizer, self.lr_scheduler = None, self.model, None, None
         self._was_given_optimizer = self.optimizer is not None
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        if self.accelerator.num_processes > 1 and self.model_wrapped is self.model:
-            raise RuntimeError(
-                "accelerate has not wrapped the model for several processes, so each of them would train its own. Was "
-                "it given to `Accelerator.prepare` before the training?"
-            )
-        return prepared
+        if self._was_given_optimizer and self.args.rounds_stochastically:
+            raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
+        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         # Before a training there is no engine. transformers makes one for an evaluation only under ZeRO-3
@@ -105,7 +116,7 @@ class CommonTrainerMixin(CheckpointMixin):
                 self.deepspeed, self.model_wrapped = None, self.model
 
 
-class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
+class TeamTrainerMixin(CommonTrainerMixin):
     """
     Makes a TRL trainer of causal language models, such as `GRPOTrainer` or `DPOTrainer`, train an [`AgentTeam`].
 
@@ -120,6 +131,8 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
     """
 
     team: AgentTeam
+    environment: Any = None  # the `Environment` that an evaluation plays
+    _card_settings: list[str] = []  # training arguments to show in the model card
     generator: Any  # the [`TrainerGenerator`] or [`VLLMGenerator`] of this trainer
     _evaluated: list[RolloutTotals]  # totals of the batches of the current evaluation
     _metrics: dict[str, defaultdict[str, list[float]]]
@@ -129,9 +142,16 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
     _trains_critics = False
     _eval_prefix = "eval"  # prefix of the metrics of the current evaluation
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        check_call(cls, args, kwargs)
-        return super().__new__(cls)
+    def _checked(self, team: AgentTeam, args: TeamConfig | None) -> Any:
+        """Checks the types of the team and of the configuration. Returns the latter, by default a new one."""
+        if not isinstance(team, AgentTeam):
+            advice = "load it with `AgentTeam.from_pretrained(model, roles=environment.roles)`"
+            raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {advice}.")
+        if args is None:
+            return self._config_class(f"{team.roles[-1]}-{self._name}")
+        if not isinstance(args, self._config_class):
+            raise TypeError(f"`args` is a `{type(args).__name__}`: give a `{self._config_class.__name__}`.")
+        return args
 
     def _prepare_team(self, team: AgentTeam, args: TeamConfig) -> None:
         """
@@ -159,14 +179,11 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
                     "`peft_config`."
                 )
         team.uses_dropout = not args.disable_dropout
-        if args.process_index == 0:
-            warn_about_dropout(team)
         if args.deepspeed_plugin is not None:
             # "auto" makes transformers use the hidden size squared. DeepSpeed's own default, 5e8 gradients, needs a
             # buffer of one gigabyte, which is more than the shards of a small team
             args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
-        has_adapters = team.has_adapters or (team.critics is not None and team.critics.has_adapters)
-        if has_adapters and args.gradient_checkpointing:
+        if team.has_adapters and args.gradient_checkpointing:
             team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
                 # As in TRL: under ZeRO-3, partly frozen layers need the reentrant implementation of checkpointing
@@ -297,19 +314,6 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
         """Returns the trained parameters of each agent and of other trained parts, by name."""
         return {role: self.team.agent_parameters(role) for role in self.team.trained_roles}
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: float | torch.Tensor | None = None) -> Any:
-        total = super()._get_grad_norm(model, grad_norm)
-        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # its engine does not expose the gradients
-            # The gradients are already clipped: all were multiplied by one factor
-            limit = self.args.max_grad_norm
-            factor = max(1.0, float(total) / limit) if limit > 0 else 1.0
-            for name, parameters in self._trained_parameters().items():
-                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-                norm = factor * torch.nn.utils.get_total_norm(gradients).item()
-                prefix = f"agents/{name}" if name in self.team.roles else name
-                self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
-        return total
-
     # The reference policy is the initial policy of every agent. A LoRA team contains it: its bases, or copies of
     # adapters that were trained before. For any other team, it is a frozen copy, `ref_model`
 
@@ -317,11 +321,6 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
         """Stores the initial policy. Returns a copy of the team, or `None` if the team itself stores the reference."""
         if self.team.form != "lora":
             return self.team.frozen_copy()
-        if self.args.sync_ref_model:
-            raise ValueError(
-                "`sync_ref_model` updates a separate reference model, but the reference of a LoRA team is its own "
-                "base. Leave it False, or train agents without adapters."
-            )
         self.team.keep_reference()
         return None
 
@@ -337,8 +336,6 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
             self.ref_model = prepare_deepspeed(reference, self.accelerator)
         else:
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
-        if self.args.sync_ref_model:
-            self.add_callback(SyncRefModelCallback(ref_model=self.ref_model, accelerator=self.accelerator))
 
     @contextlib.contextmanager
     def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
@@ -391,7 +388,7 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
 
     def _frozen_weights(self) -> list[torch.nn.Parameter]:
         frozen = [parameter for parameter in self.team.parameters() if not parameter.requires_grad]
-        reference = () if self.ref_model is None or self.args.sync_ref_model else self.ref_model.parameters()
+        reference = () if self.ref_model is None else self.ref_model.parameters()
         return [*frozen, *reference]
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -411,41 +408,186 @@ class TeamTrainerMixin(CommonTrainerMixin, TeamHubMixin):
         else:
             self.team.load_weights(self.state.best_model_checkpoint)
 
+    # The Hub: `push_to_hub` and every `hub_strategy` push a team
 
-def warn_about_dropout(team: AgentTeam) -> None:
-    """Warns if dropout makes the update inexact, or if a `lora_dropout` has no effect."""
-    if team.uses_dropout:
-        logger.warning(
-            "`disable_dropout=False`: the update has dropout and the sampling has none, so the update differs from "
-            "its formula and depends on how the rows are split into micro-batches."
-        )
-    elif team.has_adapters:
-        roles = [role for role in team.adapted_roles if team.policies[role].peft_config[role].lora_dropout > 0]
-        if roles:
-            logger.warning(
-                f"The `lora_dropout` of {', '.join(roles)} has no effect: the update is computed without dropout, "
-                "because the completions are sampled without dropout. `disable_dropout=False` enables it."
-            )
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        # The trainer calls this when it is created. Without the check, missing write access to an existing public
+        # repository would show only at the first upload, possibly at the end of the training
+        with access_error_with_advice(self._hub_name):
+            super().init_hf_repo(token, private)
+            if self.is_world_process_zero():
+                check_write_access(self.hub_model_id, token or self.args.hub_token, self.args.hub_revision)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """
+        Writes the model card of the team, `README.md`, to the output folder.
+
+        Args:
+            model_name (`str`, *optional*): Name of the team.
+            dataset_name (`str`, *optional*): Id on the Hub of the training dataset.
+            tags (`str` or `list[str]`, *optional*): Additional tags.
+        """
+        if not self.is_world_process_zero() or not self._may_change_files():
+            return
+        args, folder = self.args, Path(self.args.output_dir)
+        tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
+        folder.mkdir(parents=True, exist_ok=True)
+        training = {
+            "algorithm": self._name,
+            "paper": self._paper,
+            "environment": None if self.environment is None else environment_name(self.environment),
+            "settings": [
+                ("setting", "value"),
+                *self._card_facts().items(),
+                ("processes", args.world_size),
+                *((f"`{name}`", getattr(args, name)) for name in self._card_settings),
+            ],
+            "has_recipe": (folder / RECIPE_FILE).is_file(),
+            "best_metric": args.metric_for_best_model if args.load_best_model_at_end else None,
+            "results": run_table(series_of(self.state.log_history)),
+            "links": {
+                "Weights & Biases": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
+                "Trackio": get_trackio_space_url(),
+            },
+        }
+        place = self.hub_model_id or str(folder.absolute())  # a folder until the repository exists
+        revision = args.hub_revision if self.hub_model_id else None
+        card = team_card(self.team.summary(), place, model_name, dataset_name, tags, training, revision)
+        card.save(folder / CARD_FILE)
+
+    def _card_facts(self) -> dict[str, Any]:
+        """Returns the numbers about the run that the model card shows, by name."""
+        return {"optimizer steps": self.state.global_step}
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> CommitInfo | Future | None:
+        """
+        Pushes the team as [`~transformers.Trainer.push_to_hub`] does. Keyword arguments go to
+        [`~TeamTrainerMixin.create_model_card`].
+        """
+        self._finish_current_push()  # a push in progress reads files that are replaced next
+        advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
+        with upload_error_with_advice(self._hub_name, advice), self._only_team_files():
+            return super().push_to_hub(*args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        pushes = self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END
+        if self._saving or not pushes or not self._may_change_files():
+            return  # an unfinished checkpoint is pushed later
+        # The inherited method copies the files of a single model, and its tokenizer, to the folder that it uploads
+        source, target = Path(checkpoint_folder), Path(self.args.output_dir)
+        shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
+        shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
+        with self._only_team_files(), temporarily_set(self, processing_class=None):
+            super()._push_from_checkpoint(checkpoint_folder)
+        for job in self.push_in_progress.jobs:
+            job.add_done_callback(report_failure)
+
+    @contextlib.contextmanager
+    def _only_team_files(self) -> Iterator[None]:
+        """
+        Limits uploads of the output folder to the team's files. Checkpoints, which have a `path_in_repo`, are uploaded
+        whole.
+        """
+        upload = hf_api().upload_folder
+
+        def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
+            if "path_in_repo" not in kwargs:
+                kwargs["allow_patterns"] = team_files(folder_path)
+            return upload(folder_path=folder_path, **kwargs)
+
+        with temporarily_set(hf_api(), upload_folder=upload_folder):
+            yield
+
+    @property
+    def _hub_name(self) -> str:
+        """The repository's id on the Hub once it is known, else the user's `hub_model_id`, else the default name."""
+        return self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+
+    def _may_change_files(self) -> bool:
+        """
+        Returns whether no background upload reads the output folder. With `hub_always_push`, waits for the upload to
+        end.
+        """
+        if self.hub_model_id is None:
+            return True
+        if self.args.hub_always_push:
+            self._finish_current_push()
+        return self.push_in_progress is None or self.push_in_progress.is_done()
 
 
-def check_call(trainer: type[TeamTrainerMixin], args: tuple, kwargs: dict[str, Any]) -> None:
+def report_failure(job: Future) -> None:
+    """Logs a warning if a background push failed. The training continues, and the next push sends the files again."""
+    if job.exception() is not None:
+        logger.warning(f"A push during the training failed; the next push sends its files again. {job.exception()}")
+
+
+class TrainerGenerator(TransformersGenerator):
     """
-    Raises a `TypeError` with the replacement for an argument of TRL trainers of one model or a configuration of
-    another algorithm.
+    Samples with the team of a trainer, whose weights DeepSpeed may have divided among processes. `gathers`: whether
+    ZeRO-3 gathers them. The other arguments are those of [`TransformersGenerator`].
     """
-    for name, advice in INSTEAD.items():
-        if name in kwargs:
-            raise TypeError(f"`{trainer.__name__}` has no argument `{name}`: {advice}.")
-    team = args[0] if args else kwargs.get("team")
-    if (args or "team" in kwargs) and not isinstance(team, AgentTeam):
-        raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {INSTEAD['model']}.")
-    names = inspect.getfullargspec(trainer.__init__).args
-    given = {**dict(zip(names, (None, *args), strict=False)), **kwargs}
-    value = given.get("args")
-    if value is not None and not isinstance(value, trainer._config_class):
-        raise TypeError(f"`args` is a `{type(value).__name__}`: give a `{trainer._config_class.__name__}`.")
-    if value is not None and value.rounds_stochastically and (given.get("optimizers") or (None,))[0] is not None:
-        raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
+
+    synchronized = True  # whether all processes sample at the same time, so that all end if one fails
+
+    def __init__(
+        self,
+        trainer: TeamTrainerMixin,
+        arguments: dict[str, Any],
+        token_budget: int | None = None,
+        stop_strings: Mapping[str, Sequence[str]] | None = None,
+        gathers: bool = True,
+    ):
+        super().__init__(trainer.team, arguments, token_budget, stop_strings, trainer.args.seed)
+        self.trainer = trainer
+        self.gathers = gathers
+
+    @contextlib.contextmanager
+    def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
+        trainer = self.trainer
+        if self.synchronized and is_deepspeed_zero3_enabled():
+            # ZeRO-3 gathers weights next, and a failed process cannot take part in that. Elsewhere, processes may make
+            # different numbers of calls
+            error_barrier(trainer.accelerator)
+        with (
+            super().computing(roles) as sampling,
+            self._gathering(roles),
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=False,
+                generation_kwargs=self.arguments,
+                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+            ),
+            trainer.accelerator.autocast(),
+        ):
+            yield sampling
+
+    @contextlib.contextmanager
+    def _gathering(self, roles: list[str]) -> Iterator[None]:
+        """
+        Gathers the weights of agents on one model within the block. TRL would gather the whole team for each agent.
+        """
+        if not self.gathers or not is_deepspeed_zero3_enabled():
+            yield
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(sampling_parameters(self.trainer.team, roles)):
+            remove_hooks(self.trainer.model_wrapped)
+            yield
+            add_hooks(self.trainer.model_wrapped)
+
+
+def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.Parameter]:
+    """
+    Returns the parameters with which agents on one model sample: those of the model without other agents' adapters.
+    """
+    policy = team.policies[roles[0]]
+    adapters = [name for name in policy.peft_config if name not in roles] if isinstance(policy, PeftModel) else []
+    others = {id(parameter) for name in adapters for parameter in adapter_parameters(policy, name)}
+    return [parameter for parameter in policy.parameters() if id(parameter) not in others]
 
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:

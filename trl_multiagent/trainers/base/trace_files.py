@@ -1,7 +1,6 @@
 """Writes the rows of [`rollout.trace`] to files."""
 
 import contextlib
-import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from trl_multiagent.folders import naming
 from trl_multiagent.rollout.trace import TraceRow
 
 
-NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.(?:parquet|jsonl)")
+NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.parquet")
 
 
 @dataclass(eq=False)
@@ -26,7 +25,6 @@ class TraceFiles:
     folder: Path  # shared by the processes of a run
     process: int
     steps: int  # per file
-    file_format: str  # `"parquet"` or `"jsonl"`
     max_files: int  # of this process; the oldest are deleted
     rows: list[TraceRow] = field(default_factory=list)  # not written yet
 
@@ -42,14 +40,14 @@ class TraceFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
         steps = [row["step"] for row in self.rows]
         name = f"{min(steps):08d}-{max(steps):08d}_process{self.process}"
-        path = self.folder / f"{name}.{self.file_format}"
+        path = self.folder / f"{name}.parquet"
         part = 1
         while path.exists():  # for example from an evaluation after the same step
             part += 1
-            path = self.folder / f"{name}_part{part}.{self.file_format}"
+            path = self.folder / f"{name}_part{part}.parquet"
         unfinished = self.folder / f".{path.name}"
         with naming(path):
-            write_rows(self.rows, unfinished, self.file_format)
+            as_frame(self.rows).to_parquet(unfinished, index=False)
         os.replace(unfinished, path)
         self.rows = []
         own = [path for path in trace_files(self.folder) if steps_and_process(path)[2] == self.process]
@@ -57,16 +55,13 @@ class TraceFiles:
             old.unlink()
 
 
-def remove_after(folder: Path, step: int) -> int:
-    """
-    Deletes unfinished files, and the files of all processes with rows after a step. Returns the number of the latter.
-    """
+def remove_after(folder: Path, step: int) -> None:
+    """Deletes unfinished files, and the files of all processes with rows after a step."""
     late = [path for path in trace_files(folder) if steps_and_process(path)[1] > step]
     unfinished = [path for path in folder.glob(".*") if NAME.fullmatch(path.name[1:])]
     for path in late + unfinished:
         with contextlib.suppress(FileNotFoundError):  # another host that shares the folder may have deleted the file
             path.unlink()
-    return len(late)
 
 
 def trace_files(folder: Path) -> list[Path]:
@@ -77,26 +72,10 @@ def trace_files(folder: Path) -> list[Path]:
 
 def read_trace(folder: str | Path) -> pd.DataFrame:
     """Reads the whole trace of a run: one row per joint action, in the order of the steps."""
-    frames = [read_file(path) for path in trace_files(Path(folder))]
+    frames = [pd.read_parquet(path) for path in trace_files(Path(folder))]
     if not frames:
         raise FileNotFoundError(f"{folder} contains no trace: set `trace_steps` in the configuration of the run.")
     return pd.concat(frames, ignore_index=True).sort_values("step", kind="stable", ignore_index=True)
-
-
-def read_file(path: Path) -> pd.DataFrame:
-    """Reads one file of a trace."""
-    if path.suffix == ".parquet":
-        return pd.read_parquet(path)
-    with path.open(encoding="utf-8") as file:
-        return as_frame([json.loads(line) for line in file])
-
-
-def write_rows(rows: list[TraceRow], path: Path, file_format: str) -> None:
-    """Writes rows to one file."""
-    if file_format == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    else:
-        as_frame(rows).to_parquet(path, index=False)
 
 
 def as_frame(rows: list[TraceRow]) -> pd.DataFrame:

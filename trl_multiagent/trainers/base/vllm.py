@@ -30,9 +30,9 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.folders import MODEL_CONFIG
-from trl_multiagent.models.pretrained import adapter_parameters, find_file
-from trl_multiagent.rollout.sampler import Completions
+from trl_multiagent.jobs.distributed import error_barrier
+from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.rollout.sampler import Completions, Level
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -358,6 +358,41 @@ class Engine:
         self.llm.sleep(level=1 if self.keeps_weights else level)
 
 
+class VLLMGenerator:
+    """Samples with vLLM. Sends the weights to vLLM before the first completions after an optimizer step."""
+
+    synchronized = True  # as in [`~trainers.base.team_trainer.TrainerGenerator`]
+
+    def __init__(self, trainer: Any):
+        team = trainer.team
+        end_tokens = {role: team.end_tokens(role) for role in team.roles}
+        self.trainer = trainer
+        self.agents = make_generations(team.policies, end_tokens, trainer.accelerator, trainer.args)
+        self.max_new_tokens: int = trainer.args.max_completion_length
+        self.stop_strings: Mapping[str, Sequence[str]] = trainer.args.stop_strings or {}
+
+    def generate(self, level: Level) -> dict[str, list[Completions]]:
+        trainer = self.trainer
+        for role in level.prompt_ids:
+            self._wait()
+            # The weights of a frozen agent are sent once
+            step = 0 if role in trainer.team.frozen else trainer.state.global_step
+            with trainer.team.activate(role):
+                self.agents[role].update(role, step)
+        self._wait()
+        return sample_level(self.agents, level.prompt_ids, level.num_generations, trainer.accelerator)
+
+    def _wait(self) -> None:
+        """Waits for the other processes before a collective operation."""
+        if self.synchronized:
+            error_barrier(self.trainer.accelerator)
+
+    def forget_weights(self) -> None:
+        """Makes the next call send the weights again."""
+        for agent in self.agents.values():
+            agent.sent_steps.clear()
+
+
 def sample_level(
     agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int, accelerator: Accelerator
 ) -> dict[str, list[Completions]]:
@@ -511,13 +546,11 @@ def make_generations(
             "model_impl": args.vllm_model_impl,
             "trust_remote_code": args.trust_remote_code,
         }
-        if with_adapters or args.vllm_weight_transfer == "files":
+        if with_adapters or (args.vllm_mode == "server" and args.vllm_weight_transfer == "files"):
             folder = Path(cast(str, args.vllm_adapter_dir or args.output_dir)).resolve()
             kwargs["folder"] = folder / f"vllm-{uuid.uuid4().hex}"
         generation = AdapterGeneration(**kwargs) if with_adapters else AgentGeneration(**kwargs)
         generations |= dict.fromkeys(roles, generation)
-        if args.vllm_mode == "server" and accelerator.is_main_process:
-            check_logprobs_mode(generation.vllm_client)
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one
         # engine need the same seed
@@ -544,27 +577,33 @@ def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[s
     }
 
 
-# Checks before anything is started
+def check_engine(role: str, numbers: list[float], step: int) -> float:
+    """
+    Returns the mean difference between the log-probabilities of the engine and of the policy, in nats per token.
 
+    Args:
+        role (`str`): The agent.
+        numbers (`list[float]`): The numbers of [`~trainers.base.loss.sampling_correction`], summed over a batch.
+        step (`int`): The optimizer step.
 
-def check_vllm(policies: dict[str, PreTrainedModel | PeftModel], args: RolloutConfig) -> None:
-    """Raises `ValueError` if vLLM cannot sample for a team as configured."""
-    groups = roles_by_model(policies)
-    if args.vllm_mode == "server":
-        server_urls(groups, args)
-    elif args.vllm_enable_sleep_mode and len(groups) > 1:
-        raise ValueError(
-            f"`vllm_enable_sleep_mode` works with one engine per process, and the team's {len(groups)} models "
-            "need one "
-            "each. Turn it off, let the agents share a model, or use `vllm_mode='server'`."
+    Raises:
+        EngineError: The weights of the engine seem to differ from the trained ones: the difference is too large, too
+            many ratios are out of bounds, or too many log-probabilities are missing.
+    """
+    outside, number, total, compared, sampled = numbers
+    difference, share, missing = total / max(1, compared), outside / max(1, number), 1 - compared / max(1, sampled)
+    if sampled and missing > 0.5:
+        raise EngineError(f"vLLM returned no log-probabilities for {missing:.0%} of the tokens of agent {role!r}.")
+    if difference > LARGEST_DIFFERENCE or share >= LARGEST_SHARE_OUTSIDE:
+        raise EngineError(
+            f"Step {step}: the log-probabilities with which vLLM sampled for agent {role!r} differ from the policy's "
+            f"by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of the bounds of the "
+            f"sampling correction (limits: {LARGEST_DIFFERENCE} nats, {LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other "
+            "weights than the trainer: restart it with the agent's own model, and resume. A server needs "
+            "`--logprobs-mode processed_logprobs`. If only its precision differs, set "
+            "`vllm_importance_sampling_mode: token_truncate`, or weaken `top_p` and the like."
         )
-    for role, model in policies.items():
-        # An engine loads the model by its name
-        if args.vllm_mode == "colocate" and not (model.name_or_path and find_file(model.name_or_path, MODEL_CONFIG)):
-            raise ValueError(
-                f"The model of agent {role!r} was loaded from {model.name_or_path!r}, where vLLM finds no "
-                "config.json: start from a model id or from the agent's own folder."
-            )
+    return difference
 
 
 def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:
@@ -599,13 +638,3 @@ def max_lora_rank(configs: Sequence[LoraConfig]) -> int:
 
     rank = max(max([config.r, *(config.rank_pattern or {}).values()]) for config in configs)
     return min((choice for choice in get_args(MaxLoRARanks) if choice >= rank), default=rank)
-
-
-def check_logprobs_mode(client: VLLMClient) -> None:
-    """Raises `ValueError` if a server reports other log-probabilities than those with which it samples."""
-    mode = client.get_server_info()["model_config"]["logprobs_mode"]
-    if mode != "processed_logprobs":
-        raise ValueError(
-            f"The vLLM server at {client.base_url} runs with `--logprobs-mode {mode}`, so its log-probabilities "
-            "cannot be compared with the trainer's. Restart it with `--logprobs-mode processed_logprobs`."
-        )

@@ -20,7 +20,6 @@ from .wire import DataOnly
 
 
 # The docstring of `Program` says what each experiment changes
-STATE = "the helper keeps a state"
 MAX_CALLS = 20_000  # whose answers are compared
 MAX_WRAPPINGS = 100  # containers around a value that are taken off
 MAX_CONVERTED = 1_000_000  # parts of a value that is converted
@@ -43,7 +42,7 @@ class Ablation:
         self.experiment = experiment
         self.ask = ask
         self.references = DataOnly()
-        self.unfit = ""  # why, as the control found, experiments show nothing
+        self.unfit = False  # whether the control found that experiments show nothing
         self.asked: list[tuple[dict, str]] = []  # during the control, the calls and the texts of the answers
         self.results: dict[str, str] = {}  # these by the texts of the calls
         self.constant: Any = _NOTHING  # the helper's first value
@@ -99,10 +98,8 @@ class Ablation:
         """Keeps an answer. Looks for two for the same arguments, which only a helper that keeps a state gives."""
         text = json.dumps(answer)  # in which values that are equal in Python, such as 0.0 and -0.0, differ
         self.asked.append((question, text))
-        if self.results.setdefault(json.dumps(question), text) != text:
-            self.unfit = STATE
-        if len(self.asked) > MAX_CALLS:
-            self.unfit = "the helper is called too often to compare its answers"
+        if self.results.setdefault(json.dumps(question), text) != text or len(self.asked) > MAX_CALLS:
+            self.unfit = True
 
     def repeat(self) -> None:
         """
@@ -110,7 +107,7 @@ class Ablation:
         state gives other answers: no call is then at the place where it was.
         """
         calls = (*reversed(self.asked), *self.asked)
-        self.unfit = "" if all(json.dumps(self.ask(question)) == text for question, text in calls) else STATE
+        self.unfit = any(json.dumps(self.ask(question)) != text for question, text in calls)
 
 
 def _in_form_of(value: Any, first: Any) -> Any:

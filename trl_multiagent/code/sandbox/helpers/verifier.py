@@ -176,7 +176,7 @@ class Evaluation:
 
     def _repeat_calls(self, ablation: Ablation) -> None:
         """Has a new process of the helper answer the calls of the control again."""
-        ablation.unfit = "the helper did not answer again"
+        ablation.unfit = True  # unless the helper answers again
         self.timeout = self.clock.limit = self.timeout * 2 * len(self.results)  # for all calls together
         self.clock.start_candidate()
         self._begin_limit(self.timeout)
@@ -327,20 +327,14 @@ class Evaluation:
             raise WireError("a message that breaks the protocol")
         return answer["defined"]
 
-    def end_candidate(self, command: bytes = b"K") -> int:
-        """
-        Ends the candidate's process, and its helper's, and records what they used. Returns the signal that had already
-        ended it, or 0.
-        """
+    def end_candidate(self, command: bytes = b"K") -> None:
+        """Ends the candidate's process, and its helper's, and records what they used."""
         processes, self.process, self.helper = (self.process, self.helper), None, None
-        signals = [0]
         for process in processes:
             if process:
                 ending = process.end(command)
                 self.memory_mb = max(self.memory_mb, ending["memory_mb"])
                 self.cpu_seconds += ending["cpu_seconds"]
-                signals.append(ending["signal"])
-        return max(signals)
 
     def _record(self, error: BaseException) -> None:
         """Records what ended a call or the definitions, and ends a process that can no longer be used."""
@@ -355,8 +349,7 @@ class Evaluation:
         elif isinstance(error, (Died, WireError)):
             self.ended_candidates += 1
             self.suspicious.add("ended its process" if isinstance(error, Died) else "broke the protocol")
-            if number := self.end_candidate(b"D" if isinstance(error, Died) else b"K"):
-                error.args = (f"{error} ({signal.Signals(number).name})",)
+            self.end_candidate(b"D" if isinstance(error, Died) else b"K")
         elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
 
@@ -383,31 +376,38 @@ class Evaluation:
         """
         Returns the value of a call of the program's function. Makes the call's changes of its arguments here, too.
         """
-        question = wire.encode_call(function, args, kwargs, self.references)
-        question["id"] = _unpredictable()
-        answer = self._converse(self.process, question)
-        if answer.get("id") != question["id"]:
-            raise WireError("a message that breaks the protocol")
+        answer = self._answer(self.process, wire.encode_call(function, args, kwargs, self.references))
         self._count_calls(answer.get("calls"))
         if "raised" in answer:
             raise self._raised(answer)
-        if not _well_formed(answer, len(args) + len(kwargs)):
-            raise WireError("a message that breaks the protocol")
         return wire.accept(answer, (*args, *kwargs.values()), self.references)
 
     def _ask_helper(self, question: dict) -> dict:
         """Returns the helper's answer to a call, which is not decoded."""
-        question = question | {"id": _unpredictable()}
         try:
-            self.helper.send(question)
-            answer = self.helper.receive()
-            if answer.get("id") != question["id"]:
-                raise WireError("a message that breaks the protocol")
-            if "raised" not in answer and not _well_formed(answer, len(question["args"]) + len(question["kwargs"])):
-                raise WireError("a message that breaks the protocol")
+            answer = self._answer(self.helper, question)
         except WireError as error:  # after which it cannot be asked again
             raise Died(str(error)) from error
         return {name: answer[name] for name in ("raised", "value", "changed") if name in answer}
+
+    def _answer(self, process: Process, question: dict) -> dict:
+        """
+        Returns a process's answer to a call. It has the right parts; the values in them are checked when they are
+        decoded. It cannot be written in advance, because it has to repeat an unpredictable number.
+        """
+        question = question | {"id": int.from_bytes(os.urandom(6), "little")}
+        answer = self._converse(process, question)
+        changed = answer.get("changed")
+        arguments = range(len(question["args"]) + len(question["kwargs"]))
+        well_formed = "raised" in answer or (
+            "value" in answer
+            and type(changed) is list
+            and all(type(change) is list and len(change) == 2 and type(change[0]) is int for change in changed)
+            and all(number in arguments for number, _ in changed)
+        )
+        if answer.get("id") != question["id"] or not well_formed:
+            raise WireError("a message that breaks the protocol")
+        return answer
 
     def _converse(self, process: Process, message: dict) -> dict:
         """Sends a message to a process, answers its calls, and returns its answer."""
@@ -477,19 +477,3 @@ def _result(status: str, source: str = "", error: str = "") -> types.SimpleNames
 @functools.lru_cache(maxsize=4096)
 def _compile(source: str) -> types.CodeType:
     return compile(source, "<checks>", "exec", dont_inherit=True)
-
-
-def _unpredictable() -> int:
-    """Returns the number of a call. An answer cannot be written in advance, because it has to repeat the number."""
-    return int.from_bytes(os.urandom(6), "little")
-
-
-def _well_formed(answer: dict, arguments: int) -> bool:
-    """Returns whether an answer has the right parts. The values in them are checked when they are decoded."""
-    changed = answer.get("changed")
-    return (
-        "value" in answer
-        and type(changed) is list
-        and all(type(change) is list and len(change) == 2 and type(change[0]) is int for change in changed)
-        and all(0 <= number < arguments for number, _ in changed)
-    )

@@ -128,6 +128,22 @@ def _decimal_text(value: Decimal) -> str:
     return text
 
 
+def _moment(kind: Any, length: int) -> Codec:
+    """Returns a date and time, or a time, with its zone and fold. Its text without a zone has this length."""
+
+    def read(value: Any) -> list:
+        zone, offset = kind.tzinfo.__get__(value), kind.utcoffset(value)
+        if type(zone) is not timezone:  # a class of the program or of zoneinfo, which has no data here
+            zone = None if offset is None else timezone(offset)
+        return [kind.isoformat(value, timespec="microseconds")[:length], zone, kind.fold.__get__(value)]
+
+    def build(parts: list) -> Any:
+        text, zone, fold = parts
+        return kind.fromisoformat(text).replace(tzinfo=zone, fold=fold)
+
+    return read, build
+
+
 def _defaults(parts: list) -> collections.defaultdict:
     factory, *items = parts
     if factory is not None and not callable(factory):
@@ -165,14 +181,15 @@ _PLAIN: dict[type, Codec] = {  # type: (its parts, the value that they make)
     Fraction: _integers(
         MAX_RATIO, lambda value: [Fraction.numerator.fget(value), Fraction.denominator.fget(value)], Fraction
     ),
-    # A time zone is sent as its offset, without its name
-    **{kind: _one(str, kind.isoformat, kind.fromisoformat) for kind in (date, datetime, time)},
+    date: _one(str, date.isoformat, date.fromisoformat),
+    datetime: _moment(datetime, len("2024-01-02T03:04:05.000006")),
+    time: _moment(time, len("03:04:05.000006")),
     timedelta: _integers(
         MAX_BOUND,
         lambda value: [getattr(timedelta, name).__get__(value) for name in ("days", "seconds", "microseconds")],
         timedelta,
     ),
-    timezone: _one(timedelta, lambda value: value.utcoffset(None), timezone),
+    timezone: (timezone.__getinitargs__, lambda parts: timezone(*parts)),
 }
 _BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
     "iterator": iter,

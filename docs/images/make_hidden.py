@@ -1,0 +1,64 @@
+"""
+Draws docs/images/hidden.png: what two copies of SmolLM2 say before and after they were trained on `hidden`.
+
+    make demo-real && python docs/images/make_hidden.py outputs/demo-real/<run>/evaluation
+"""
+
+import sys
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+
+from trl_multiagent.configs.recipes.real.demo import policies_of, talks_of
+
+
+SPEAKER, DECIDER = ("#4c78a8", "#e8f0f8"), ("#f58518", "#fdf0e2")
+RIGHT, WRONG, GREY = "#2e7d32", "#b3261e", "#555555"
+ITEMS, COLUMNS = 3, (0.25, 6.45)  # the first held-out items; left edges of before and after
+
+
+def bubble(axes, x, y, width, text, color):
+    edge, fill = color
+    style = "round,pad=0.02,rounding_size=0.12"
+    axes.add_patch(FancyBboxPatch((x, y - 0.24), width, 0.48, boxstyle=style, ec=edge, fc=fill, lw=1.2))
+    axes.text(x + 0.14, y, text, va="center", fontsize=10.5, color="#222222")
+
+
+def draw(axes, evaluation):
+    names, policies = policies_of(evaluation)
+    talks = [talks_of(evaluation, names["untrained"]), talks_of(evaluation, names["trained"])]
+    y = 0.0
+    for left, when, key in zip(COLUMNS, ("untrained", "after 12 steps"), ("untrained", "trained"), strict=True):
+        right = policies[names[key]]["results"]["turn_2"]["reward"]["mean"]
+        title = f"{when}: {right:.0%} right on new words"
+        axes.text(left, 0.75, title, fontsize=12, weight="bold", color="#222222")
+    for number in range(ITEMS):
+        secret = talks[0][number][0]["prompts"]["speaker"].split(" is hidden")[0].split()[-1]
+        axes.text(COLUMNS[0], y + 0.28, f"in the box: {secret}", fontsize=10, style="italic", color=GREY)
+        for left, talk in zip(COLUMNS, talks, strict=True):
+            turns = talk[number]
+            said = [text.replace("\n", " ") for turn in turns for text in turn["completions"].values()]
+            bubble(axes, left, y - 0.15, 4.7, said[0], SPEAKER)
+            bubble(axes, left + 0.6, y - 0.75, 4.7, said[-1], DECIDER)
+            sign, color = ("✓", RIGHT) if turns[-1]["reward"] else ("✗", WRONG)
+            axes.text(left + 5.5, y - 0.75, sign, va="center", fontsize=15, color=color)
+        y -= 1.65
+    cut = policies[names["trained, messages cut"]]["results"]["turn_2"]["reward"]["mean"]
+    below = (
+        f"blue: the speaker, who knows; orange: the decider. Messages cut: {cut:.0%}. Without messages, 25 % at most."
+    )
+    axes.text(COLUMNS[0], y + 0.3, below, fontsize=10, color=GREY)
+    axes.set_xlim(0, 12.3)
+    axes.set_ylim(y + 0.1, 1.15)
+    axes.axis("off")
+
+
+def save(evaluation, path):
+    figure = Figure(figsize=(10.5, 5), layout="constrained")
+    draw(figure.subplots(), evaluation)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    save(Path(sys.argv[1]), Path(__file__).with_name("hidden.png"))
