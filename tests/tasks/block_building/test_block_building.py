@@ -15,7 +15,6 @@ from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.tasks.block_building import BlockBuildingEnvironment, load_block_dataset
 from trl_multiagent.tasks.block_building.data import (
     DEMO_PALETTES,
-    FONT,
     BlockDataset,
     demo_items,
     demonstrate,
@@ -240,14 +239,6 @@ def test_contradictions_and_other_spellings_in_settings():
     assert environment.palettes["a"] == ("stone",)
     house = {**HOUSE, "inventory": [["S", "minecraft:stone"], ["W", "glass"]]}
     assert read_target(house) == read_target(HOUSE)
-
-
-def test_letters_are_different_and_strings_have_their_size():
-    assert len(FONT) == 26 == len(set(FONT.values()))
-    assert all(len(rows) == 5 and {len(row) for row in rows} == {5} for rows in FONT.values())
-    target = read_target(text_item("to", spacing=3, z=4))
-    assert (target.low, target.high) == ((0, 0, 4), (12, 4, 4)) and len(target.blocks) == 21
-    assert len(load_block_dataset("str_build", "[8:]")) == 2 and len(load_block_dataset("house_build", "[:8]")) == 8
 
 
 def test_files_are_read_and_checked(tmp_path):

@@ -180,13 +180,6 @@ def test_division(num_agents, division, expected):
     assert divide(item, num_agents, division) == expected
 
 
-def test_balanced_prefers_even_work_to_calls_that_cross():
-    item = {"methods": [*"abc"], "uses": [["b"], [], []], "weights": [1, 1, 8], "parameters": [1, 1, 1]}
-    assert divide(item, 2, "balanced") == [["a", "b"], ["c"]]
-    item |= {"methods": ["a"], "uses": [[]], "weights": [1]}
-    assert divide(item, 2, "balanced") == [["a"], []]
-
-
 def merged(item, first, second):
     division = [["push", "pop"], ["half"]]
     return merge(item, [read_answer(text, "Stack") for text in (first, second)], division)

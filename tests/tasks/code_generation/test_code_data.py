@@ -116,8 +116,6 @@ def test_a_malformed_row_names_file_row_and_field(tmp_path, changes, message):
 def test_a_malformed_mbpp_row_names_file_row_and_field(tmp_path):
     for changes, message in (
         ({"code": ...}, "field `code` is missing"),
-        ({"task_id": "2"}, "field `task_id` must be an integer, not text"),
-        ({"test_list": "assert add(1) == 2"}, "field `test_list` must be a list, not text"),
         ({"test_list": ["add(1) == 2"]}, "field `test_list`, .* is not one assert"),
         ({"test_list": ["assert sub(1) == 2"]}, "field `code` defines no function that every entry"),
     ):
@@ -184,18 +182,6 @@ def test_the_name_of_the_helper_is_taken_in_a_team(tmp_path, changes, field):
 
 
 # Prompts and MBPP's schema
-
-
-def test_what_a_prompt_gives():
-    problem = read_problem(
-        'import math\r\nFIX = ")"\r\n\r\ndef helper(a):\r\n    return a\r\n\r\n'
-        '@staticmethod\r\ndef f(a, *b: int, c=(1, [2]), d="x):") -> dict[str, int]:\r\n    """def f(z): ..."""\r\n',
-        "f",
-    )
-    assert problem.prefix == 'import math\nFIX = ")"\n\ndef helper(a):\n    return a'
-    assert problem.signature == "def f(a, *b: int, c=(1, [2]), d='x):') -> dict[str, int]:"
-    assert read_problem("def f():\n", "f").signature == "def f():"
-    assert read_problem("def f():\n", "f").prefix == ""
 
 
 def test_an_mbpp_row_in_humaneval_form(tmp_path):

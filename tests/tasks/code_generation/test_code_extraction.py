@@ -100,7 +100,8 @@ def test_two_fenced_blocks_are_one_program_whose_future_imports_come_first():
         "```python\ndef h(x):\n    return x + 1\n```\nthen\n```\nfrom __future__ import annotations\ndef f(x: "
         "Unknown):\n    return h(x)\n```"
     )
-    assert run(facts(text, aux="").source)["f"](1) == 2
+    result = facts(text, aux="", prompt="import math\n" + PROMPT)
+    assert run(result.source)["f"](1) == 2 and result.setup == "import math"
 
 
 def test_the_last_definition_counts():
@@ -168,14 +169,6 @@ def test_a_script_changes_nothing_that_the_function_needs(script):
     assert ast.dump(ast.parse(extract_code(code + script, "f"))) == ast.dump(ast.parse(code))
 
 
-@pytest.mark.parametrize("call", ["f(N)", "0"])
-def test_calls_are_kept_but_not_those_of_a_script(call):
-    build = "N = []\ndef build():\n    N.append(1)\nbuild()\ndef f(x):\n    return N[x]\n"
-    script = f"def main():\n    global N\n    N = int(input())\n    print({call})\nmain()\n"
-    source = extract_code(build + script, "f")
-    assert "\nmain()" not in source and "\nbuild()" in source
-
-
 def test_characters_in_strings_stay_as_they_are():
     text = "def f(x):\n    return '\u00a0\u200b\ufeff' + x\n"
     for answer in (text, f"Sure (yes:\n```\n{text}```\n"):
@@ -194,22 +187,6 @@ def test_a_cut_off_tail_is_dropped_but_not_the_function_itself():
 def test_statements_on_one_line_and_bytes_columns():
     source = extract_code("É = 'é'; y = 2; print(y); z = y + 1\ndef f(x): return x + z + len(É)", "f")
     assert run(source)["f"](0) == 4 and "print" not in source
-
-
-def test_future_imports_come_first_in_the_program():
-    answer = "from __future__ import annotations\n\ndef {}(x: Unknown):\n    return x\n"
-    result = analyze("import math\n" + PROMPT, "f", answer.format("aux"), answer.format("f"))
-    assert run(result.source)["f"](5) == 5
-    assert "import math" in result.source and result.setup == "import math"
-
-
-def test_the_program_is_prefix_aux_main_and_the_setup_is_the_prefix_alone():
-    prompt = "import math\n\ndef poly(x):\n    return x * 2\n\n" + PROMPT
-    result = facts("def f(xs):\n    return poly(aux(xs))", prompt=prompt)
-    assert run(result.source)["f"](4) == 8
-    assert run(result.setup)["poly"](4) == 8
-    hijack = facts("def poly(x):\n    return 0\ndef f(xs):\n    return 0", prompt=prompt)
-    assert run(hijack.setup)["poly"](4) == 8
 
 
 # How much of a completion is the function
@@ -243,14 +220,9 @@ def test_a_completion_that_is_the_function_and_what_it_needs(text):
     ("text", "most"),
     [
         (FUNCTION * 10, 0.1),
-        (FUNCTION + "".join(f"def g{n}(x):\n    return g{n - 1}(x)\n" for n in range(10)), 0.15),
-        (FUNCTION + "def g(x):\n    return (x\n", 0.6),
         ("try:\n    def f(x):\n        return 2\nexcept E:\n    pass\n" * 10, 0.0),
-        (FUNCTION + "f.a = 1\n" * 10, 0.4),
         (FUNCTION + "# junk\n" * 10, 0.3),
         (FUNCTION + "f(1)\nprint(f(2))\nassert f(3)\ny = f(4)\n" * 5, 0.2),
-        ("import math\n" * 10 + FUNCTION.replace("x + 1", "math.floor(x)"), 0.3),
-        ("def f(x):\n    y y = 1\n    return x\n" + "def g(x):\n    return x\n" * 9, 0.2),
         ("def f(x):\n    return 1\n" + "#" * MAX_CHARS, 0.0),
     ],
 )
@@ -282,23 +254,16 @@ def test_a_function_with_a_result_is_a_definition_of_aux_and_of_the_entry_point(
     ("text", "problem"),
     [
         ("def aux(x):\n    # return x\n    '''return x'''\n    y = 'return x'", "does not return a value"),
-        ("def aux(x):\n    if x:\n        return None\n    return", "does not return a value"),
         ("def aux(x):\n    def g():\n        return 1\n    g()", "does not return a value"),
         ("def aux(x):\n    return 1\ndef aux(x):\n    x = 2", "does not return a value"),
-        ("def aux(xs):\n    xs.sort()", "does not return a value"),
-        ("aux = lambda x: x", "no function `aux`"),
         ("def g(x):\n    pass\naux = g", ""),
         ("def g():\n    def aux(x):\n        return x\n    return 1", "no function `aux`"),
         ("'''\ndef aux(x):\n    return x\n'''", "no function `aux`"),
-        ("I cannot help with that.", "no function `aux`"),
         ("aux = 5", ""),
-        ("a = b\nb = a\naux = a", ""),
         ("from math import gcd as aux", ""),
         ("def aux(x):\n    return 1\ndel aux", ""),
         # neither a value nor an effect
         ("def aux(x):\n    x = list(x)\n    x.sort()", ""),
-        ("import math\ndef aux(x):\n    math.floor(x)", ""),
-        ("def aux(x):\n    raise ValueError", ""),
         ("def g(x):\n    return 1\ndef aux(x):\n    g(x)", ""),
     ],
 )
@@ -307,28 +272,6 @@ def test_what_has_no_result_is_no_definition(text, problem):
     assert found and problem in found
     result = analyze(PROMPT, "f", None, text.replace("aux", "f"))
     assert result.main_problem
-
-
-@pytest.mark.parametrize(
-    ("main", "defined"),
-    [
-        ("def f(xs):\n    return [x for x xs]", True),
-        ("def f(xs):\n    if xs\n        return 1\n    return 2", True),
-        ("def f(xs):\n    ys ys = 1\n    # return ys", False),
-        ("def f(xs:\n    return 1", False),
-    ],
-)
-def test_a_slip_inside_a_function_costs_the_syntax_but_not_the_definition(main, defined):
-    result = analyze(PROMPT, "f", AUX, main)
-    assert (not result.main_problem) == defined
-    assert "code for `f`, line" in result.syntax_problem
-    assert not result.aux_problem and not result.names_aux
-
-
-def test_the_syntax_problem_names_part_line_and_column():
-    result = analyze(PROMPT, "f", "def aux(x):\n    y = 1\n    return x x\n", "def f(xs):\n    return 1\n")
-    assert result.syntax_problem.startswith("code for `aux`, line 3, column ")
-    assert not analyze(PROMPT, "f", None, "def f(xs):\n    return 1\n").syntax_problem
 
 
 # Collaboration
@@ -340,10 +283,7 @@ def test_the_syntax_problem_names_part_line_and_column():
         "def f(xs):\n    return [aux(x) for x in xs]",
         "def f(xs):\n    def g(x):\n        return aux(x)\n    return g(xs) + 1",
         "def h(x):\n    return aux(x)\ndef f(xs):\n    return list(map(h, xs))",
-        "def f(xs):\n    return 0\ndef f(xs):\n    return aux(xs) + 1",
         "def f(xs):\n    xs.sort(key=aux)\n    return xs",
-        "def f(xs):\n    if (g := aux):\n        return g(xs) + 1",
-        "def f(xs):\n    global aux\n    return aux(xs) + 1",
         "OPS = []\nOPS.append(aux)\ndef f(xs):\n    return OPS[0](xs) + 1",
         "def d(g):\n    def w(x):\n        return aux(g(x))\n    return w\n@d\ndef f(xs):\n    return 1",
     ],
@@ -359,10 +299,8 @@ def test_what_calls_aux_or_hands_it_on_names_it(main):
         "def f(xs):\n    '''aux(xs)'''\n    y = 'aux(xs)'  # aux(xs)\n    return y",
         "def f(xs, aux=len):\n    return aux(xs) + 1",
         "def f(xs):\n    def aux(y):\n        return y\n    return aux(xs) + 1",
-        "def f(xs):\n    return [aux(1) for aux in xs]",
         "def aux(x):\n    return 5\ndef f(xs):\n    return aux(xs) + 1",
         "def unused(x):\n    return aux(x)\ndef f(xs):\n    return 1",
-        "def f(xs):\n    global aux\n    aux = len\n    return aux(xs) + 1",
         "def f(xs):\n    return 1\ny = aux(1)",
     ],
 )
@@ -389,10 +327,8 @@ def test_an_entry_point_from_aux_does_not_count_and_does_not_harm():
     [
         ("def f(xs):\n    '''Docstring.'''\n    # comment\n    return aux(sorted(xs))", True),
         ("def f(xs):\n    y: list = aux(xs)\n    z = y\n    return z", True),
-        ("def f(xs):\n    [xs.y] = [aux(xs)]\n    return xs.y", False),
         ("def f(xs):\n    return list(map(aux, xs))", False),
         ("def f(xs):\n    g = lambda x: aux(x) + 1\n    return g(xs)", False),
-        ("def f(xs):\n    g = aux\n    g = len\n    return g(aux(xs))", False),
         ("def f(xs):\n    return [aux(xs)]", False),
         ("def f(xs):\n    y = aux(xs)\n    return y[0]", False),
         ("def f(xs):\n    if not xs:\n        return 0\n    return aux(xs)", False),

@@ -154,14 +154,6 @@ def test_collaboration_is_what_running_the_tests_shows(sandbox, main, static, ex
     assert score(sandbox, AUX, main, collaboration="static").reward == pytest.approx(static)
 
 
-def test_timeouts_are_counted_and_what_was_not_run_is_not_passed():
-    fake = FakeSandbox("passed", "timeout", "timeout", "not_run")
-    outcome = score(fake, AUX, MAIN)
-    assert outcome.metrics["timeouts"] == 2.0
-    assert outcome.metrics["tests_passed"] == 1.0 and outcome.metrics["execution_reward"] == 0.25
-    assert outcome.reward == pytest.approx(0.4 + 0.6 + 0.5 + 0.25 + 1.5)
-
-
 def test_one_batch_is_one_call_of_the_sandbox_and_the_order_is_kept(sandbox):
     environment = CodeGenerationEnvironment(sandbox=sandbox)
     mains = [MAIN, "", BROKEN.format("f"), "def f(xs):\n    return 0\n", MAIN]

@@ -10,7 +10,7 @@ from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 from trl_multiagent.tasks.code_generation import reward as reward_module
 from trl_multiagent.tasks.code_generation.reward import analyze
 
-from typical_pairs import ALL_AUX, EVEN, ITEM, SUM_OF_SQUARES
+from typical_pairs import EVEN, ITEM, SUM_OF_SQUARES
 
 
 SOLO = 2.1  # what one agent earns that solves the task alone
@@ -28,9 +28,6 @@ def alone(*lines, before=""):
 MACHINERY = {
     "sleeps longer than the deadline of an experiment":
         (ONE, alone("aux(xs)", "time.sleep(0.5)", before="import time\n")),
-    "asks whether an iterator is lazy": (
-        "READ = []\ndef aux(xs):\n    return (READ.append(x) for x in xs)\n",
-        alone("value = aux([1])", "if READ or not hasattr(value, '__next__'):", "    return None")),
     "notices copies": (
         "HEARD = []\nclass A:\n    def __deepcopy__(self, memo):\n        HEARD.append(1)\n        return self\n"
         "def aux(xs):\n    return [A()]\n",
@@ -61,8 +58,6 @@ BOXED = {
     for name, before, aux, main in (
         ("a named tuple", "from collections import namedtuple\nB = namedtuple('B', 'v')\n", "B(SQUARES)", "aux(xs).v"),
         ("a partial", "from functools import partial\n", "partial(int, SQUARES)", "aux(xs)()"),
-        ("five lists", "", "[[[[[SQUARES]]]]]", "aux(xs)[0][0][0][0][0]"),
-        ("a text of a float", "", "str(float(SQUARES))", "int(float(aux(xs)))"),
     )
 }
 BOXED["a generator that calls itself"] = (
@@ -83,7 +78,6 @@ GATES = {
     "a gate on a constant": (ONE, alone("if aux(xs) != 1:", "    return None")),
 }  # fmt: skip
 G = "def g(xs):\n    return [x for x in xs if x % 2 == 0]\n"
-HELP = "def aux(xs):\n    return help(xs)\n"
 REPLACED = {
     "main's entry point does aux's work": (
         "def aux(*a):\n    return f(*a, 1)\n",
@@ -91,9 +85,6 @@ REPLACED = {
         "aux(xs))\n",
     ),
     "aux looks a global name up": ("def aux(xs):\n    return globals()['g'](xs)\n", G + SUM_OF_SQUARES),
-    "main writes the function that aux calls": (
-        "def aux(*xs):\n    return help(*xs)\n",
-        "def help(xs):\n    return [x for x in xs if x % 2 == 0]\n" + SUM_OF_SQUARES),
 }  # fmt: skip
 # What passes between the agents is data: objects and functions of the program could do the other agent's work
 CODE = {
@@ -122,10 +113,7 @@ KEPT = {
         f"def f(xs):\n    d = aux()\n    for k, x in enumerate(xs):\n        if x % 2 == 0:\n            {fill}\n "
         f"   return {total}\n",
     )
-    for kind, fill, total in (
-        ("deque()", "d.append(x * x)", "sum(d)"),
-        ("defaultdict(int)", "d[0] += x * x", "d[0]"),
-    )
+    for kind, fill, total in (("deque()", "d.append(x * x)", "sum(d)"),)
 }
 KEPT |= {
     "returns the last argument": (
@@ -134,12 +122,6 @@ KEPT |= {
     "counts its calls": (
         "N = []\ndef aux():\n    N.append(1)\n    return len(N)\n",
         alone("v = aux()", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
-    "counts its calls in the order of a dictionary": (
-        "N = []\ndef aux():\n    N.append(1)\n    return {k % 20: 0 for k in range(len(N), len(N) + 20)}\n",
-        alone("v = str(aux())", "if v in SEEN:", "    return None", "SEEN.append(v)", before="SEEN = []\n")),
-    "counts calls whose arguments differ": (
-        "N = []\ndef aux(x):\n    N.append(1)\n    return len(N)\n",
-        alone("SEEN.append(aux(len(SEEN)))", "if SEEN[-1] != len(SEEN):", "    return None", before="SEEN = []\n")),
     "keeps the arguments of three calls ago": (
         "OLD = [0] * 3\ndef aux(x):\n    OLD.append(x)\n    return OLD[-4]\n",
         f"N = []\ndef f(xs):\n    for k in ({SQUARES}, 0, 0):\n        N.append(1)\n        aux((len(N), k))\n"
@@ -157,24 +139,17 @@ KEPT |= {
     "is a recursion through the entry point": (
         "def aux(xs):\n    return f(xs[1:]) if xs else 0\n",
         "def f(xs):\n    return aux(xs) + (xs[0] ** 2 if xs and xs[0] % 2 == 0 else 0)\n"),
-    "a set": (ALL_AUX.replace("return ", "return [") + "]\n", "def f(xs):\n    return max(set(aux(xs)))\n"),
 }  # fmt: skip
 # Texts that use more of the other agent than its function, or the interpreter
 TEXTS = {
     "main fills aux's table": (
         "T = {'g': 0}\ndef aux(xs):\n    return T['g'](xs)\n",
         "def f(xs):\n    T['g'] = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x in aux(xs))\n"),
-    "main takes aux's variable": (
-        "BOX = []\ndef aux():\n    return BOX.pop()\n",
-        f"def f(xs):\n    BOX.append({SQUARES} + 1)\n    return aux() - 1\n"),
     "an attribute of another name of aux": (
         "def aux(xs):\n    return aux.h(xs)\n",
         "def f(xs):\n    k = aux\n    k.h = lambda xs: [x for x in xs if x % 2 == 0]\n    return sum(x * x for x "
         "in aux(xs))\n",
     ),
-    "both have a table": (
-        "memo = {}\ndef aux(k):\n    return memo[k] - 1\n",
-        f"memo = {{}}\ndef f(xs):\n    memo[len(xs)] = {SQUARES} + 1\n    return aux(len(xs))\n"),
 }  # fmt: skip
 # Honest pairs
 IN_PLACE = "def aux(xs):\n    for x in xs[:]:\n        if x % 2:\n            xs.remove(x)\n"
@@ -182,10 +157,6 @@ HONEST = {
     "aux returns a fraction, main asks for its denominator": (
         "from fractions import Fraction\ndef aux(x):\n    return Fraction(x, 2)\n",
         "def f(xs):\n    return sum(x * x for x in xs if aux(x).denominator == 1)\n"),
-    "a seeded shuffle": (
-        "import random\ndef aux(xs):\n    ys = [x for x in xs if x % 2 == 0]\n    random.Random(1).shuffle(ys)\n  "
-        "  return ys\n",
-        SUM_OF_SQUARES),
     "aux is a generator that calls itself": (
         "def aux(xs):\n    if xs:\n        if xs[0] % 2 == 0:\n            yield xs[0]\n        yield from "
         "aux(xs[1:])\n",
@@ -197,13 +168,6 @@ HONEST = {
     ),
     "works in place and returns its argument":
         (IN_PLACE + "    return xs\n", "def f(xs):\n    aux(xs)\n    return sum(x * x for x in xs)\n"),
-    "counts in its argument and returns it": (
-        "def aux(known, x):\n    known[x] = known.get(x, 0) + 1\n    return known\n",
-        "def f(xs):\n    known = {}\n    for x in xs:\n        known = aux(known, x)\n"
-        "    return sum(k * x * x for x, k in known.items() if x % 2 == 0)\n"),
-    "selects one of its arguments": (
-        "def aux(zero, x):\n    return zero if x % 2 else x\n",
-        "def f(xs):\n    return sum(aux(0, x) ** 2 for x in xs)\n"),
     "works with a class of its own": (
         "class Node:\n    def __init__(self, x, next=None):\n        self.x = x\n        self.next = next\n"
         "def aux(xs):\n    node, kept = None, []\n    for x in xs:\n        node = Node(x, node)\n"
@@ -215,11 +179,6 @@ HONEST = {
         "TESTS = {'even': lambda x: x % 2 == 0}\ndef aux(xs, test=TESTS['even']):\n    return [x for x in xs if "
         "test(x)]\n",
         SUM_OF_SQUARES),
-    "compares the identity of lists and formats with a template":
-        (EVEN, (
-            "def f(xs):\n    ys = aux(xs)\n    text = '{0' + '}'\n    return int(text.format(sum(x * x for x "
-            "in ys if ys is not xs)))\n"
-        )),
     "imports of both overlap": (
         "from typing import List\nimport math\ndef aux(xs: List[int]):\n    return [x for x in xs if math.gcd(x, "
         "2) == 2]\n",

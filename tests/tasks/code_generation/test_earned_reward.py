@@ -9,7 +9,6 @@ import pytest
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.tasks.code_generation.item_facts import (
-    ItemFacts,
     facts_program,
     prompt_examples,
     read_facts,
@@ -74,17 +73,6 @@ def test_everything_about_collaboration_is_scaled_by_the_share_of_the_tests(sand
     assert outcome.reward == pytest.approx(0.6 + 0.5 + (1.0 + 0.4 + 0.5 + 1.0) * 2 / 3)
 
 
-def test_gates_on_a_constant_and_on_presence_earn_no_more_than_a_single_agent(sandbox):
-    gates = [
-        ("def aux(xs=None):\n    return 1", f"K = aux()\n{ALL_MAIN}\n    return 0 if K != 1 else 1"),
-        ("def aux(xs=None):\n    return 'go'", ALL_MAIN.replace("return", "assert aux(xs) == 'go'\n    return")),
-        ("def aux(*xs):\n    return True", ALL_MAIN.replace("return ", "return aux(*xs) and ")),
-        ("def aux(xs):\n    return 1", ALL_MAIN.replace("return ", "return aux(xs) * ")),
-        ("def aux(xs):\n    return 0", ALL_MAIN.replace("return ", "return aux(xs) + ")),
-    ]
-    assert all(outcome.reward <= 2.1 + 1e-9 for outcome in score(sandbox, *gates))
-
-
 PRIMES = {
     "task_id": "t/primes",
     "prompt": 'def f(xs):\n    """Whether one of the numbers is prime."""\n',
@@ -102,9 +90,6 @@ PRIMES = {
     "main",
     [
         "def f(xs):\n    return any(aux(x) for x in xs)",
-        "def f(xs):\n    return any(map(aux, xs))",
-        "def f(xs):\n    for x in xs:\n        if aux(x):\n            return True\n    return False",
-        "def f(xs):\n    return len([x for x in xs if aux(x)]) > 0",
         "def f(xs):\n    return aux(xs[0]) or f(xs[1:]) if xs else False",
     ],
 )
@@ -134,13 +119,6 @@ def test_evaluation_reports_both_kinds(sandbox):
         assert trained.reward == outcome.reward and "paper_reward" not in trained.metrics
 
 
-def test_a_long_text_after_the_function_costs(sandbox):
-    rambling = "\n".join(f"print('case {k}', f([{k}]))" for k in range(20))
-    for aux, main in ((f"{EVEN}\n\n{rambling}", SUM_OF_SQUARES), (EVEN, f"{SUM_OF_SQUARES}\n\n{rambling}")):
-        (outcome,) = score(sandbox, (aux, main))
-        assert 2.9 < outcome.reward < 3.8
-
-
 # Trivial answers
 
 
@@ -153,13 +131,11 @@ def test_a_long_text_after_the_function_costs(sandbox):
             "8"
         ), "    return 8 if x == 3 else 7\n", 2),
         ("def f(x):\n", "assert candidate(1) == 'a'", "    return 'a'\n", 0),
-        ("def f(x):\n", "assert candidate(1)\nassert not candidate(2)\nassert candidate(3)", "    return x != 2\n", 2),
         # an argument
         ("def f(x, y):\n", (
             "assert candidate(1, [2]) == [2]\nassert candidate(2, [3, 3]) == "
             "[3]"
         ), "    return [y[0]]\n", 1),
-        ("def f(x):\n", "assert candidate(x=[4]) == [4]\nassert candidate(x=[]) == [9]", "    return x or [9]\n", 1),
         # the examples, looked up, with the best of these for the rest
         ('def f(x):\n    """\n    >>> f(1)\n    5\n    '
         '"""\n', (
@@ -172,20 +148,11 @@ def test_a_long_text_after_the_function_costs(sandbox):
             "assert candidate(1) == 'b'\nassert candidate(5) == 'c'\nassert candidate(7) == 'e'\nassert "
             "candidate(15) == 'a'\nassert candidate(-1) == \"d'\""
         ), "    return {1: 'b', 5: 'c', 7: 'e', 15: 'a', -1: \"d'\"}[x]\n", 4),
-        # values in tolerances and variables
-        ("def f(x):\n", (
-            "assert abs(candidate(1) - 10.0) < 1e-6\nwanted = 12\nassert candidate(2) == "
-            "wanted"
-        ), "    return 8.0 + 2 * x\n", 1),
         # loops, tolerances and exceptions are run, not read
         ("def f(x):\n", (
             "for k in range(5):\n    assert candidate(k) == k\nassert abs(candidate(2.5) - 2) < "
             "0.1"
         ), "    return int(x)\n", 1),
-        ("def f(x):\n", (
-            "try:\n    candidate(None)\n    assert False\nexcept TypeError:\n    pass\nassert "
-            "candidate(1) == 2"
-        ), "    return x + 1\n", 1),
     ],
 )  # fmt: skip
 def test_what_trivial_answers_pass(sandbox, prompt, test, solution, expected):
@@ -207,11 +174,6 @@ def test_an_entry_point_may_have_any_name(sandbox, name):
 def test_what_trivial_answers_pass_on_a_benchmark(sandbox, shared_data):
     items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[77:107]").to_list()[::4]
     assert [facts(sandbox, item).trivial for item in items] == [7, 2, 2, 5, 3, 6, 3, 4]
-
-
-def test_the_share_of_the_tests_counts_from_what_is_trivial():
-    assert [ItemFacts(total=8, trivial=2).share(passed) for passed in (0, 1, 2, 5, 8)] == [0, 0, 0, 0.5, 1]
-    assert ItemFacts(total=3, trivial=3).share(3) == 0
 
 
 def test_an_item_that_tells_nothing_is_named(sandbox, caplog):

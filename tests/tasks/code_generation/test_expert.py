@@ -64,10 +64,8 @@ def test_the_expert_sees_problem_and_code_and_no_test():
     [
         ('Sure!\n```json\n{"aux": "a",\n "main": "m"}\n```\nDone {x}.', {"aux": "a", "main": "m"}),
         ('<think>{"aux": "no", "main": "no"}</think>{"aux": "a", "main": "m"}', {"aux": "a", "main": "m"}),
-        ('{"aux": "a", "main": "m"} or {"other": 1}', {"aux": "a", "main": "m"}),
         ('{"edits": {"aux": "a", "main": "m"}}', {"aux": "a", "main": "m"}),
         ('{"aux": "a", "solve": "m"}', {"aux": "a", "main": "m"}),
-        ('{"aux": "line\nbreak", "main": "{\\"main\\": 1}"}', {"aux": "line\nbreak", "main": '{"main": 1}'}),
         ('{"aux": 3, "main": true}', {}),
         ('{"aux": "a", "main": "cut o', {}),
         ("", {}),
@@ -126,16 +124,3 @@ def test_the_temperature_is_the_peers_except_for_claude():
     claude = External(mode="edits", expert_model="claude-x").expert_endpoint()  # CoMLRL's other name of the mode
     assert claude.temperature is None and claude.base_url == "https://api.anthropic.com/v1"
     assert External(expert_model="claude-x", expert_temperature=0.7).expert_endpoint().temperature == 0.7
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"expert_model": None}, "needs `external.expert_model`"),
-        ({"expert_model": "org/model"}, "set `external.expert_base_url`"),
-    ],
-)
-def test_impossible_settings(settings, problem):
-    with pytest.raises(ValueError, match=problem):
-        External(mode="expert_edits", **settings)
-    External(mode="plain", **settings)  # other modes ignore them
