@@ -261,8 +261,7 @@ def play_episodes(
         `i * num_episodes + e` of the first turn; episodes that the environment has ended are missing in later turns.
 
     Raises:
-        ValueError: `num_turns` or `num_episodes` is not a positive whole number, or the environment cannot play so
-        many turns.
+        ValueError: `num_turns` or `num_episodes` is not a positive whole number.
     """
     for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -272,7 +271,7 @@ def play_episodes(
         environment,
         sample,
         score or (lambda nodes: judge_nodes(environment, nodes, evaluation=True)),
-        num_turns=environment.check_turns(num_turns),
+        num_turns=environment.check_turns(None) if num_turns is None else num_turns,
         num_generations=1,
         num_episodes=num_episodes,
         **settings,
