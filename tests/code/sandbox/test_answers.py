@@ -1,12 +1,6 @@
 """What a program's answers may do to the checks: nothing that the checks did not ask for."""
 
-import collections
-import json
-import math
 import textwrap
-from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from fractions import Fraction
 
 import pytest
 
@@ -115,20 +109,6 @@ def test_what_ends_processes_cannot_be_raised_through_the_checks(sandbox):
     assert statuses(judge(sandbox, "def f(x): return 1", "import sys\nsys.exit(3)\nassert f(1) == 1")) == ["not_run"]
 
 
-def test_requests_in_advance_do_not_stop_the_clock(sandbox):
-    source = """
-    import json, os, struct, time
-    def f(ask):
-        body = json.dumps({"call": 0, "args": [200000], "kwargs": {}}).encode()
-        os.write(3, (struct.pack("<I", len(body)) + body) * 500)
-        while True:
-            for _ in range(4): os.read(3, 1 << 16)
-            time.sleep(0.2)
-    """
-    verdict = judge(sandbox, source, "assert f(lambda n: 'x' * n) == 1021")
-    assert statuses(verdict) == ["timeout"] and verdict.seconds < 9
-
-
 def test_answers_that_are_too_much_for_the_checks_cost_the_program(sandbox):
     source = "def f(x): return '0' * (3 << 20)"
     checks = """
@@ -150,20 +130,14 @@ HUGE = {"int": [hex(1 << 4_000_000)]}
 SAME_HASH = [(2**61 - 1) * n for n in range(50_000)]
 REFUSED = {
     "a text for a fraction": {"Fraction": ["1e99999999"]},
-    "a fraction of huge integers": {"Fraction": [HUGE, {"int": [hex((1 << 4_000_000) - 1)]}]},
     "a decimal with a huge exponent": {"Decimal": ["1e99999999"]},
     "a decimal of too many digits": {"Decimal": ["9" * 1_000_000]},
     "an integer of too many digits": {"int": ["f" * 3_000_000]},
-    "a complex number of a text": {"complex": ["1+2j"]},
-    "a range of huge integers": {"range": [0, HUGE, 1]},
     "days of huge integers": {"timedelta": [HUGE, HUGE, HUGE]},
-    "a date out of range": {"date": [2024, 2, 30]},
     "a moment with a zone that is none": {"datetime": ["2024-01-02T03:04:05.000006", "UTC", 0]},
     "bytes of a number": {"bytes": [10**9]},
     "a set of keys with one hash": {"set": SAME_HASH},
     "a dictionary of keys with one hash": {"dict": [part for key in SAME_HASH for part in (key, 0)]},
-    "an odd number of keys and values": {"dict": [1, 2, 3]},
-    "a factory that is none": {"defaultdict": [3, 1, 2]},
     "a type of no known name": {"type": ["Popen"]},
     "two types at once": {"list": [], "set": []},
     "parts that are no list": {"list": {"list": []}},
@@ -180,34 +154,6 @@ def test_parts_are_checked_before_a_value_is_made_of_them():
         inbox.data += message
         with pytest.raises(wire.WireError):
             wire.decode(inbox.next(), wire.References(lambda *_: None, objects=True))
-
-
-VALUES = [
-    *(0, -(10**80), 1 << 3_000_000, True, None, 0.1, math.inf, 2.5 - 1j, "text", b"bytes", bytearray(b"bytes")),
-    *(
-        [1, [2]],
-        (1, (2,)),
-        {1, 2},
-        frozenset([1]),
-        {1: {2: 3}},
-        [set(range(1000))],
-        range(9, 1, -2),
-        slice(1, None, -2),
-    ),
-    *(collections.deque([1]), collections.Counter("aab"), collections.OrderedDict(a=1)),
-    *(collections.defaultdict(list, {1: [2]}), Decimal("-1.50"), Decimal("1E-999"), Decimal("-Infinity")),
-    *(Fraction(-1, 3), Fraction(math.factorial(2000), math.factorial(1900) + 1), date(2024, 2, 29)),
-    *(datetime(2024, 1, 2, 3, 4, 5, 6, timezone.utc, fold=1), time(1, 2, tzinfo=timezone(timedelta(hours=1), "CET"))),
-    *(timedelta(-1, 2, 3), timezone.utc, timezone(timedelta(hours=-3)), int, ValueError, type(None)),
-]
-
-
-def test_values_arrive_as_they_were():
-    for value in VALUES:
-        arrived = wire.decode(json.loads(json.dumps(wire.encode(value, []))), None)
-        assert arrived == value and type(arrived) is type(value), value
-        if isinstance(value, (datetime, time)):
-            assert (arrived.fold, arrived.tzname()) == (value.fold, value.tzname())
 
 
 def test_a_subclass_is_read_from_the_fields_of_its_type(sandbox):
@@ -254,16 +200,6 @@ def test_numbers_of_calls_that_are_no_integers_break_the_protocol(sandbox):
 
 
 # What honest programs need
-
-
-def test_threads_that_call_the_checks_functions(sandbox):
-    source = """
-    from concurrent.futures import ThreadPoolExecutor
-    def f(g, xs):
-        with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(g, xs))
-    """
-    assert statuses(judge(sandbox, source, "assert f(lambda x: x + 1, range(40)) == list(range(1, 41))")) == ["passed"]
 
 
 def test_exceptions_keep_their_arguments_and_their_class(sandbox):
@@ -352,22 +288,3 @@ def test_large_and_deep_values():
     with Sandbox(workers=1, check_timeout=60.0) as sandbox:
         assert statuses(judge(sandbox, source, checks)) == ["passed"]
         assert statuses(sandbox.run([taken])[0]) == ["passed"]
-
-
-def test_classes_and_subclasses_of_the_checks(sandbox):
-    setup = """
-    from __future__ import annotations
-    import collections, dataclasses
-    @dataclasses.dataclass
-    class Point:
-        x: int
-    """
-    source = "def f(x):\n    x[1].append(2)\n    return x"
-    checks = """
-    def check(candidate):
-        groups = collections.defaultdict(list)
-        assert candidate(groups)[3] == []
-        assert groups == {1: [2]} and groups[5] == []
-        assert Point(1) == Point(x=1)
-    """
-    assert statuses(judge(sandbox, source, checks, setup=setup)) == ["passed"] * 3

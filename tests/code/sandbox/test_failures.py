@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,21 +24,11 @@ def honest(count, seconds=0.0):
     return [Program(f"import time\ndef f(x):\n{pause}    return x + {n} - {n}", "f", CHECK) for n in range(count)]
 
 
-def for_everyone(path):
-    """Whether every user may run this program."""
-    path = Path(path).resolve()
-    return path.exists() and all(part.stat().st_mode & 1 for part in (path, *path.parents))
-
-
-PUBLIC_PYTHON = sys.executable if for_everyone(sys.executable) else "/usr/bin/python3"
-
-
-def start(script, *command, python=sys.executable, **kwargs):
+def start(script):
     """Starts a script that has the sandbox's names."""
-    code = "from trl_multiagent.code.sandbox import Program, Sandbox, SandboxError\n" + textwrap.dedent(script)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}  # another Python has it not installed
+    code = "from trl_multiagent.code.sandbox import Program, Sandbox\n" + textwrap.dedent(script)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, python, "-c", code], env=environment, **pipes, **kwargs)
+    return subprocess.Popen([sys.executable, "-c", code], start_new_session=True, **pipes)
 
 
 def helpers(mark):
@@ -100,19 +89,23 @@ def test_a_machine_without_room_for_more_helpers_makes_do_with_those_that_run(mo
 
 
 def test_what_failed_is_tried_again_alone(monkeypatch):
-    running, receive = [], sandbox_module._Slot.receive
+    """One that fails alone, too, is an error and never a score."""
+    running, receive, tolerated = [], sandbox_module._Slot.receive, 1
 
     def fail_at_first(slot):
         message = receive(slot)
         if message is not None:
             running.append((slot.task.failures, len(sandbox._running())))
-            message = message if slot.task.failures else {"fault": "for a test"}
+            message = message if slot.task.failures >= tolerated else {"fault": "for a test"}
         return message
 
     monkeypatch.setattr(sandbox_module._Slot, "receive", fail_at_first)
     with Sandbox(workers=3, retries=1) as sandbox:
         assert [verdict.passed for verdict in sandbox.run(honest(6, seconds=0.01))] == [1] * 6
     assert [others for failures, others in running if failures] == [1] * 6
+    tolerated = 2
+    with Sandbox(workers=1, retries=1) as sandbox, pytest.raises(SandboxError, match="2 times in a row: for a test"):
+        sandbox.run(honest(1))
 
 
 def descendants(pid):
@@ -164,63 +157,6 @@ def test_helpers_that_do_not_start_are_an_error(monkeypatch):
         assert sandbox.run(honest(1))[0].passed == 1
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming a user without processes takes root"
-)
-@pytest.mark.skipif(not for_everyone(PUBLIC_PYTHON), reason="no interpreter that another user may run")
-def test_refused_forks_are_an_error_and_no_score_and_pass_over():
-    # no other process has this user, so that the limit counts this test's processes only
-    process = start(
-        """
-        import resource
-        program = Program("def f(x): return x", "f", "assert f(1) == 1")
-        hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-        with Sandbox(workers=1, max_tier="seccomp") as sandbox:
-            sandbox._choose_tier()
-            for helpers in (0, 2):  # no helper can be started; the helpers start, but no candidate can be forked
-                resource.setrlimit(resource.RLIMIT_NPROC, (1 + helpers, hard))
-                try:
-                    print(sandbox.run([program]))
-                except SandboxError as error:
-                    print("refused:", error)
-            resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
-            print(sandbox.run([program])[0].passed)
-        """,
-        *("setpriv", "--reuid", "61234", "--regid", "61234", "--clear-groups"),
-        python=PUBLIC_PYTHON,
-        cwd="/",
-    )
-    output, errors = process.communicate(timeout=300)
-    first, second, last = output.splitlines() or ["", "", errors]
-    assert first.startswith("refused: the sandbox's helper processes cannot be started"), output
-    assert second.startswith("refused: the sandbox failed 3 times in a row: a candidate's process could not"), output
-    assert last == "1"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
-def test_a_full_disk_changes_nothing(tmp_path):
-    process = start(
-        f"""
-        import os, subprocess
-        disk = "{tmp_path}"
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", disk], check=True)
-        os.environ["TMPDIR"] = disk
-        os.chdir(disk)
-        try:
-            open("full", "wb").write(bytes(1 << 20))
-        except OSError:
-            pass
-        with Sandbox(workers=1) as sandbox:
-            source = "def f(x):\\n    try: open('x')\\n    except OSError: return x"
-            verdict, = sandbox.run([Program(source, "f", "assert f(1) == 1")])
-            print(verdict.passed, verdict.suspicious)
-        """,
-        *("unshare", "--mount"),
-    )
-    output, errors = process.communicate(timeout=300)
-    assert output == "1 ('open',)\n", errors
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_orphan_when_the_trainer_is_interrupted_or_killed(number):
     seconds = 1000 + os.getpid() % 1000 + number / 100
@@ -229,8 +165,7 @@ def test_no_orphan_when_the_trainer_is_interrupted_or_killed(number):
         with Sandbox(workers=2, check_timeout={seconds}) as sandbox:
             print("ready", flush=True)
             sandbox.run([Program(f"def f(x):\\n    while {{n}}: pass", "f", "assert f(1)") for n in (1, 2, 3)])
-        """,
-        start_new_session=True,
+        """
     )
     mark = f'"check_timeout": {seconds}'
     assert process.stdout.readline() == "ready\n"
@@ -264,22 +199,6 @@ def test_a_forked_copy_of_the_trainer_has_helpers_of_its_own():
         assert os.waitpid(child, 0)[1] == 0
         assert sandbox.run(honest(2))[1].passed == 1
         assert [process.pid for slot in sandbox._slots for process in slot.processes] == own
-
-
-def test_nothing_grows_over_many_programs():
-    with Sandbox(workers=2) as sandbox:
-
-        def size():
-            pids = [os.getpid(), *(process.pid for slot in sandbox._slots for process in slot.processes)]
-            files = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
-            return files, sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
-
-        sandbox.run(honest(50))
-        files, pages = size()
-        for n in range(3):
-            sandbox.run([Program(f"def f(x): return x + {n} * {m} * 0", "f", CHECK) for m in range(50)])
-        assert size()[0] == files
-        assert size()[1] < pages * 1.05
 
 
 def test_each_worker_has_a_core_and_ranks_have_different_ones(monkeypatch):

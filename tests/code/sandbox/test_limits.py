@@ -124,12 +124,14 @@ def out_of_band(n):
     while True:
         connection.send(b"x", socket.MSG_OOB)
         time.sleep(0.01)
+def flood(n):
+    while True: os.write(3, frame({"suspicious": str(n := n + 1)}))
 def f(kind, g, n=0): return globals()[kind](n)
 """
 
 
 def test_whatever_a_program_does_with_its_socket_a_check_ends_at_its_limit():
-    kinds = {"unread": 0, "unread_later": 0, "half": 2, "drip": 0, "out_of_band": 0}
+    kinds = {"unread": 0, "unread_later": 0, "half": 2, "drip": 0, "out_of_band": 0, "flood": 0}
     programs = [
         Program(WRITE, "f", f"assert f({kind!r}, lambda n: 'x' * n, {n}) == 1021") for kind, n in kinds.items()
     ]
@@ -139,6 +141,7 @@ def test_whatever_a_program_does_with_its_socket_a_check_ends_at_its_limit():
     # nothing is waited for longer than a check may take, but for a core
     assert {status for verdict in verdicts for status in statuses(verdict)} <= {"timeout", "error"}
     assert max(verdict.seconds for verdict in verdicts) < 30
+    assert max(len(verdict.suspicious) for verdict in verdicts) < 20
 
 
 def test_a_process_that_ends_in_a_call_within_a_call_is_not_talked_to(sandbox):
@@ -247,14 +250,6 @@ def test_the_weakest_tier_keeps_verdicts_honest_but_must_be_asked_for():
         assert Path(f"/proc/{zygote.pid}/task/{zygote.pid}/children").read_text() == ""
 
 
-def test_modules_that_wait_in_memory_can_be_imported(sandbox):
-    source = "import statistics, asyncio, unittest.mock, inspect, csv\ndef f(x): return statistics.mean([x])"
-    verdict = sandbox.run([Program(source, "f", CHECKS)])[0]
-    assert (verdict.passed, verdict.suspicious) == (6, ())
-    missing = sandbox.run([Program("import numpy\ndef f(x): return x", "f", CHECKS)])[0]
-    assert missing.definitions.error == "ModuleNotFoundError: No module named 'numpy'"
-
-
 def test_arguments_are_checked():
     for wrong in ({"workers": 0}, {"check_timeout": 0}, {"max_timeouts": 0}, {"min_tier": "best"}, {"memory_mb": 1}):
         with pytest.raises(ValueError, match=f"sandbox.{next(iter(wrong))}"):
@@ -266,21 +261,6 @@ def test_a_program_that_closes_its_socket_has_ended(sandbox):
     verdict = sandbox.run([Program("import os, time\ndef f(x):\n    os.close(3)\n    time.sleep(9)", "f", CHECKS)])[0]
     assert set(statuses(verdict)) == {"error"}
     assert "ended its process" in verdict.suspicious
-
-
-def test_a_flood_of_frames_is_bounded(sandbox):
-    source = """
-import os, struct, json
-def f(x):
-    n = 0
-    while True:
-        n += 1
-        body = json.dumps({"suspicious": str(n)} if x else {"call_back": 0, "args": [], "kwargs": {}}).encode()
-        os.write(3, struct.pack("<I", len(body)) + body)
-"""
-    verdict = sandbox.run([Program(source, "f", CHECKS)])[0]
-    assert "passed" not in statuses(verdict)
-    assert len(verdict.suspicious) < 20
 
 
 def test_waiting_for_a_core_is_not_held_against_a_program():
@@ -300,15 +280,3 @@ def test_waiting_for_a_core_is_not_held_against_a_program():
         for process in busy:
             process.kill()
             process.wait()
-
-
-def test_a_process_of_any_niceness_runs_slow_programs():
-    slow = "def f(x):\n    for _ in range(3_000_000):\n        pass\n    return x\n"
-    script = (
-        "import os\nfrom trl_multiagent.code.sandbox import Program, Sandbox\n"
-        f"program = Program({slow!r}, 'f', 'assert f(1) == 1')\n"
-        "for niceness in (0, 6, 13):\n    os.nice(niceness)\n"
-        "    with Sandbox(workers=1, check_timeout=5.0) as sandbox:\n        assert "
-        "sandbox.run([program])[0].passed == 1\n"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)

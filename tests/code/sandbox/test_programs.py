@@ -9,6 +9,9 @@ HONEST = {
     "functions through functions": (
         "def f(g, h): return lambda x: g(h(x))",
         "assert f(lambda a: a + 1, lambda a: a * 2)(3) == 7\nassert f(f(abs, abs), abs)(-2) == 2"),
+    "iterators, matches and a call of an argument": (
+        "import re\ndef f(n, g): return (g(v * v) for v in range(n)), re.match('a', 'a' * n)",
+        "values, match = f(3, lambda v: -v)\nassert list(values) == [0, -1, -4] and match\nassert not f(0, len)[1]"),
     "an argument that raises": (
         "def f(g):\n    try: return g()\n    except ValueError as error: return str(error)",
         "def boom(): raise ValueError('x')\nassert f(boom) == 'x'"),

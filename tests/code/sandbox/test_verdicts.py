@@ -99,33 +99,6 @@ def test_expected_exceptions_and_guards(sandbox):
     assert statuses(judge(sandbox, "def f(x): return 0", checks)) == ["failed", "not_run"]
 
 
-def test_functions_iterators_and_changed_arguments(sandbox):
-    verdict = judge(
-        sandbox,
-        """
-        import re
-        def f(kind, value=None, key=None):
-            if kind == "function": return lambda v: v + value
-            if kind == "iterator": return (v * v for v in range(value))
-            if kind == "call": return [key(v) for v in value]
-            if kind == "match": return re.match("a", value)
-            value.sort()
-        """,
-        """
-        assert candidate("function", 2)(3) == 5
-        assert list(candidate("iterator", 3)) == [0, 1, 4]
-        assert candidate("call", [1, 2], key=lambda v: -v) == [-1, -2]
-        assert candidate("call", ["ab"], key=len) == [2]
-        assert candidate("match", "abc")
-        assert not candidate("match", "xyz")
-        xs = [3, 1, 2]
-        assert candidate("sort", xs) is None
-        assert xs == [1, 2, 3]
-        """,
-    )
-    assert statuses(verdict) == ["passed"] * 8
-
-
 def test_bare_asserts_and_a_function_that_is_called_check(sandbox):
     verdicts = sandbox.run(
         [
@@ -134,43 +107,6 @@ def test_bare_asserts_and_a_function_that_is_called_check(sandbox):
         ]
     )
     assert [statuses(verdict) for verdict in verdicts] == [["passed", "failed"], ["passed"]]
-
-
-def test_what_is_equal_to_everything_is_equal_to_nothing(sandbox):
-    verdict = judge(
-        sandbox,
-        """
-        class Equal(float):
-            def __eq__(self, other): return True
-            def __sub__(self, other): return 0.0
-            __hash__ = float.__hash__
-        class Any:
-            def __eq__(self, other): return True
-        def f(kind):
-            mock = __import__("unittest.mock").mock.ANY
-            return {"float": Equal(0), "object": Any(), "list": [Any()], "mock": mock}[kind]
-        """,
-        """
-        assert abs(candidate("float") - 5.0) < 1e-6
-        assert candidate("object") == 5
-        assert candidate("list") == [5]
-        assert candidate("mock") == 5
-        """,
-    )
-    assert "passed" not in statuses(verdict)
-
-
-def test_calls_of_watched_functions(sandbox):
-    def calls(body, checks="assert candidate(1) == 2\nassert candidate(2) == 3"):
-        source = "def aux(x): return x\n" + textwrap.dedent(body)
-        return judge(sandbox, source, checks, watch=("aux",)).calls["aux"]
-
-    assert calls("def f(x): return aux(x) + 1") == 2
-    assert calls("def f(x, helper=aux): return helper(helper(x)) + 1") == 4
-    assert calls("def f(x): return x + 1") == 0
-    # calls in checks that fail do not count
-    assert calls("def f(x): return aux(x) + x") == 1
-    assert calls("def f(x): return aux(x) - 9") == 0
 
 
 def test_a_needed_check_that_does_not_pass_is_the_last(sandbox):
