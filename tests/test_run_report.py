@@ -10,17 +10,9 @@ import pandas as pd
 import pytest
 
 from trl_multiagent import cli
-from trl_multiagent.report.curves import (
-    curves,
-    mean_and_band,
-    series_of,
-    thinned,
-    welch_interval,
-)
 from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import MAX_TEXT, masked, read_run, tree_page, trees_of, without_secrets
 from trl_multiagent.trainers.base import run_report
-from trl_multiagent.trainers.base.run_report import RunReport
 from trl_multiagent.trainers.base.trace_files import TraceFiles, read_trace
 
 from pages import read_page, write_run
@@ -140,39 +132,6 @@ def test_a_report_that_fails_does_not_end_the_training(tmp_path, monkeypatch, ca
     trainer = tiny_trainer(tmp_path, max_steps=1)
     trainer.train()
     assert trainer.state.global_step == 1 and not (tmp_path / "report.html").exists()
-
-
-def test_a_run_without_a_report(tmp_path):
-    trainer = tiny_trainer(tmp_path, max_steps=1)
-    trainer.remove_callback(RunReport)
-    trainer.train()
-    assert not {"trees", "run.json", "log.jsonl", "report.html"} & {path.name for path in tmp_path.iterdir()}
-
-
-def test_seeds_have_a_mean_and_a_band():
-    runs = [pd.Series([1.0, 2.0, 5.0], [1, 2, 3]), pd.Series([3.0, 2.0], [1, 2]), pd.Series([5.0, 5.0], [1, 2])]
-    band = mean_and_band(runs)
-    assert band.index.tolist() == [1, 2]  # the third step has not been reached by all
-    assert band["mean"].tolist() == [3.0, 3.0]
-    assert band["low"].tolist() == pytest.approx([1.0, 3 - 3**0.5])
-    assert band["high"].tolist() == pytest.approx([5.0, 3 + 3**0.5])
-    assert list(mean_and_band(runs[:1])) == ["mean"]
-    one = series_of([{"step": 1, "reward": 1.0}, {"step": 2, "reward": math.nan, "epoch": 1.0}])
-    found = curves([[one], [series_of([{"step": 2, "reward": 4.0}])]])
-    assert found == {"reward": [{"step": [1], "mean": [1.0]}, {"step": [2], "mean": [4.0]}]}
-
-
-def test_long_curves_are_averaged():
-    curve = thinned(pd.DataFrame({"mean": [float(k) for k in range(1000)]}, index=range(1, 1001)))
-    assert len(curve) == 334 and curve["mean"].iloc[0] == 1.0 and curve.index[0] == 3 and curve.index[-1] == 1000
-
-
-def test_differences_of_groups_have_intervals():
-    one, other = [4.0, 5.0, 6.0], [1.0, 2.0, 3.0]
-    # Each mean has the variance 1/3, so there are 4 degrees of freedom, whose quantile is 2.776
-    low, high = welch_interval(one, other)
-    assert (low + high) / 2 == pytest.approx(3.0) and high - 3.0 == pytest.approx(2.776 * (2 / 3) ** 0.5, rel=1e-3)
-    assert math.isnan(welch_interval(one, [1.0])[0])
 
 
 def test_runs_are_compared(tmp_path, capsys, monkeypatch, caplog):

@@ -12,8 +12,7 @@ from evaluated import TASK, evaluate
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.statistics import FINAL, Result, numbers_of
-from trl_multiagent.runs.evaluation import ablated_policies, make_environment, message_policies
-from trl_multiagent.runs.evaluation_settings import TeamSource, parse_evaluation
+from trl_multiagent.runs.evaluation import message_policies
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.read import ConfigError
 
@@ -131,28 +130,6 @@ def test_an_agent_that_was_not_trained_is_its_untrained_self(compared):
     assert contributions["main replaced by the untrained agent"]["final"]["return"]["mean"] != 0.0
 
 
-def test_a_team_on_the_hub_is_loaded_as_a_team_when_an_agent_is_replaced(trained, tmp_path, monkeypatch):
-    """It has no folder here, so its `team.json` does not say that it is one."""
-    argv = [str(trained / "run_0"), "--contributions", "--output_dir", str(tmp_path / "x")]
-    evaluation = parse_evaluation(TASK, argv, "evaluate")
-    evaluation.teams = [TeamSource("hub", "user/hub", ("aux", "main"))]
-    environment = make_environment(evaluation)
-    asked, team = {}, tiny_team()
-
-    def from_pretrained(name, roles, share_weights, **kwargs):
-        asked[name] = roles
-        return team
-
-    monkeypatch.setattr(
-        "trl_multiagent.team.load.find_file", lambda name, *_, **__: name if name == "user/hub" else None
-    )
-    monkeypatch.setattr("trl_multiagent.team.load.AgentTeam.from_pretrained", from_pretrained)
-    for policy in ablated_policies(evaluation, environment):
-        policy.load()
-    # A saved team has its own roles
-    assert asked == {"user/hub": None, str(trained / "base" / "agents" / "main"): ("aux", "main")}
-
-
 def test_a_control_that_is_there_is_not_trained_again(trained, compared, tmp_path, capsys):
     """A dry run says what a control costs that is not there yet."""
     weights = compared / "controls" / "run_0" / "agents" / "main" / "model.safetensors"
@@ -180,15 +157,6 @@ def test_another_control_is_not_taken_for_this_one(trained, compared, tmp_path, 
             evaluate(*runs, "--output_dir", compared, "--control", *change)
         lines = capsys.readouterr().err.strip().splitlines()
         assert ended.value.code == 2 and message in lines[-1] and len(lines) == 1, lines
-
-
-def test_a_control_that_cannot_be_loaded_is_one_line(trained, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    settings = ("--control", "single_agent", "--control_model", "nowhere", "--output_dir", tmp_path / "x")
-    with pytest.raises(SystemExit) as ended:
-        evaluate(trained / "run_0", *settings)
-    assert ended.value.code == 2
-    assert "the team cannot be loaded from 'nowhere'" in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_dry_run_checks_the_run_of_the_control(trained, tmp_path, capsys):

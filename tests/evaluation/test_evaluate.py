@@ -16,14 +16,11 @@ from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 from trl_multiagent import Task, cli
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.evaluation.play import EpisodeGenerator
-from trl_multiagent.evaluation.players import PipelineSampler, Policy
+from trl_multiagent.evaluation.players import PipelineSampler
 from trl_multiagent.evaluation.statistics import item_values
-from trl_multiagent.rollout.sampler import TeamSampler
-from trl_multiagent.rollout.tree import Node, Samples, play_episodes
+from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.runs.evaluation_settings import USED, algorithm_of, find_config, find_team, safe_settings
 from trl_multiagent.settings.read import CONFIGS, RECIPES, read_yaml, renamed
-from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
 from pages import read_page
 from tiny import Workflow, count_reward, team_of, tiny_team
@@ -141,24 +138,6 @@ def test_what_the_baselines_see_and_cost(evaluated):
             assert "The answer of" not in turn["prompts"]["aux"]
 
 
-def test_prompts_of_code_generation_do_not_contradict_what_is_shown():
-    item = {"prompt": 'def double(x):\n    """Twice x."""\n', "entry_point": "double", "test": "", "task_id": "t"}
-    environment = CodeGenerationEnvironment()
-    shown = environment.show_answers("main", environment.prompts(item, ())["main"], {"aux": "def aux(): pass"})
-    assert shown.startswith("The answer of aux:\n\ndef aux(): pass\n\n") and "cannot see" not in shown
-    messages = environment.show_answers("main", [{"role": "user", "content": "Do it."}], {"aux": "x"})
-    assert messages == [{"role": "user", "content": "The answer of aux:\n\nx\n\nDo it."}]
-
-
-@pytest.mark.parametrize(("form", "calls"), [("lora", {"aux + main"}), ("full", {"aux", "main"})])
-def test_adapters_of_one_base_answer_in_one_call(form, calls):
-    team, environment = team_of(form), LetterEnvironment(("aux", "main"))
-    config = EvaluationConfig(num_episodes=2, temperature=1.0)
-    generator = EpisodeGenerator(Policy("team", "team", environment, None, max_completion_length=4), team, config)
-    play_episodes([{"x": "1"}], environment, TeamSampler(team, generator), num_turns=2, num_episodes=2)
-    assert [set(turn) for turn in generator.generation_seconds] == [calls, calls]
-
-
 def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_path, capsys):
     letters = "aeiounrst "
     given = {"main": [*letters]}
@@ -215,24 +194,18 @@ def test_several_teams_and_a_dry_run(runs, tmp_path, capsys):
 def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("trl_multiagent.AgentTeam.from_pretrained", None)
     tiny_team(("left", "right")).save_pretrained(tmp_path / "others")
-    (tmp_path / "empty").mkdir()
     capsys.readouterr()
     plain = runs / "plain"
     out = ["--output_dir", tmp_path / "results"]
     no_single = Task(lambda settings: LetterEnvironment(("aux", "main")), TASK.load_datasets, settings=TASK.settings)
     for arguments, message in [
         ([tmp_path / "nowhere"], "no such folder"),
-        ([tmp_path / "empty", "--split", "test"], "holds no team.json"),
-        ([plain / "team.json"], "is a file"),
         ([plain, "--k", "1", "9"], "pass@9 needs at least 9 episodes per item, but `num_episodes` is 4"),
         ([plain, "--split", "empty"], "no items to evaluate on"),
         ([runs / "small"], "set `dataset.eval_split` or --split"),
         ([tmp_path / "others", "--split", "test"], "has the roles left, right, but the task has aux, main"),
-        ([plain, plain], "one of them twice"),
-        ([plain, "--baselines", "pipeline", "pipeline"], "Two of the policies to evaluate are called 'pipeline'"),
         ([runs / "small", "--split", "test", "--baselines", "pipeline"], "give `--baseline_model`"),
         ([plain, "--num_episode", "3"], "did you mean `--num_episodes`"),
-        ([plain, "--config", tmp_path / "missing.yaml"], "no such file"),
         ([plain, "--output_dir", plain / "team.json"], "is a file"),
         ([plain, "--override", "magrpo.num_agents=1"], "has the roles aux, main, but the task has main"),
     ]:
@@ -290,16 +263,15 @@ peft: {target_modules: [q_proj]}
 
 
 @pytest.mark.parametrize("text", STRANGE)
-@pytest.mark.parametrize("command", ["evaluate", "cross-play"])
-def test_the_file_of_a_team_does_nothing_without_consent(runs, tmp_path, monkeypatch, capsys, command, text):
-    """It runs no code, sends nothing, and names no place to write to."""
+def test_the_file_of_a_team_does_nothing_without_consent(runs, tmp_path, monkeypatch, capsys, text):
+    """It runs no code, sends nothing, and names no place to write to, in an evaluation and in a cross-play."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "sk-1")
     Path("strange.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     shutil.copytree(runs / "plain", "team")
     Path("team/strange.py").write_text(Path("strange.py").read_text())
     Path("team/config.yaml").write_text(text)
-    cross_play = command == "cross-play"
+    cross_play = text == "task: strange:TASK"
     with pytest.raises(SystemExit) as end:
         evaluate("team", *["other"] * cross_play, "--dry_run", task=cli.TASKS, cross_play=cross_play)
     (line,) = capsys.readouterr().err.splitlines()
@@ -330,7 +302,7 @@ def test_runs_with_the_settings_of_every_recipe_need_no_consent(tmp_path):
         written, family = read_yaml(str(path)), path.parts[-3]
         algorithm = algorithm_of(written)
         saved = renamed(algorithm, [{"task": family} if family in families else {}, written])
-        if not path.stem.startswith("needed"):
+        if not path.stem.startswith(("needed", "nim")):  # a seat can be played by anything, so it needs consent
             (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
             arguments = argparse.Namespace(config=None, task=None)
             assert safe_settings(algorithm, cli.TASKS, str(tmp_path / "config.yaml"), arguments, USED)
@@ -429,20 +401,6 @@ def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     (tmp_path / "run" / "config.yaml").write_text(f"output:\n  save_path: {runs / 'plain'}\n")
     assert find_team(str(tmp_path / "run")) == str(runs / "plain")
     assert find_config(str(tmp_path)) is None
-
-
-def test_a_team_with_the_name_of_a_baseline_and_agents_of_several_models(runs, tmp_path):
-    """The settings of a run whose agents start from different models, in a folder that is called like a baseline."""
-    run = tmp_path / "pipeline"
-    shutil.copytree(runs / "plain", run)
-    models = [str(runs / "plain" / "agents" / role) for role in ("aux", "main")]
-    (run / "config.yaml").write_text(yaml.safe_dump({"agents": models, "dataset": {"eval_split": "test"}}))
-    names = ("--baselines", "pipeline", "raw_single_agent")
-    evaluate(run, *names, "--contributions", "--override", "dataset.eval_size=2", "--output_dir", tmp_path / "results")
-    contents = report(tmp_path / "results")
-    assert {f"{tmp_path.name}_pipeline", "pipeline", "raw_single_agent"} <= set(contents["policies"])
-    untrained = contents["contributions"]["main replaced by the untrained agent"]["final"]["return"]
-    assert untrained["mean"] == 0.0  # these models are the team itself
 
 
 def test_the_items_of_a_task_without_a_split(runs, tmp_path, capsys):
