@@ -34,16 +34,12 @@ PAIRS = {
         "aux keeps, main squares and adds": (EVEN, SUM_OF_SQUARES),
         "aux tells of one element, main filters by it":
             ("def aux(x):\n    return x % 2 == 0", "def f(xs):\n    return sum(x * x for x in filter(aux, xs))"),
-        "aux is given to `map`":
-            ("def aux(x):\n    return x * x if x % 2 == 0 else 0", "def f(xs):\n    return sum(map(aux, xs))"),
         "aux yields": (
             "def aux(xs):\n    for x in xs:\n        if x % 2 == 0:\n            yield x * x",
             "def f(xs):\n    return sum(aux(xs))"),
         "aux works in place": (
             "def aux(xs):\n    xs[:] = [x * x for x in xs if x % 2 == 0]",
             "def f(xs):\n    aux(xs)\n    return sum(xs)"),
-        "aux's values are only compared":
-            ("def aux(x):\n    return x % 2", "def f(xs):\n    return sum(x * x for x in xs if aux(x) == aux(0))"),
         "aux has a memo": (
             "import functools\n\n\n@functools.cache\ndef aux(x):\n    return x * x",
             "def f(xs):\n    return sum(aux(x) for x in xs if x % 2 == 0)"),
@@ -58,11 +54,6 @@ PAIRS = {
             "def f(xs):\n    if len(xs) > 99:\n        xs = aux(xs)\n    return sum(x * x for x in xs if x % 2 == 0)"),
         "main returns what aux returns": (ALL_AUX, "def f(xs):\n    return aux(xs)"),
         "the same as `int(...) + 0`": (ALL_AUX, "def f(xs):\n    return int(aux(xs)) + 0"),
-        "the same, behind a lambda and unused statements": (
-            ALL_AUX,
-            "def f(xs):\n    n = len(xs)\n    ask = lambda ys: aux(ys)\n    total = ask(xs)\n    return total"),
-        "the same, packed and unpacked":
-            ("def aux(xs):\n    return [sum(x * x for x in xs if x % 2 == 0)]", "def f(xs):\n    return aux(xs)[0]"),
     },
     "both write everything": {
         "main throws aux's value away":
@@ -84,11 +75,6 @@ PAIRS = {
         "aux returns 1, main asks for 1 and does everything": (
             "def aux():\n    return 1",
             "def f(xs):\n    if aux() != 1:\n        return None\n    return sum(x * x for x in xs if x % 2 == 0)"),
-        "main asks only that there is a value": (
-            EVEN,
-            "def f(xs):\n    if aux(xs) is None:\n        return None\n    return sum(x * x for x in xs if x % 2 "
-            "== 0)",
-        ),
         "main does aux's part too and asks for the same": (
             EVEN,
             "def f(xs):\n    evens = [x for x in xs if x % 2 == 0]\n    if aux(xs) != evens:\n        return None\n"
@@ -98,7 +84,6 @@ PAIRS = {
     },
     "answers that do not solve the task": {
         "main always returns 0": (EVEN, "def f(xs):\n    return 0"),
-        "main returns 0 times aux's length": (EVEN, "def f(xs):\n    return 0 * len(aux(xs))"),
         "main looks the example up": (EVEN, "def f(xs):\n    return {(1, 2, 4): 20}.get(tuple(xs), 0)"),
         "main returns its argument": (EVEN, "def f(xs):\n    return xs"),
         "main does not parse": (EVEN, "def f(xs):\n    return sum(x * x for x in aux(xs)"),

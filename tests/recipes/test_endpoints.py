@@ -102,7 +102,6 @@ def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train,
         ({"expert_api_key_env": KEY}, "`external.expert_api_key_env` must be the name of an environment variable"),
         ({"expert_api_key": KEY}, "`external.expert_api_key` cannot be used"),
         ({"expert_base_url": f"http://{KEY}@h/v1"}, "`external.expert_base_url` must be a URL"),
-        ({"expert_on_failure": "panic"}, "`external.expert_on_failure`"),
     ],
 )
 def test_wrong_settings_are_one_line(external, problem, train, capsys, monkeypatch):
@@ -222,12 +221,7 @@ def test_one_model_at_an_endpoint_for_all_roles(tiny_model, shared_data):
     ("argv", "problem"),
     [
         (["--comparator_api_model", "null"], "needs `comparator_api_model`"),
-        (
-            ["--comparator_api_format", "generic"],
-            "`comparator_api_format: generic` is not supported",
-        ),
         (["--override", f"madpo.comparator_api_key={KEY}"], "`madpo.comparator_api_key` cannot be used"),
-        (["--override", f"madpo.comparator_api_headers={{X-Key: {KEY}}}"], "`madpo.comparator_api_headers` cannot"),
         (["--comparator_api_key_env", KEY], "`comparator_api_key_env` must be the name of an environment variable"),
         (["--comparator_api_key_env", "NO_SUCH_KEY"], "the environment variable NO_SUCH_KEY"),
     ],

@@ -4,13 +4,11 @@
 
 import json
 import shutil
-import zlib
 from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
-from datasets import load_from_disk
 from pairs import pairs
 from scripts import run_script
 from transformers import AutoModelForSequenceClassification
@@ -20,7 +18,6 @@ from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
-from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 
 from tiny import count_reward, same_teams, tiny_items
 
@@ -57,17 +54,6 @@ def log_history(folder):
 # Settings
 
 
-@pytest.mark.parametrize("config", ["marlhf_demo", "marlhf_he", "marlhf_che", "marlhf_iter_demo", "marlhf_iter_che"])
-def test_configurations_have_a_plan(config, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    script(config.rpartition("_")[0], "--config", config, "--dry_run")
-    out = capsys.readouterr().out
-    assert "Dry run" in out and "starts from" in out
-    assert "magrpo with the reward of the model" in out
-    assert ("preference_replay_mode" in out) == ("iter" in config)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_plan_of_a_reward_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pairs(number=4).to_json("pairs.jsonl")
@@ -102,16 +88,6 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     assert (run.prepared.training_args.reward_scale, run.prepared.training_args.reward_shift) == (1, 0)
     args = phases(*shift, "--process_model_reward").prepared.training_args
     assert (args.reward_scale, args.reward_shift) == (2, -4)
-
-
-def test_wrong_settings_are_refused_before_the_collection(tiny_model, tmp_path, capsys):
-    for argv, message in (
-        (["--reward_model_name", str(tmp_path)], "a folder with none of"),
-        (["--resume_from_checkpoint", "true"], "RUN_ID or `output_dir`"),
-    ):
-        with pytest.raises(SystemExit) as exit:
-            run_recipe("marlhf", TASK, ["--model_name", tiny_model, *argv], "marlhf")
-        assert exit.value.code == 2 and message in capsys.readouterr().err
 
 
 # Runs
@@ -267,48 +243,3 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
     assert [one["eval"]["reward"] for one in again] == [one["eval"]["reward"] for one in results]
     in_rounds(killed, tiny_model, *argv)
     assert "is complete" in capsys.readouterr().out
-
-
-def test_defaults_of_rounds():
-    run = RewardRun(read_settings("marlhf_iter", TASK, ["--model_name", "m"], "marlhf_iter"))
-    assert run.num_rounds == 6 and run.prepared.training_args.num_iterations == 1
-    assert run.prepared.training_args.num_train_epochs == 2 == run.reward_args.num_train_epochs
-    assert run.preferences.preference_num_candidates == 20 and run.preferences.comparator_policy == "current"
-
-
-# Real problems
-
-REAL = (
-    "--preference_num_candidates 3 --preference_pairs_per_sample 2 --max_completion_length 6 --max_steps 1 "
-    "--disable_tqdm "
-)
-REAL += "--eval_strategy no --report_to none --save_strategy no"
-
-
-@pytest.mark.parametrize("config", ["madpo_he", "marlhf_iter_che"])
-def test_recipes_run_on_real_problems(config, tiny_model, shared_data, tmp_path, monkeypatch):
-    """
-    A tiny random model writes no code, so all its answers earn nothing. A small number that depends on the text makes
-    pairs.
-    """
-    score = CodeGenerationEnvironment.score
-
-    def with_differences(self, items, joint_actions, histories):
-        outcomes = score(self, items, joint_actions, histories)
-        for outcome, action in zip(outcomes, joint_actions, strict=True):
-            assert outcome.reward == 0.0
-            outcome.reward += zlib.crc32(str(action).encode()) / 2**40
-        return outcomes
-
-    monkeypatch.setattr(CodeGenerationEnvironment, "score", with_differences)
-    name, _, family = config.rpartition("_")
-    data = shared_data / {"he": "humaneval.jsonl", "che": "coophumaneval.jsonl"}[family]
-    overrides = [f"agent_model.name={tiny_model}", f"dataset.name={data}", "dataset.size=4", "dataset.eval_size=1"]
-    overrides += [f"{name}.eval_interval=null"] if name.startswith("marlhf") else []
-    argv = ["--config", config, *REAL.split(), "--output_dir", str(tmp_path / "run")]
-    argv += ["--num_iterations", "2", "--preference_replay_sample_size", "4"] if "iter" in name else []
-    argv += "--reward_max_length 128 --num_generations 2 --beta 0".split() if name.startswith("marlhf") else []
-    script(name, *argv, "--override", *overrides)
-    rows = load_from_disk(next((tmp_path / "run").rglob("dataset_info.json")).parent)
-    assert len(set(rows["item_id"])) > 1 and "def " in rows[0]["main_prompt"]
-    assert (tmp_path / "run" / "team.json").is_file()

@@ -11,13 +11,10 @@ import yaml
 from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import AgentTeam, IACTrainer, cli
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
-from trl_multiagent.jobs.distributed import OtherProcessError
 from trl_multiagent.runs.prepared import parse_recipe
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.settings.read import ConfigError
 
 from endpoint_server import Reply, endpoint_server
 
@@ -83,15 +80,6 @@ def plan(capsys, *argv) -> str:
     return capsys.readouterr().out
 
 
-def error_of(capsys, *argv) -> str:
-    """The line with which `trl-multiagent train` ends before it starts a process."""
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["train", "magrpo", *argv])
-    assert exit_info.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 @pytest.mark.parametrize("place", ["flag", "override", "file"])
 def test_a_task_is_named_in_three_places(module, capsys, place):
     name = f"{module}:TASK"
@@ -122,33 +110,24 @@ def test_the_task_is_saved_with_the_settings(module):
 )
 def test_wrong_tasks_are_one_line(module, tmp_path, capsys, task, parts):
     (tmp_path / "broken.py").write_text("1 / 0")
-    message = error_of(capsys, "--model_name", "m", "--override", f"task={task.format(module=module)}")
-    assert all(part in message for part in parts), message
+    with pytest.raises(SystemExit) as exit_info:  # before a process is launched
+        cli.main(["train", "magrpo", "--model_name", "m", "--override", f"task={task.format(module=module)}"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit_info.value.code == 2 and all(part in line for part in parts), line
 
 
 @pytest.mark.parametrize(
-    ("argv", "function", "error"),
-    [
-        (["magrpo", "--dry_run"], "make_environment", RuntimeError),
-        (["madpo", "--dry_run"], "load_datasets", RuntimeError),
-        (["reward_model", "--preference_dataset", "x"], "make_environment", TaskError),
-    ],
+    ("algorithm", "function", "error"),
+    [("magrpo", "make_environment", RuntimeError), ("madpo", "load_datasets", TaskError)],
 )
-def test_a_bug_in_a_task_keeps_its_traceback(module, argv, function, error):
+def test_a_bug_in_a_task_keeps_its_traceback(module, algorithm, function, error):
     with Path(f"{module}.py").open("a") as file:
         file.write("\nimport dataclasses\nfrom trl_multiagent.environments.task_errors import TaskError\n")
         file.write(f"def broken(settings):\n    raise {error.__name__}('a bug')\n")
         file.write(f"BROKEN = dataclasses.replace(TASK, {function}=broken)\n")
     with pytest.raises(error, match="a bug") as raised:
-        cli.main(["run", *argv, "--task", f"{module}:BROKEN", "--model_name", "org/model"])
+        cli.main(["run", algorithm, "--dry_run", "--task", f"{module}:BROKEN", "--model_name", "org/model"])
     assert raised.traceback[-1].path.name == f"{module}.py"
-
-
-def test_another_process_failed(capsys):
-    with pytest.raises(SystemExit) as exit_info, end_with_one_line("train"):
-        raise OtherProcessError("Process 1 on host failed: KeyError: 'x'\nSee the traceback of that process.")
-    expected = "train: error: Process 1 on host failed: KeyError: 'x' See the traceback of that process.\n"
-    assert exit_info.value.code == 1 and capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize("function", ["make_environment", "short"])
@@ -167,25 +146,6 @@ def test_a_library_that_is_missing_is_one_line(module, config, capsys, function)
         cli.main(["run", "magrpo", *argv, *SMALL])
     line = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2 and "error: " in line and "No module named 'nowhere_at_all'" in line
-
-
-@pytest.mark.parametrize(
-    ("error", "is_one_line"),
-    [
-        (ConfigError("wrong"), True),
-        (ValueError("wrong"), True),
-        (UnavailableError("wrong"), True),
-        (TaskError("wrong"), False),
-        (RuntimeError("wrong"), False),
-    ],
-)
-def test_wrong_input_ends_with_one_line_and_a_bug_with_its_traceback(capsys, error, is_one_line):
-    with pytest.raises(SystemExit if is_one_line else type(error)) as raised, end_on_wrong_input("train"):
-        raise error
-    if is_one_line:
-        assert raised.value.code == 2 and capsys.readouterr().err == "train: error: wrong\n"
-    else:
-        assert raised.value is error
 
 
 def test_a_script_has_its_task_already(module, capsys):
@@ -221,30 +181,6 @@ def test_forms_of_the_functions(config, module, capsys):
     assert recipe.num_agents == 2 and environment.reward_weights == [2]
     assert environment.prompts({"topic": "rain"}, [])["poet"][1]["content"] == "On rain."
     assert "poet: " in plan(capsys, "--config", path, "--model_name", "org/model")
-
-
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({"reward_funcs": ["{module}.shrt"]}, ["`functions.reward_funcs`", "has no 'shrt'"]),
-        ({"reward_funcs": ["short"]}, ["`functions.reward_funcs` names 'short'", "package.module:name"]),
-        ({"reward_funcs": None}, ["`functions.reward_funcs` is missing"]),
-        ({"reward_weights": [1]}, ["`reward_weights` has 1 entries for 2 reward functions"]),
-        ({"prompts": None}, ["`functions.prompts` is missing"]),
-        ({"prompts": {"a b": "x"}}, ["'a b' must be a Python identifier"]),
-        ({"prompts": {"a": [{"role": "user"}]}}, ["`functions.prompts.a`", "messages"]),
-        ({"dataset": {"name": "nowhere.jsonl"}}, ["`dataset.name` is 'nowhere.jsonl'", "no such file"]),
-        (
-            {"dataset": {"name": __file__}},
-            [f"`dataset.name` is {__file__}; give a Hub id or a path of a .jsonl"],
-        ),
-        ({"external": {"mode": "plain"}}, ["`external` is not a known setting"]),
-        ({"magrpo": {"frozen_agents": 3}}, ["`magrpo.frozen_agents`"]),
-    ],
-)
-def test_wrong_functions_are_one_line(config, module, capsys, changes, parts):
-    message = error_of(capsys, "--config", config(changes))
-    assert all(part.replace("{module}", module) in message for part in parts), message
 
 
 GAME = """
@@ -315,7 +251,6 @@ WRONG_SEATS = [
     ({"b": {"population": "self"}}, "`seats.b.agent` is 'b', but this run trains a."),
     ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
     ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
-    ({"b": {"team": 3}}, "`seats.b.team` is 3"),
     ({"b": {"team": "."}}, "`seats.b` is '.', a folder with none of config.json"),
     ({"b": {"population": ["org/model", "my model"]}}, "`seats.b`: 'my model' is not a valid name of a repository"),
     ({"b": {"population": ["/nowhere/team"]}}, "`seats.b` is '/nowhere/team', but there is no such folder."),
@@ -327,34 +262,40 @@ WRONG_SEATS = [
 ]
 WRONG = [
     ({"prompts": {"poet": "{subject}"}}, "The prompt of `poet` needs the column 'subject'; items have topic."),
-    ({"prompts": {"poet": [{"role": "user", "content": "{subject}"}]}},
-     "The prompt of `poet` needs the column 'subject'"),
     ({"prompts": {"poet": "A brace { alone"}}, "The prompt template of `poet` cannot be filled"),
     ({**IN_ORDER, "prompts": {"a": "Show {topic}:", "b": "{c}"}}, "A prompt needs the column 'c'; "),
     ({**IN_ORDER, "magrpo": {"num_turns": 2, "stop_strings": {"c": ["."]}}},
      "`magrpo.stop_strings` names 'c', which is not a role of the task: a, b."),
     ({"magrpo": {"num_agents": 2}}, "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge."),
     *(({**PLAYERS, "seats": seat}, message) for seat, message in WRONG_SEATS),
+    ({"reward_funcs": ["{module}.shrt"]}, "has no 'shrt'"),
+    ({"reward_funcs": ["short"]}, "`functions.reward_funcs` names 'short'; it must have the form package.module:name"),
+    ({"reward_funcs": None}, "`functions.reward_funcs` is missing"),
+    ({"reward_funcs": ["json.__doc__"]}, "`functions.reward_funcs` names 'json.__doc__'"),
+    ({"reward_funcs": ["os.getcwd"]}, "The reward function `getcwd` takes no arguments"),
+    ({"reward_weights": [1]}, "`reward_weights` has 1 entries for 2 reward functions"),
+    ({"prompts": None}, "`functions.prompts` is missing"),
+    ({"prompts": {"a b": "x"}}, "'a b' must be a Python identifier"),
+    ({"prompts": {"a": [{"role": "user"}]}}, "`functions.prompts.a`"),
+    ({"dataset": {"name": "nowhere.jsonl"}}, "`dataset.name` is 'nowhere.jsonl'"),
+    ({"dataset": {"name": __file__}}, f"`dataset.name` is {__file__}; give a Hub id or a path of a .jsonl"),
+    ({"dataset": {"name": "mixed.jsonl"}}, "mixed.jsonl cannot be read as a table, in which a field has one type"),
+    ({"dataset": {"name": "null.jsonl"}}, "row 2: field `topic` is missing or null"),
+    ({"external": {"mode": "plain"}}, "`external` is not a known setting"),
+    ({"magrpo": {"frozen_agents": 3}}, "`magrpo.frozen_agents`"),
+    ({"magrpo": {"num_turns": 2}}, "no `transition`"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "message"), WRONG)
 def test_what_a_plan_refuses_is_one_line(config, module, capsys, changes, message):
     Path(f"{module}.py").write_text(REWARDS + GAME)
+    Path("mixed.jsonl").write_text('{"topic": "a"}\n{"topic": [1]}')
+    Path("null.jsonl").write_text('{"topic": "a"}\n{"topic": null}')
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["run", "magrpo", "--config", config(changes), "--dry_run"])
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "note:" not in line]
     assert exit_info.value.code == 2 and message in line and "sk-1" not in line, line
-
-
-def test_a_seat_whose_team_cannot_be_loaded(config, module, capsys):
-    Path(f"{module}.py").write_text(GAME)
-    Path("empty").mkdir()
-    Path("empty", "config.json").write_text("{}")
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["run", "magrpo", "--config", config({**PLAYERS, "seats": {"b": {"team": "./empty"}}})])
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert exit_info.value.code == 2 and "error: `seats.b`: the team cannot be loaded from './empty'" in line
 
 
 # The task that `init` writes

@@ -27,16 +27,14 @@ RULES = """
 magrpo.learning_rate=1e999 finite number
 magrpo.discount=1.5 at most 1
 magrpo.reward_scale=0 other than 0
-magrpo.num_turns=60 4^1 + 4^2 + ... + 4^60
+magrpo.num_turns=60 more than 10000 joint actions
 magrpo.num_generations=1 at least 2
-magrpo.num_generations=99999999999999999999999999 integer of 87 bits
 magrpo.num_agents=3 num_agents
 magrpo.per_device_train_batch_size=3;magrpo.gradient_accumulation_steps=3 whole number of rollout trees
 magrpo.num_turns=2;magrpo.handoff=null;magrpo.turn_gradient_weights=[1,2] handoff
 seed=-1 at least 0
 magrpo.frozen_agents=[aux,main] nothing to train
 magrpo.agent_learning_rates={Main: 1e-5} not a role
-magrpo.joint_mode=diagonal 'align'
 magrpo.optim=galore_adamw galore
 magrpo.eval_strategy=steps eval_split
 magrpo.save_strategy=best eval_strategy
@@ -46,7 +44,6 @@ magrpo.entropy_coef=0.1 teams do not support
 magrpo.per_device_train_batch_size=0 greater than 0
 magrpo.fp16=true needs a GPU
 external.mode=telepathy 'level_feedback'
-external.memory_mode=short 'full'
 dataset.name=null `dataset.name` is missing
 dataset=[1] `dataset` is [1]; it must be a section
 prompt_files.aux=nowhere.txt no such file
@@ -78,7 +75,6 @@ grpo.num_turns=1 trains with `magrpo`
 output.base_dir=${nowhere.at_all} nowhere
 output.base_dir=??? Missing mandatory value
 reward_funcs=[a.b] `functions` is not a known setting
-magrpo=[1] section
 magrpo.use_separate_critic=true is not a known setting
 magrpo.items_per_device=2;magrpo.rollout_buffer_size=2 give one
 magrpo.eval_interval=4;magrpo.eval_steps=4 eval_interval
@@ -94,9 +90,9 @@ magrpo.optim=muonn 'adamw_torch'
 agent_model.name=model.gguf neither a folder nor a GGUF file
 agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair a team has the losses sigmoid
-madpo_iter madpo=3 must be a section
 marlhf marlhf.reward_training={learning_rate: -1} reward_training
 marlhf marlhf.reward_training={output_dir: elsewhere} cannot be set
+marlhf marlhf.reward_model_name=. a folder with none of
 marlhf marlhf.rl_algorithm=maac;marlhf.critic_models=[demo,demo] has 2 models
 reward_model reward_model.answer_template=Answer {text}
 reward_model reward_model.chat_template_path=chat.jinja teams do not support
@@ -228,31 +224,15 @@ def test_whatever_a_file_says(folder, tiny_model, capsys, algorithm, sections, n
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "overrides", "expected"),
-    [
-        ("madpo", ["madpo.advantage_mode=mean"], "madpo.advantage_mode"),
-        ("magrpo", ["output.save_final_model=false", "magrpo.push_to_hub=true"], "`output.save_final_model: false`"),
-    ],
-)
-def test_a_setting_without_effect_is_noted(folder, capsys, algorithm, overrides, expected):
-    run_recipe(algorithm, TASK, ["--config", "config.yaml", "--override", *overrides, "--dry_run"], prog="train")
-    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train: note: ")]
-    assert any(expected in note for note in notes), notes
-
-
-@pytest.mark.parametrize(
     ("content", "expected"),
     [
         (b"agent_model: {name: \xe9}", "utf-8"),
         (b"- a\n- b", "must hold sections"),
         (b"a: [", "not valid YAML"),
-        (b"magrpo: [1, 2]", "`magrpo` is [1, 2]; it must be a section"),
         (b"magrpo: {top_p: 1, top_p: 0.5}", "duplicate key top_p"),
         (b"magrpo: !!python/object:os.system {}", "not valid YAML"),
         (b"magrpo: {learning_rate: .nan}", "finite"),
-        (b"3", "not valid YAML"),
         (b"on: 3", "`True` is not a known setting"),
-        (b"null: {a: 1}", "not valid YAML"),
     ],
 )
 def test_a_wrong_file(folder, capsys, content, expected):
@@ -317,8 +297,7 @@ TEMPLATE = """{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0
 {{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}{{ m['content'] }}{% endfor %}"""
 
 
-@pytest.mark.parametrize("argv", [["--dry_run"], ["--max_steps", "1", "--save_strategy", "no"]])
-def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, capsys, argv):
+def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny_llama().save_pretrained("model")
     byte_tokenizer(chat_template=TEMPLATE).save_pretrained("model")
@@ -328,58 +307,7 @@ def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, ca
     config |= {"dataset": {"name": "rows.jsonl"}, "agent_model": {"name": "./model"}}
     Path("config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(SystemExit) as exit_info:
-        run_recipe("magrpo", FUNCTIONS, ["--config", "config.yaml", *argv], prog="train")
+        run_recipe("magrpo", FUNCTIONS, ["--config", "config.yaml", "--dry_run"], prog="train")
     line = capsys.readouterr().err.splitlines()[-1]
     assert exit_info.value.code == 2 and line.startswith("train: error: The chat template of agent 'critic' (")
     assert "refuses its prompt: Conversation roles must alternate" in line
-
-
-def test_one_exception_from_python():
-    from trl_multiagent import MAGRPOConfig
-
-    settings = {"agent_model": {"name": "demo"}, "dataset": {"name": "demo"}, "magrpo": {"top_p": 2}}
-    with pytest.raises(ConfigError, match=r"`magrpo.top_p` or .* is 2; it must be at most 1\."):
-        check_settings("magrpo", TASK, settings)
-    for arguments, message in {
-        ("top_p", 2): r"`top_p` is 2; it must be at most 1\.",
-        ("num_turns", "two"): r"`num_turns` is 'two'; it must be a valid integer\.",
-        ("num_turns", 1.5): r"`num_turns` is 1.5; it must be a valid integer\.",
-        ("num_turns", True): r"`num_turns` is True; it must be a valid integer\.",
-        ("entropy_coef", 0.3): r"`entropy_coef` is 0.3, which teams do not support: leave it out",
-    }.items():
-        name, value = arguments
-        with pytest.raises(ValueError, match=message):
-            MAGRPOConfig("out", **{name: value})
-    with pytest.raises(ValueError, match=r"`agent_learning_rates` is -1.0 for 'main'; it must be at least 0"):
-        MAGRPOConfig("out", agent_learning_rates={"main": -1.0})
-
-
-@pytest.mark.parametrize(
-    ("rows", "override", "expected"),
-    [
-        (
-            '{"topic": "a"}\n{"topic": [1]}',
-            "seed=1",
-            "rows.jsonl cannot be read as a table, in which a field has one type",
-        ),
-        ('{"topic": "a"}\n{"topic": null}', "seed=1", "row 2: field `topic` is missing or null"),
-        ('{"topic": "a"}', "magrpo.num_turns=2", "no `transition`"),
-        ('{"topic": "a"}', "reward_funcs=[json.__doc__]", "`functions.reward_funcs` names 'json.__doc__'"),
-        ('{"topic": "a"}', "reward_funcs=[os.getcwd]", "The reward function `getcwd` takes no arguments"),
-    ],
-)
-def test_a_wrong_task_of_functions(tmp_path, monkeypatch, capsys, rows, override, expected):
-    monkeypatch.chdir(tmp_path)
-    Path("rows.jsonl").write_text(rows)
-    config = {"prompts": {"poet": "Write {topic}"}, "reward_funcs": ["json.dumps"], "dataset": {"name": "rows.jsonl"}}
-    Path("config.yaml").write_text(yaml.safe_dump({**config, "agent_model": {"name": "org/model"}}))
-    with pytest.raises(SystemExit) as exit_info:
-        run_recipe("magrpo", FUNCTIONS, ["--config", "config.yaml", "--override", override, "--dry_run"], prog="train")
-    error = capsys.readouterr().err
-    assert exit_info.value.code == 2 and expected in error and error.count("\n") == 1
-
-
-def test_a_blank_name_beside_agents_is_accepted(folder, capsys):
-    overrides = ["agent_model.name=", "agents=[org/a,org/b]"]
-    run_recipe("magrpo", TASK, ["--config", "config.yaml", "--override", *overrides, "--dry_run"], prog="train")
-    assert "aux: org/a" in capsys.readouterr().out

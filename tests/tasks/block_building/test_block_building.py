@@ -69,7 +69,8 @@ def planned(environment, item):
         ("/setblock 0 0 0 glass", [], 1),  # the partner's
         ("/setblock 3 0 0 stone\n/setblock -1 0 0 stone\n/fill 0 0 0 0 0 1 stone", [], 3),  # outside
         ("/setblock ~1 0 0 stone\n/setblock 1.0 0 0 stone\n/setblock 0 0 stone\n/setblock 0 0 0 stone x", [], 4),
-        ("/fill 0 0 0 99999999999999999999 1 0 stone", [], 1),
+        ("/fill 0 0 0 " + "9" * 5000 + " 1 0 stone", [], 0),
+        ("/fill 0 0 0 99999999999999999999 1 0 stone\n/setblock \x00 \u2028İ", [], 2),
         ("/setblock 0 0 0 stone" + " " * 300, [], 0),
         ("/setblock ٠ 0 0 stone\n/fillet 0 0 0", [], 2),
         ("I place stone at 0 0 0.\n/give stone", [], 0),
@@ -87,12 +88,7 @@ def test_the_number_of_commands_and_the_stock_are_limited():
     assert orders.kills and not orders.commands  # it counts as one
 
 
-def test_any_answer_can_be_read():
-    rng = random.Random(0)
-    parts = ["/setblock", "fill", " 0", " -7", " 1e9", "\n", "stone", "{}", "\x00", "\u2028", "İ", "/kill", "- "]
-    parts.append("9" * 5000)
-    for _ in range(300):
-        read_orders("".join(rng.choices(parts, k=rng.randrange(40))), TARGET, PALETTE, 9)
+def test_a_very_long_answer_can_be_read():
     text = ("/fill 0 0 0 2 1 0 stone\n" * 100_000) + " " * 10**6
     assert len(read_orders(text, TARGET, PALETTE, 150).commands) == 150
 
@@ -284,29 +280,23 @@ def test_a_build_can_be_drawn(tmp_path):
         assert imread(tmp_path / "build.png").std() > 0.01
 
 
-TRAINED = ("str_build_magrpo_config", "grpo_block_building_demo")
-
-
-@pytest.mark.parametrize("config", [x for x in CONFIGS if x.stem in TRAINED], ids=lambda path: path.stem)
-def test_recipes_train_offline(config, tiny_model, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_recipe_has_a_plan_and_two_train_offline(config, tiny_model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     algorithm = algorithm_of(config)
+    if config.stem not in ("str_build_magrpo_config", "grpo_block_building_demo"):
+        run_script("block_building", algorithm, "--config", config, "--dry_run")
+        out = capsys.readouterr().out
+        assert ("108 items of demo" if "demo" in config.stem else "8 items of") in out and "env steps" in out
+        return
+    turns = 1 if "demo" in config.stem else 2
     small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=4", f"{algorithm}.max_steps=1"]
     small += [f"{algorithm}.{x}" for x in ("items_per_device=1", "per_device_train_batch_size=4", "bf16=false")]
-    turns = 1 if "demo" in config.stem else 2
     small += [f"{algorithm}.num_turns={turns}", f"{algorithm}.output_dir={tmp_path / 'run'}"]
     run_script("block_building", algorithm, "--config", config, "--override", *small)
     out = capsys.readouterr().out
     assert "'turn_1/iou'" in out and ("'turn_2/iou'" in out) == (turns == 2)
     assert (tmp_path / "run" / "team.json").is_file()
-
-
-@pytest.mark.parametrize("config", [x for x in CONFIGS if x.stem not in TRAINED], ids=lambda path: path.stem)
-def test_recipes_have_a_plan(config, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run_script("block_building", algorithm_of(config), "--config", config, "--dry_run")
-    out = capsys.readouterr().out
-    assert ("108 items of demo" if "demo" in config.stem else "8 items of") in out and "env steps" in out
 
 
 # The keys of CoMLRL's files for both tasks
@@ -356,14 +346,10 @@ PEER_ALGORITHMS = {
     "advantage_normalization: true, ",
     "iac": f"{PEER_CRITIC}iac: {{parallel_training: auto, num_train_epochs: 150, critic_learning_rate: 5e-6, "
     "value_loss_coef: 0.6, value_clip_range: 0.05, use_separate_critic: true, ",
-    "maac": f"{PEER_CRITIC}maac: {{parallel_training: auto, critic_type: v, num_train_epochs: 150, "
-    "critic_learning_rate: 5e-6, value_loss_coef: 0.6, ",
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "algorithm"), [("str_build", "magrpo"), ("house_build", "iac"), ("house_build", "maac")]
-)
+@pytest.mark.parametrize(("name", "algorithm"), [("str_build", "magrpo"), ("house_build", "iac")])
 def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "peer.yaml").write_text(PEER + PEER_TASKS[name] + PEER_ALGORITHMS[algorithm] + PEER_COMMON + "}\n")

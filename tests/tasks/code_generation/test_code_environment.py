@@ -27,7 +27,6 @@ AUX = "def aux(x):\n    secret_of_aux = x\n    return secret_of_aux\n"
 MAIN = "def solve(xs, key=0, *rest):\n    secret_of_main = aux(xs)\n    return secret_of_main[0]\n"
 PASSED = Check("passed", "assert candidate([1]) == 1")
 FAILED = Check("failed", "assert candidate([2]) == 2")
-RAISED = Check("error", "assert candidate([3]) == 3", "ZeroDivisionError: division by zero")
 LOADED = Check("passed", "")
 
 
@@ -187,16 +186,6 @@ def test_feedback_depends_on_no_hidden_test(mode, sandbox_slice, hidden_tests):
         assert texts[0] == texts[1] == texts[2] == texts[3]
     for k in range(len(shown), 4):
         assert not any(f"[{k}]" in prompt for prompt in texts[1].values())
-    # The slice selects among the others
-    count = re.search(r"Tests: \d/(\d)", texts[0]["main"])
-    if mode == "level_feedback" and shown:
-        selected = list(range(len(shown)))
-        n = 0 if sandbox_slice in (None, "all") else sandbox_slice
-        assert int(count[1]) == len(selected[n:] if n < 0 else selected[: n or None])
-    if mode in ("level_passed", "level_feedback") and not shown:
-        assert "- Tests: none shown\n" in texts[0]["main"]
-    if mode == "passed" and not shown:
-        assert texts[0]["main"].startswith("Not all levels passed")
 
 
 def test_settings_that_are_compared_when_a_run_resumes():
@@ -277,22 +266,16 @@ def test_the_texts_of_templates_are_saved(tmp_path, text):
     ("name", "value", "message"),
     [
         ("aux", "nowhere/aux.txt", "`prompt_files.aux` is 'nowhere/aux.txt', but there is no such file"),
-        ("aux", "{latin}", "cannot be read as UTF-8 text"),
-        ("aux", "{empty}", "is empty"),
         ("aux", "{{problem}}", "has the field {problem}, which is not known. Fields are {prompt}, {entry_point},"),
         ("main", "{{prompt", "is not a template"),
         ("aux", "no_such_module:f", "importing no_such_module"),
         ("aux", "{module}:own_feedback", "must be a function of item"),
         ("aux", "{module}:slow_aux", "which is `async`"),
-        ("feedback", "{module}:own_aux", "must be a function of item, feedback, history"),
     ],
 )
-def test_wrong_prompt_files_are_named(tmp_path, name, value, message):
-    (tmp_path / "latin").write_bytes("é {prompt}".encode("latin-1"))
-    (tmp_path / "empty").write_text(" \n")
-    value = value.format(latin=tmp_path / "latin", empty=tmp_path / "empty", module=__name__)
+def test_wrong_prompt_files_are_named(name, value, message):
     with pytest.raises(ValueError) as error:
-        CodePrompts(**{name: value})
+        CodePrompts(**{name: value.format(module=__name__)})
     assert message in str(error.value) and f"`prompt_files.{name}`" in str(error.value)
 
 

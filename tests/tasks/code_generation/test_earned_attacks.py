@@ -42,7 +42,6 @@ MEMORY = {
         (ONE, alone("if aux(xs) != 1:", "    BAD.append(1)", "if BAD:", "    return None", before="BAD = []\n")),
 }  # fmt: skip
 SQUARES = "sum(x * x for x in xs if x % 2 == 0)"
-BOX = "class B:\n    pass\ndef aux(x):\n    b = B()\n    b.v = x\n    return b\n"
 # Arguments that come back in something other than data
 ARRANGED = {
     "returns the argument in a function": ("def aux(xs):\n    return lambda: xs\n", alone("xs = aux(xs)()")),
@@ -236,13 +235,6 @@ def test_a_task_whose_answer_is_a_state_shows_nothing_about_aux(sandbox):
 def test_honest_pairs_are_paid_in_full_by_both_kinds(sandbox, kind):
     rewards = dict(zip(HONEST, score(sandbox, *HONEST.values(), kind=kind), strict=True))
     assert rewards == pytest.approx(dict.fromkeys(HONEST, 4.0))
-
-
-def test_a_pair_that_fails_by_chance_often_earns_less_than_one_agent_on_average(sandbox):
-    chance = ("if aux(xs) != 1 or random.SystemRandom().random() < 0.25:", "    return None")
-    mains = [alone(f"number = {k}", *chance, before="import random\n") for k in range(40)]  # equal programs run once
-    rewards = score(sandbox, *((ONE, main) for main in mains), item=LONG)
-    assert sum(rewards) / len(rewards) < SOLO
 
 
 def test_an_exception_in_a_later_iteration_of_a_check_is_evidence(sandbox):

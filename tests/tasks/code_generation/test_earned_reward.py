@@ -73,32 +73,6 @@ def test_everything_about_collaboration_is_scaled_by_the_share_of_the_tests(sand
     assert outcome.reward == pytest.approx(0.6 + 0.5 + (1.0 + 0.4 + 0.5 + 1.0) * 2 / 3)
 
 
-PRIMES = {
-    "task_id": "t/primes",
-    "prompt": 'def f(xs):\n    """Whether one of the numbers is prime."""\n',
-    "entry_point": "f",
-    "test": "def check(candidate):\n"
-    + "".join(
-        f"    assert candidate({xs}) is {any(x in (2, 3, 5, 7) for x in xs)}\n"
-        for xs in ([4, 5], [6, 8], [], [7, 9], [9, 2], [1], [8, 3, 4])
-    ),
-    "canonical_solution": "    return any(n > 1 and all(n % d for d in range(2, n)) for n in xs)\n",
-}
-
-
-@pytest.mark.parametrize(
-    "main",
-    [
-        "def f(xs):\n    return any(aux(x) for x in xs)",
-        "def f(xs):\n    return aux(xs[0]) or f(xs[1:]) if xs else False",
-    ],
-)
-def test_a_main_that_stops_at_an_answer_of_aux_does_a_part_of_the_work(sandbox, main):
-    aux = "def aux(n):\n    return n > 1 and all(n % d for d in range(2, n))"
-    (outcome,) = score(sandbox, (aux, main), item=PRIMES)
-    assert outcome.reward == pytest.approx(4.0)
-
-
 def test_no_experiment_is_made_with_a_helper_that_is_called_very_often(sandbox):
     often = SUM_OF_SQUARES.replace("return", "for _ in range(2500):\n        aux(xs)\n    return")
     for main, earned, paper in ((often, 2.1, 4.0), (often.replace("2500", "15"), 4.0, 4.0)):
@@ -169,11 +143,6 @@ def test_an_entry_point_may_have_any_name(sandbox, name):
     )
     found = facts(sandbox, item)
     assert (found.trivial, found.reference) == (1, 2)
-
-
-def test_what_trivial_answers_pass_on_a_benchmark(sandbox, shared_data):
-    items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[77:107]").to_list()[::4]
-    assert [facts(sandbox, item).trivial for item in items] == [7, 2, 2, 5, 3, 6, 3, 4]
 
 
 def test_an_item_that_tells_nothing_is_named(sandbox, caplog):

@@ -7,13 +7,12 @@ import pytest
 
 from trl_multiagent.code.sandbox import Check, Verdict
 from trl_multiagent.environments.base import Outcome, Turn
-from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 from trl_multiagent.tasks.code_generation.data import External
 from trl_multiagent.tasks.code_generation.expert import MAX_EDITS, Expert, expert_question, parse_edits
 from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
 
-from endpoint_server import Reply, endpoint_server
+from endpoint_server import endpoint_server
 
 
 ITEM = {
@@ -102,21 +101,6 @@ def test_a_turn_is_asked_at_once_and_each_agent_gets_its_own_part(tmp_path):
     assert {name: metrics[f"expert/{name}"] for name in expected} == expected
     again = environment.metrics()
     assert (again["expert/requests"], again["expert/cached"], again["expert/total_tokens"]) == (0, 6, 90)
-
-
-def test_without_an_answer_the_run_ends_or_the_prompt_is_plain(tmp_path):
-    def answer(request, number):
-        return Reply("no", status=500) if "fails" in str(request) else '{"aux": "a", "main": "m"}'
-
-    items, histories = [ITEM] * 2, [[turn()], [turn("def aux(x):\n    return fails\n")]]
-    with endpoint_server(answer) as server:
-        with pytest.raises(UnavailableError, match=r"no edits for 1 of 2 answers: m at .* status 500: no. Solve this"):
-            make_environment(tmp_path, **at(server)).next_prompts(items, histories)
-        environment = make_environment(tmp_path, **at(server, expert_on_failure="plain"))
-        good, bad = environment.next_prompts(items, histories)
-        metrics = environment.metrics()
-    assert "proposes for `aux`:\na\n" in good["aux"] and bad == plain()
-    assert (metrics["expert/failures"], metrics["expert/missing_parts"], metrics["expert/cached"]) == (1, 0, 1)
 
 
 def test_the_temperature_is_the_peers_except_for_claude():
